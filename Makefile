@@ -1,0 +1,110 @@
+# Everything a developer or a CI machine types. Needs Python >= 3.11 and GNU make; the rest lands in .venv on first use.
+
+PYTHON ?= python3
+VENV   ?= .venv
+
+SERVERS     ?= 2
+WORKERS     ?= 4
+PORT        ?= 5570
+ADDRESS     ?= tcp://127.0.0.1:$(PORT)
+COORDINATOR ?= $(ADDRESS)
+
+ifeq ($(strip $(VENV)),)
+# `make VENV= ...`: no virtualenv, use $(PYTHON) as it is; what is installed there is the caller's business.
+PY        := $(PYTHON)
+ZMQPS     := zmqps
+INSTALLED :=
+else
+PY        := $(VENV)/bin/python
+ZMQPS     := $(VENV)/bin/zmqps
+INSTALLED := $(VENV)/.installed
+endif
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install check format test test-slow test-gpu bench demo up down status logs coordinator server worker clean
+
+##@ Development
+
+help: ## show this list
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@ /              { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## /     { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@printf '\nVariables: PYTHON=%s VENV=%s SERVERS=%s WORKERS=%s PORT=%s COORDINATOR=%s\n' \
+	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
+
+install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
+
+check: $(INSTALLED) ## format, lint, types, architecture rules, links in the docs
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_architecture.py
+
+format: $(INSTALLED) ## rewrite the files the way `make check` wants them
+	$(PY) -m ruff check --fix --exit-zero .
+	$(PY) -m ruff format .
+
+test: $(INSTALLED) ## the default test suite
+	$(PY) -m pytest
+
+test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
+	$(PY) -m pytest -m slow --timeout 900
+
+test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
+	$(PY) -m pytest -m gpu
+
+bench: $(INSTALLED) ## one training step of ResNet-50's parameters over loopback, beside plain sockets
+	$(PY) -m bench push_pull --model resnet50 --servers 1 --workers 1 --transport tcp
+
+demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4
+	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS)
+
+##@ A cluster on this machine
+
+up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2 PORT=5570
+	$(ZMQPS) up --detach --servers $(SERVERS) --port $(PORT)
+
+down: $(INSTALLED) ## end what `make up` started
+	$(ZMQPS) down
+
+status: $(INSTALLED) ## nodes, placement, traffic, staleness
+	$(ZMQPS) status
+
+logs: $(INSTALLED) ## what the nodes have said
+	$(ZMQPS) logs
+
+##@ One node, in the foreground
+
+coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://127.0.0.1:5570
+	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS)
+
+server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://127.0.0.1:5570
+	$(ZMQPS) server --coordinator $(COORDINATOR)
+
+worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py COORDINATOR=tcp://...
+	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }
+	$(PY) $(SCRIPT) --coordinator $(COORDINATOR)
+
+##@ Housekeeping
+
+clean: ## remove .venv, builds and caches; runs/ stays
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+ifneq ($(INSTALLED),)
+# The stamp is written last, so an interrupted installation is taken up again by the next target.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v '$(PYTHON)' >/dev/null 2>&1 || \
+	  { echo 'No $(PYTHON) here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "zmqps needs Python 3.11 or newer, and $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % sys.version_info[:2])'
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo '$(PYTHON) comes without venv. Install it (Debian, Ubuntu: apt install python3-venv),' \
+	         'or use an environment of your own: make VENV= ...' >&2; exit 1; }
+	@echo 'Installing zmqps and its tools into $(VENV); the first time this takes a minute or two.'
+	@test -x '$(VENV)/bin/pip' || '$(PYTHON)' -m venv '$(VENV)'
+	$(PY) -m pip install --quiet --editable '.[dev,demo]' --constraint constraints.txt
+	@touch $@
+endif

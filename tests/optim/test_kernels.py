@@ -1,0 +1,270 @@
+"""What holds for every kernel, whatever it computes: sizes, slices, aliasing, dtypes, and that backends agree."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.optim.specs import SPECS, rule_of
+from zmqps import optim
+from zmqps.errors import OptimizerError
+from zmqps.optim import Rule, all_finite, kernels, make_kernel, warm_up
+
+BACKENDS = ["numpy", "numba"]
+DTYPES = ["float32", "float64"]
+BLOCK = {dtype: kernels.BLOCK_NBYTES // np.dtype(dtype).itemsize for dtype in DTYPES}
+
+
+class State:
+    """Values, gradient and slots, the same for the same seed."""
+
+    def __init__(self, rule: Rule, size: int, dtype: str, seed: int = 1) -> None:
+        rng = np.random.default_rng(seed)
+        self.w = rng.standard_normal(size).astype(dtype)
+        self.g = rng.standard_normal(size).astype(dtype)
+        self.g.flags.writeable = False
+        self.slots = tuple(np.full(size, fill, dtype) for fill in rule.slot_fill)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and all(
+            np.array_equal(a, b) for a, b in zip((self.w, *self.slots), (other.w, *other.slots), strict=True)
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SPECS)
+def test_backends_agree_bit_for_bit_and_keep_the_dtype(case: str, dtype: str) -> None:
+    rule = rule_of(SPECS[case])
+    for size in (0, 1, 2, 997, BLOCK[dtype] - 1, BLOCK[dtype], BLOCK[dtype] + 1):
+        reference, compiled = (State(rule, size, dtype) for _ in BACKENDS)
+        for step in (1, 2, 3):
+            make_kernel(rule, "numpy")(reference.w, reference.g, reference.w, reference.slots, step)
+            make_kernel(rule, "numba")(compiled.w, compiled.g, compiled.w, compiled.slots, step)
+        assert reference == compiled, f"{size} elements"
+        assert {a.dtype for a in (reference.w, *reference.slots)} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SPECS)
+def test_updating_in_two_pieces_is_updating_whole(case: str, dtype: str, backend: str) -> None:
+    rule = rule_of(SPECS[case])
+    size = BLOCK[dtype] + 101
+    whole, pieces = State(rule, size, dtype), State(rule, size, dtype)
+    kernel = make_kernel(rule, backend)
+    for step in (1, 2):
+        kernel(whole.w, whole.g, whole.w, whole.slots, step)
+        for part in (slice(0, 333), slice(333, size)):
+            kernel(pieces.w[part], pieces.g[part], pieces.w[part], tuple(s[part] for s in pieces.slots), step)
+    assert whole == pieces
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SPECS)
+def test_updating_into_another_array_is_updating_in_place(case: str, dtype: str, backend: str) -> None:
+    rule = rule_of(SPECS[case])
+    size = BLOCK[dtype] + 101
+    inside, outside = State(rule, size, dtype), State(rule, size, dtype)
+    kernel = make_kernel(rule, backend)
+    for step in (1, 2):
+        kernel(inside.w, inside.g, inside.w, inside.slots, step)
+        before, spare = outside.w.copy(), np.full(size, np.nan, dtype)
+        outside.w.flags.writeable = False
+        kernel(outside.w, outside.g, spare, outside.slots, step)
+        assert np.array_equal(outside.w, before)
+        outside.w = spare
+    assert inside == outside
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gradient_may_be_unaligned(dtype: str, backend: str) -> None:
+    rule = rule_of(SPECS["adam"])
+    aligned, unaligned = State(rule, 100, dtype), State(rule, 100, dtype)
+    unaligned.g = np.frombuffer(b"x" + aligned.g.tobytes(), dtype, offset=1)
+    assert not unaligned.g.flags.aligned
+    for state in (aligned, unaligned):
+        make_kernel(rule, backend)(state.w, state.g, state.w, state.slots, 1)
+    assert aligned == unaligned
+    assert all_finite(unaligned.g, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_frozen_rule_copies_the_values_and_leaves_the_slots(backend: str) -> None:
+    (rule,), _ = optim.adam(groups=[optim.group("*", frozen=True)]).rules(["w"])
+    state = State(rule, 10, "float32")
+    out = np.zeros_like(state.w)
+    make_kernel(rule, backend)(state.w, state.g, out, state.slots, 1)
+    assert np.array_equal(out, state.w)
+    assert not any(slot.any() for slot in state.slots)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_schedule_is_asked_for_the_number_of_updates_before(backend: str) -> None:
+    kernel = make_kernel(rule_of(optim.sgd(optim.step_decay(1.0, every=1, factor=0.5))), backend)
+    w, g = np.zeros(3), np.ones(3)
+    kernel(w, g, w, (), 1)
+    assert w.tolist() == [-1.0] * 3
+    kernel(w, g, w, (), 2)
+    assert w.tolist() == [-1.5] * 3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_infinities_pass_through_without_a_warning(backend: str) -> None:
+    rule = rule_of(SPECS["adam"])
+    state = State(rule, 4, "float32")
+    state.g = np.array([np.nan, np.inf, -np.inf, 3e38], np.float32)
+    make_kernel(rule, backend)(state.w, state.g, state.w, state.slots, 1)
+    assert np.isnan(state.w[:3]).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_variance_that_rounds_below_zero_does_not_give_nan(backend: str) -> None:
+    rule = rule_of(optim.rmsprop(centered=True, decay=0.5))
+    state = State(rule, 1000, "float32")
+    for step in range(1, 60):  # of a constant gradient the variance converges to zero
+        make_kernel(rule, backend)(state.w, state.g, state.w, state.slots, step)
+    assert np.isfinite(state.w).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", [0, 500, -1])
+def test_one_nan_or_infinity_is_found(backend: str, dtype: str, bad: float, where: int) -> None:
+    g = np.ones(BLOCK[dtype] + 7, dtype)
+    g[1:7] = [
+        0.0,
+        -0.0,
+        np.finfo(dtype).max,
+        np.finfo(dtype).min,
+        np.finfo(dtype).tiny,
+        np.finfo(dtype).smallest_subnormal,
+    ]
+    assert all_finite(g, backend)
+    g[where] = bad
+    g.flags.writeable = False
+    assert not all_finite(g, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_at_all_is_finite(backend: str, dtype: str) -> None:
+    assert all_finite(np.empty(0, dtype), backend)
+
+
+def test_the_cupy_way_runs_in_the_namespace_it_is_given() -> None:
+    rule = rule_of(SPECS["adam with options"])
+    reference, other = State(rule, 100, "float32"), State(rule, 100, "float32")
+    make_kernel(rule, "numpy")(reference.w, reference.g, reference.w, reference.slots, 1)
+    make_kernel(rule, "cupy", xp=np)(other.w, other.g, other.w, other.slots, 1)
+    assert reference == other
+    assert all_finite(other.g, "cupy", xp=np)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(OptimizerError, match="choose numpy, numba or cupy"):
+        make_kernel(rule_of(SPECS["sgd"]), "torch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hoarder(Rule):
+    name = "hoarder"
+    slots = ("a", "b", "c", "d")
+
+    def scalars(self, step):
+        return ()
+
+    def equation(self, xp):
+        return lambda w, g, a, b, c, d: (w, a, b, c, d)
+
+
+def test_a_rule_with_too_many_slots_is_refused() -> None:
+    with pytest.raises(OptimizerError, match="4 slots; at most 3"):
+        make_kernel(Hoarder(learning_rate=0.1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shouting(Rule):
+    name = "shouting"
+
+    def scalars(self, step):
+        return ()
+
+    def equation(self, xp):
+        return lambda w, g: (str.upper(w),)
+
+
+def test_an_equation_that_numba_cannot_compile_is_an_optimizer_error() -> None:
+    with pytest.raises(OptimizerError, match="numba cannot compile shouting"):
+        warm_up(Shouting(learning_rate=0.1), "float32", "numba")
+
+
+# --- compiled loops on disk ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Rule):
+    """An equation with a captured number, as somebody might write it."""
+
+    name = "step"
+    literal: float = 1.0
+
+    def scalars(self, step):
+        return (self.rate(step),)
+
+    def equation(self, xp):
+        literal = self.literal
+        return lambda w, g, rate: (w - rate * literal * xp.sign(g),)
+
+
+def test_equations_of_one_name_but_different_code_do_not_share_a_compiled_loop() -> None:
+    for literal in (1.0, 2.0):
+        w = np.zeros(1)
+        make_kernel(Step(learning_rate=0.5, literal=literal), "numba")(w, np.ones(1), w, (), 1)
+        assert w[0] == -0.5 * literal
+
+
+def test_rules_that_differ_in_numbers_only_share_a_compiled_loop() -> None:
+    first, second = (rule_of(optim.adam(rate, b1=rate, clip_value=rate)) for rate in (0.1, 0.2))
+    assert kernels._Equation(first) == kernels._Equation(second)
+    assert kernels._Equation(first) != kernels._Equation(rule_of(optim.adam()))
+
+
+def test_without_a_directory_for_compiled_loops_they_are_compiled_all_the_same(monkeypatch) -> None:
+    from numba.core import caching
+
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+    kernels._compiled.cache_clear()
+    w = np.zeros(1)
+    make_kernel(rule_of(optim.sgd(0.5)), "numba")(w, np.ones(1), w, (), 1)
+    assert w[0] == -0.5
+
+
+SECOND_PROCESS = """
+import sys
+from zmqps import optim
+assert "numba" not in sys.modules, "importing zmqps.optim must not import numba"
+from zmqps.optim import kernels
+(rule,), _ = optim.adam(clip_value=1.0).rules(["w"])
+optim.warm_up(rule, "float32", "numba")
+from numpy import dtype
+loop = kernels._compiled(kernels._Equation(rule), dtype("float32"), 2, 1, 7)
+print(sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_misses.values()))
+"""
+
+
+def test_a_second_process_loads_the_loop_and_does_not_compile(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    counts = [
+        subprocess.run(
+            [sys.executable, "-c", SECOND_PROCESS], capture_output=True, text=True, check=True
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert counts == [["0", "1"], ["1", "0"]]

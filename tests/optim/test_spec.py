@@ -1,0 +1,222 @@
+"""Specs as data: groups, the wire form, and that whatever a peer sends is a spec or an OptimizerError."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.optim.specs import SPECS
+from zmqps import optim
+from zmqps.errors import OptimizerError
+from zmqps.optim import OptimizerSpec, group
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+def test_the_first_matching_group_wins_and_equal_rules_are_one() -> None:
+    spec = optim.adamw(
+        0.1,
+        weight_decay=0.5,
+        groups=[
+            group("encoder.*.bias", learning_rate=0.2),
+            group("*.bias", weight_decay=0.0),
+            group("encoder.*", weight_decay=0.5),  # changes nothing
+            group("embedding", frozen=True),
+        ],
+    )
+    rules, indices = spec.rules(["head.w", "encoder.0.bias", "head.bias", "encoder.0.w", "embedding", "x.bias"])
+    assert indices == [0, 1, 2, 0, 3, 2]
+    assert [(r.learning_rate, r.weight_decay, r.frozen) for r in rules] == [
+        (0.1, 0.5, False),
+        (0.2, 0.5, False),
+        (0.1, 0.0, False),
+        (0.1, 0.5, True),
+    ]
+
+
+def test_all_rules_of_a_spec_have_the_same_slots() -> None:
+    for spec in SPECS.values():
+        rate = spec.learning_rate
+        groups = (group("a", learning_rate=0.5, weight_decay=0.7), group("b", frozen=True))
+        grouped = OptimizerSpec(spec.name, spec.hyper, rate, spec.clip_value, groups)
+        rules, indices = grouped.rules(["a", "b", "c"])
+        assert indices == [0, 1, 2]
+        assert len({(r.slots, r.slot_fill) for r in rules}) == 1
+
+
+def test_no_parameters_need_no_rules() -> None:
+    assert optim.sgd().rules([]) == ((), [])
+
+
+def test_patterns_see_the_whole_name_and_its_case() -> None:
+    _, indices = optim.sgd(groups=[group("a?[xy]", frozen=True)]).rules(["abx", "aBy", "Abx", "abxx", "abz"])
+    assert indices == [0, 0, 1, 1, 1]
+
+
+# --- what a script may not say ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: optim.adam(b1=1.0), "adam: b1 must be a finite number at least 0 and below 1, not 1.0"),
+        (lambda: optim.adam(-1e-3), "learning_rate must be a finite number at least 0"),
+        (lambda: optim.adam(math.inf), "learning_rate must be .* not inf"),
+        (lambda: optim.adam(eps="small"), "eps must be .* not 'small'"),
+        (lambda: optim.rmsprop(centered=1), "centered must be True or False, not 1"),
+        (lambda: optim.sgd(clip_value=0.0), "clip_value must be a finite number above 0"),
+        (lambda: optim.sgd(weight_decay=10**400), "weight_decay must be a finite number"),
+        (
+            lambda: optim.ftrl(optim.cosine_decay(0.1, decay_steps=5)),
+            "ftrl: learning_rate must be a finite number above 0",
+        ),
+        (lambda: optim.ftrl(groups=[group("*", learning_rate=0.0)]), "ftrl: learning_rate must be .* above 0"),
+        (lambda: optim.sgd(groups=[{"pattern": "*"}, 3]), "made by zmqps.optim.group, not 3"),
+        (lambda: optim.sgd(groups="*.bias"), "groups must be a sequence"),
+        (lambda: group(""), "group: pattern must be a string of 1 to 1024 characters"),
+        (lambda: group("*", weight_decay=-1.0), "group: weight_decay must be a finite number at least 0"),
+        (lambda: OptimizerSpec("adam", {"b1": 0.9}), "adam needs a value for b2, eps"),
+        (
+            lambda: OptimizerSpec("sgd", {"nesterov": True}),
+            "sgd has no option 'nesterov'; its options are weight_decay",
+        ),
+        (lambda: OptimizerSpec("sgd", {"learning_rate": 0.5}), "sgd has no option 'learning_rate'"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_would_be_right(make, text: str) -> None:
+    with pytest.raises(OptimizerError, match=text):
+        make()
+
+
+# --- the wire -----------------------------------------------------------------------------------
+
+SMALL = st.floats(0.0, 1e3, width=32)
+UNIT = st.floats(0.0, 1.0, exclude_min=True, exclude_max=True)
+COUNT = st.integers(1, 10**9)
+DECAYS = st.one_of(
+    st.builds(optim.constant, SMALL),
+    st.builds(optim.step_decay, SMALL, every=COUNT, factor=UNIT),
+    st.builds(optim.exponential_decay, SMALL, decay_rate=UNIT, transition_steps=COUNT),
+    st.builds(optim.cosine_decay, SMALL, decay_steps=COUNT, end_value=SMALL),
+)
+RATES = SMALL | DECAYS | st.builds(optim.linear_warmup, SMALL | DECAYS, warmup_steps=COUNT, init_value=SMALL)
+GROUPS = st.lists(
+    st.builds(
+        group,
+        st.text(min_size=1, max_size=20),
+        learning_rate=st.none() | RATES,
+        weight_decay=st.none() | SMALL,
+        frozen=st.booleans(),
+    ),
+    max_size=3,
+)
+CLIPS = st.none() | st.floats(1e-3, 1e3)
+COMMON = {"weight_decay": SMALL, "clip_value": CLIPS, "groups": GROUPS}
+VALID = st.one_of(
+    st.builds(optim.sgd, RATES, **COMMON),
+    st.builds(optim.momentum, RATES, momentum=UNIT, dampening=UNIT, **COMMON),
+    st.builds(optim.rmsprop, RATES, momentum=st.just(0.0) | UNIT, centered=st.booleans(), **COMMON),
+    st.builds(optim.adamw, RATES, b1=UNIT, b2=UNIT, eps=SMALL, **COMMON),
+)
+
+
+@given(VALID, st.lists(st.text(max_size=10), max_size=5))
+def test_a_spec_comes_back_from_the_wire_as_it_was(spec: OptimizerSpec, names: list[str]) -> None:
+    received = OptimizerSpec.from_wire(msgpack.unpackb(msgpack.packb(spec.to_wire())))
+    assert received == spec
+    assert received.to_wire() == spec.to_wire()
+    assert received.rules(names) == spec.rules(names)
+
+
+@pytest.mark.parametrize("case", SPECS)
+def test_every_optimizer_travels(case: str) -> None:
+    assert OptimizerSpec.from_wire(SPECS[case].to_wire()) == SPECS[case]
+
+
+def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    wire = optim.sgd().to_wire() | {"name": "sdg"}
+    with pytest.raises(OptimizerError, match=r"no optimizer named 'sdg'; known here are .*adam, .*sgd"):
+        OptimizerSpec.from_wire(wire)
+
+
+def test_an_unknown_schedule_is_refused_with_the_known_ones() -> None:
+    wire = optim.sgd().to_wire() | {"learning_rate": {"schedule": "cosine", "init_value": 1.0}}
+    with pytest.raises(OptimizerError, match=r"no schedule 'cosine'; there are constant, .*cosine_decay"):
+        OptimizerSpec.from_wire(wire)
+
+
+def test_nested_warm_ups_are_refused_before_they_can_exhaust_the_stack() -> None:
+    rate: object = 0.1
+    for _ in range(100_000):
+        rate = {"schedule": "linear_warmup", "then": rate, "warmup_steps": 1, "init_value": 0.0}
+    with pytest.raises(OptimizerError, match="cannot itself be a linear_warmup"):
+        OptimizerSpec.from_wire(optim.sgd().to_wire() | {"learning_rate": rate})
+
+
+def test_more_groups_or_options_than_anybody_needs_are_refused() -> None:
+    wire = optim.sgd().to_wire()
+    with pytest.raises(OptimizerError, match="at most 256 groups"):
+        OptimizerSpec.from_wire(wire | {"groups": [group("*").to_wire()] * 257})
+    with pytest.raises(OptimizerError, match="at most 64 entries"):
+        OptimizerSpec.from_wire(wire | {"hyper": {f"b{i}": 0.1 for i in range(65)}})
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=9)
+)
+KEYS = SCALARS | st.sampled_from(["name", "hyper", "learning_rate", "groups", "pattern", "schedule", "b1", "then"])
+JUNK = st.recursive(
+    SCALARS | st.sampled_from(["adam", "sgd", "ftrl", "cosine_decay", "linear_warmup"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def accepts_or_refuses(wire: object) -> None:
+    with contextlib.suppress(OptimizerError):
+        spec = OptimizerSpec.from_wire(wire)
+        assert OptimizerSpec.from_wire(msgpack.unpackb(msgpack.packb(spec.to_wire()))) == spec
+        spec.rules(["w"])
+
+
+@given(JUNK)
+def test_junk_is_refused(wire: object) -> None:
+    accepts_or_refuses(wire)
+
+
+@given(VALID, st.sampled_from(["name", "hyper", "learning_rate", "clip_value", "groups"]), JUNK)
+def test_junk_inside_a_spec_is_refused(spec: OptimizerSpec, key: str, junk: object) -> None:
+    accepts_or_refuses(spec.to_wire() | {key: junk})
+
+
+@given(st.sampled_from(list(SPECS.values())), st.data())
+def test_junk_in_place_of_a_number_is_refused(spec: OptimizerSpec, data: st.DataObject) -> None:
+    wire = spec.to_wire()
+    key = data.draw(st.sampled_from(sorted(wire["hyper"])))
+    accepts_or_refuses(wire | {"hyper": wire["hyper"] | {key: data.draw(JUNK)}})
+
+
+@given(data=st.data())
+def test_junk_inside_a_schedule_or_group_is_refused(data: st.DataObject) -> None:
+    rate = data.draw(DECAYS).to_wire()
+    rate[data.draw(st.sampled_from(sorted(rate)))] = data.draw(JUNK)
+    entry = group("*").to_wire()
+    entry[data.draw(st.sampled_from(sorted(entry)))] = data.draw(JUNK | st.just(rate))
+    accepts_or_refuses(optim.sgd().to_wire() | {"learning_rate": rate})
+    accepts_or_refuses(optim.sgd().to_wire() | {"groups": [entry]})
+
+
+@given(st.text("ab*?[]!-\\^", max_size=30), st.text("ab[]", max_size=30))
+def test_any_pattern_can_be_matched(pattern: str, name: str) -> None:
+    if pattern:
+        group(pattern).matches(name)

@@ -1,0 +1,39 @@
+"""A parameter server over ZeroMQ: workers push gradients, servers apply them, workers pull values."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zmqps import aio, errors, optim
+    from zmqps.cluster import LocalCluster
+    from zmqps.core.operations import Statistics
+    from zmqps.errors import PSError
+    from zmqps.worker import Worker, connect
+
+__version__ = "0.1.0"
+
+__all__ = ["LocalCluster", "PSError", "Statistics", "Worker", "__version__", "aio", "connect", "errors", "optim"]
+
+#: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
+_HOMES = {
+    "LocalCluster": "zmqps.cluster",
+    "PSError": "zmqps.errors",
+    "Statistics": "zmqps.core.operations",
+    "Worker": "zmqps.worker",
+    "connect": "zmqps.worker",
+}
+_MODULES = ("aio", "errors", "optim")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"zmqps.{name}")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'zmqps' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,357 @@
+"""The coordinator's machine: membership, the start of the job, barriers, the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps.core import exits
+from zmqps.core.barrier import Barrier, Barriers
+from zmqps.core.events import Action, Exit, Log, Peer, Received, Send, Stop, Undecodable
+from zmqps.core.keyspace import SLICE_NBYTES
+from zmqps.core.member import REMINDER_INTERVAL_S, Identity
+from zmqps.core.membership import MemberInfo, Membership
+from zmqps.core.messages import (
+    PROTOCOL_VERSION,
+    Enter,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Init,
+    Leave,
+    Left,
+    Lost,
+    Message,
+    Ready,
+    Released,
+    Shutdown,
+    Status,
+    StatusRequest,
+    Waiting,
+    Welcome,
+    Withdraw,
+)
+from zmqps.core.server import check_hello
+from zmqps.core.startup import Startup
+from zmqps.errors import EvictedError, JobError, NotJoinedError, PeerLostError, ProtocolError, PSError, from_wire
+
+#: How long the end of the cluster waits for the servers to say goodbye.
+GOODBYE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """What the coordinator is told when it starts.
+
+    Parameters
+    ----------
+    servers
+        How many servers make the cluster; placing the job waits for them.
+    workers
+        How many workers the job expects at its start; None: whoever comes.
+    heartbeat_interval, heartbeat_timeout
+        Seconds between signs of life, and of silence after which a node is lost.
+    idle_timeout
+        Seconds without a worker after which the cluster ends; 0 means never.
+    slice_nbytes
+        Size of a slice.
+    """
+
+    servers: int = 1
+    workers: int | None = None
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 10.0
+    idle_timeout: float = 600.0
+    slice_nbytes: int = SLICE_NBYTES
+
+
+class CoordinatorMachine:
+    """A coordinator process without its sockets."""
+
+    def __init__(self, identity: Identity, options: CoordinatorOptions) -> None:
+        self.identity = identity
+        self.options = options
+        self.membership = Membership(options.heartbeat_timeout)
+        self.startup = Startup(options.servers, options.slice_nbytes)
+        self.barriers = Barriers()
+        self._started_at = 0.0
+        self._idle_since: float | None = None
+        self._reminder_due = 0.0
+        self._counts = {"refused": 0, "heartbeats": 0}
+        self._ending: Exit | None = None
+        self._end_due = 0.0
+
+    def start(self, now: float) -> list[Action]:
+        """Begin to wait for members."""
+        self._started_at = self._idle_since = now
+        self._reminder_due = now + REMINDER_INTERVAL_S
+        return [Log("info", f"coordinator at {self.identity.endpoint}, waiting for {self._missing()}")]
+
+    # --- the door ------------------------------------------------------------------------------
+
+    def handle(self, event: Received | Undecodable | Stop, now: float) -> list[Action]:
+        """Take an event; every failure becomes an `Error` to its sender, never an exception."""
+        if isinstance(event, Stop):
+            return self._end(Exit(exits.OK, event.reason), now)
+        if isinstance(event, Undecodable):
+            return self._refuse(event.peer, 0, event.error)
+        message = event.message
+        try:
+            if isinstance(message, Hello):
+                return self._join(event.peer, message, now)
+            if isinstance(message, StatusRequest):
+                return [Send(event.peer, Status(message.request, self.status(now)))]
+            member = self.membership.find(event.peer)
+            if member is None:
+                raise NotJoinedError(f"{type(message).__name__} before Hello")
+            member.seen_at = now
+            return self._from_member(member, message, now)
+        except PSError as error:
+            return self._refuse(event.peer, getattr(message, "request", 0), error)
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        dues = [self._reminder_due, self.membership.next_deadline()]
+        if self._idle_since is not None and self.options.idle_timeout:
+            dues.append(self._idle_since + self.options.idle_timeout)
+        if self._ending is not None:
+            dues.append(self._end_due)
+        return min(due for due in dues if due is not None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Notice the lost, remind of whom we wait for, end an idle cluster."""
+        actions: list[Action] = []
+        for member in self.membership.overdue(now):
+            actions += self._lose(member, now)
+        if now >= self._reminder_due:
+            self._reminder_due = now + REMINDER_INTERVAL_S
+            actions += self._remind()
+        if self._ending is not None and now >= self._end_due:
+            return [*actions, self._ending]
+        idle = self.options.idle_timeout
+        if self._idle_since is not None and idle and now >= self._idle_since + idle and self._ending is None:
+            actions += self._end(Exit(exits.IDLE, f"no worker for {idle:.0f} s"), now)
+        return actions
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self.membership.validate()
+        self.barriers.validate()
+        members = self.membership.members
+        assert {incarnation for incarnation, _ in self.startup.parked} <= set(members)
+        assert all(set(barrier.waiters) <= set(members) for barrier in self.barriers.by_name.values())
+        assert not (self.startup.ready and self.startup.parked)
+
+    # --- members -------------------------------------------------------------------------------
+
+    def _join(self, peer: Peer, hello: Hello, now: float) -> list[Action]:
+        check_hello(hello, ("worker", "server", "observer"))
+        if self.membership.was_lost(hello.incarnation):
+            raise EvictedError(f"{hello.name} was silent for too long and taken for dead; connect again")
+        if self._ending is not None:
+            return [Send(peer, Shutdown(self._ending.reason))]
+        known = hello.incarnation in self.membership.members
+        if hello.role == "server" and not known:
+            servers = self.membership.of("server")
+            if self.startup.placement is not None or len(servers) >= self.options.servers:
+                raise JobError(f"all {self.options.servers} servers are here already; start the coordinator for more")
+        member = self.membership.join(hello, peer, now)
+        member.seen_at = now
+        welcome = Welcome(
+            PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
+            self.options.heartbeat_interval, self.options.heartbeat_timeout, self.num_workers, self.options.servers,
+        )  # fmt: skip
+        actions: list[Action] = [Send(peer, welcome)]
+        if not known:
+            if hello.role != "server":
+                self._idle_since = None
+            actions.append(Log("info", f"{member.title} joined"))
+            actions += self.startup.place(self.membership.of("server"))
+            actions += self._tell_parked()
+        return actions
+
+    def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
+        if isinstance(message, Heartbeat):
+            self._counts["heartbeats"] += 1
+            member.counters = message.counters
+            return [Send(member.peer, HeartbeatAck(self.num_workers))]
+        if isinstance(message, Leave):
+            farewell = Send(member.peer, Left())
+            how = "finished" if message.reason == "finished" else "closed"
+            return [farewell, Log("info", f"{member.title} {how}"), *self._depart(member, how, now)]
+        if isinstance(message, Withdraw):
+            self.barriers.withdraw(member.incarnation, message.request)
+            return self.startup.withdraw(member.incarnation, message.request)
+        if member.role == "server":
+            if isinstance(message, Ready):
+                return [*self.startup.progress(member, message.epoch, bool(message.loaded)), *self._tell_parked()]
+            if isinstance(message, Error):
+                error = from_wire(message.code, message.text, message.facts)
+                return [Log("error", f"{member.title}: {error}"), *self._fail_startup(error)]
+        elif isinstance(message, Init):
+            actions = self.startup.init(member, message)
+            return [*actions, *self.startup.place(self.membership.of("server")), *self._tell_parked()]
+        elif isinstance(message, Enter) and member.role == "worker":
+            barrier = self.barriers.enter(message.barrier, member.incarnation, message.request, now)
+            return self._release(barrier) or self._tell(barrier)
+        raise ProtocolError(f"the coordinator does not take {type(message).__name__} from a {member.role}")
+
+    def _lose(self, member: MemberInfo, now: float) -> list[Action]:
+        silent = now - member.seen_at
+        advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
+        error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
+        actions: list[Action] = [Log("warning", str(error))]
+        awaited = [b for b in self.barriers.by_name.values() if member.incarnation not in b.waiters]
+        if member.role == "worker":
+            for barrier in awaited:
+                waiters = self.barriers.close(barrier)
+                actions += [self._error(self.membership.members[who].peer, request, error) for who, request in waiters]
+        else:
+            actions += self._fail_startup(error) if self.startup.placement is not None else []
+        actions += self._depart(member, "lost", now)
+        lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
+        others = self.membership.members.values()
+        return [*actions, *(Send(other.peer, lost) for other in others), Send(member.peer, _evicted(member, silent))]
+
+    def _depart(self, member: MemberInfo, how: str, now: float) -> list[Action]:
+        self.membership.remove(member, how, now)
+        self.barriers.withdraw(member.incarnation)
+        actions = self.startup.withdraw(member.incarnation)
+        for barrier in list(self.barriers.by_name.values()):
+            actions += self._release(barrier)
+        actions += self._tell_parked()
+        if self.membership.of("worker", "observer"):
+            return actions
+        if self._ending is not None:
+            return actions if self.membership.members else [*actions, self._ending]
+        if self._idle_since is None:
+            self._idle_since = now
+        finished = any(departure.how == "finished" for departure in self.membership.gone)
+        expected = self.options.workers
+        if finished and expected is not None and self.membership.num_joined.get("worker", 0) >= expected:
+            actions += self._end(Exit(exits.OK, "the job is finished"), now)
+        return actions
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job counts on: as many as expected, or who is here."""
+        return max(self.options.workers or 0, len(self.membership.of("worker")))
+
+    # --- waiting -------------------------------------------------------------------------------
+
+    def _awaited(self, barrier: Barrier) -> list[str]:
+        live = {member.incarnation: member for member in self.membership.of("worker")}
+        names = [live[incarnation].title for incarnation in barrier.awaited(live)]
+        to_come = (self.options.workers or 0) - self.membership.num_joined.get("worker", 0)
+        return names + ([f"{to_come} workers to join"] if to_come > 0 else [])
+
+    def _release(self, barrier: Barrier) -> list[Action]:
+        if self._awaited(barrier):
+            return []
+        members = self.membership.members
+        return [Send(members[who].peer, Released(request)) for who, request in self.barriers.close(barrier)]
+
+    def _tell(self, barrier: Barrier) -> list[Action]:
+        text = ", ".join(self._awaited(barrier))
+        members = self.membership.members
+        return [Send(members[who].peer, Waiting(request, text)) for who, request in barrier.waiters.items()]
+
+    def _tell_parked(self) -> list[Action]:
+        """Tell everybody who waits whom for, since that may just have changed."""
+        text = self.startup.waiting_for(self.membership.of("server"))
+        parked = self.startup.parked.items()
+        actions: list[Action] = [Send(member.peer, Waiting(request, text)) for (_, request), member in parked]
+        for barrier in self.barriers.by_name.values():
+            actions += self._tell(barrier)
+        return actions
+
+    def _missing(self) -> str:
+        servers = self.options.servers - len(self.membership.of("server"))
+        missing = [f"{servers} of {self.options.servers} servers"] if servers > 0 else []
+        if self.startup.job is None:
+            missing.append("a worker's init")
+        return " and ".join(missing)
+
+    def _remind(self) -> list[Action]:
+        if self.startup.ready or self._ending is not None:
+            barriers = self.barriers.by_name.values()
+            texts = [f"barrier {b.name!r} waits for {', '.join(self._awaited(b))}" for b in barriers]
+        elif self.startup.parked:
+            texts = [f"init waits for {self.startup.waiting_for(self.membership.of('server'))}"]
+        else:
+            texts = [f"waiting for {self._missing()}"] if self._missing() else []
+        return [Log("info", text) for text in texts]
+
+    # --- failures and the end ------------------------------------------------------------------
+
+    def _fail_startup(self, error: PSError) -> list[Action]:
+        """Tell every parked init; a job that runs already is not touched."""
+        if self.startup.ready:
+            return []
+        return [self._error(member.peer, request, error) for member, request, error in self.startup.fail(error)]
+
+    def _end(self, end: Exit, now: float) -> list[Action]:
+        if self._ending is not None:
+            return []
+        self._ending, self._end_due, self._idle_since = end, now + GOODBYE_S, None
+        members = self.membership.members.values()
+        shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in members]
+        return [Log("info", f"ending: {end.reason}"), *shutdowns, *([] if shutdowns else [end])]
+
+    @staticmethod
+    def _error(peer: Peer, request: int, error: PSError) -> Action:
+        return Send(peer, Error(request, error.code, str(error), error.facts()))
+
+    def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+        self._counts["refused"] += 1
+        member = self.membership.find(peer)
+        who = member.title if member else f"peer {peer.hex()}"
+        return [Log("warning", f"refused a request of {who}: {error}"), self._error(peer, request, error)]
+
+    # --- the status ----------------------------------------------------------------------------
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return the whole view of the cluster as plain data."""
+        if self._ending is not None:
+            state = f"ending: {self._ending.reason}"
+        else:
+            state = "training" if self.startup.ready else "starting"
+        job = self.startup.status()
+        return {
+            "state": state,
+            "mode": job.get("mode", ""),
+            "waiting": [action.text for action in self._remind() if isinstance(action, Log)],
+            "endpoint": self.identity.endpoint,
+            "uptime_s": round(now - self._started_at, 3),
+            "epoch": self.startup.epoch,
+            "servers": self.options.servers,
+            "workers": self.num_workers,
+            "job": dict(job),
+            "members": [
+                {**_describe(m), "silent_s": round(now - m.seen_at, 3), "counters": dict(m.counters)}
+                for m in self.membership.of("server", "worker", "observer")
+            ],
+            "gone": [
+                {
+                    **_describe(departure.member),
+                    "how": departure.how,
+                    "ago_s": round(now - departure.at, 3),
+                    "last_seen_ago_s": round(now - departure.member.seen_at, 3),
+                    "counters": dict(departure.member.counters),
+                }
+                for departure in self.membership.gone
+            ],
+            "counters": dict(self._counts),
+        }
+
+
+def _describe(member: MemberInfo) -> dict[str, Any]:
+    hello = member.hello
+    facts = {"role": hello.role, "rank": member.rank, "name": hello.name, "host": hello.host, "pid": hello.pid}
+    return {**facts, "endpoint": hello.endpoint}
+
+
+def _evicted(member: MemberInfo, silent: float) -> Error:
+    error = EvictedError(f"{member.title} was silent for {silent:.1f} s and taken for dead; connect again")
+    return Error(0, error.code, str(error), error.facts())

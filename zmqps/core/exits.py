@@ -1,0 +1,12 @@
+"""Exit codes of the node processes; docs/operations.md explains each."""
+
+OK = 0  #: the job is finished, or the cluster was asked to end
+FAILED = 1  #: an error that has no number of its own
+USAGE = 2  #: a flag, variable or configuration entry that cannot be used
+ADDRESS_IN_USE = 3  #: the endpoint cannot be bound
+COORDINATOR_LOST = 4  #: no sign of life from the coordinator
+IDLE = 5  #: no worker came within the idle lease
+EVICTED = 6  #: the coordinator had taken this node for dead
+WORKERS_FAILED = 7  #: `zmqps up`: a worker process failed
+INTERRUPTED = 130  #: Ctrl-C (128 + SIGINT)
+TERMINATED = 143  #: SIGTERM (128 + SIGTERM)

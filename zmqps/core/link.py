@@ -1,0 +1,210 @@
+"""A worker's connection to one server: what is queued, in flight, and when to send it again."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from zmqps.core.arrays import Array, gather, scatter
+from zmqps.core.events import Action, Peer, Send
+from zmqps.core.ledger import WINDOW
+from zmqps.core.member import Handshake
+from zmqps.core.messages import Ack, Load, Message, Part, Pull, Push, Values, Welcome
+from zmqps.core.operations import Cargo, Transfer
+from zmqps.errors import ProtocolError, PSError
+
+#: Bytes sent or asked for and not yet answered, a server: enough to keep both directions of a
+#: connection busy, little enough that a slow server costs no memory.
+WINDOW_NBYTES = 16 << 20
+#: No answer of any kind for this long, and what is in flight is sent again; doubled each time.
+RETRY_S = 3.0
+SLOWEST_RETRY_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One message and its answer."""
+
+    transfer: Transfer
+    cargoes: tuple[Cargo, ...]
+    nbytes: int
+    number: int = 0
+    seq: int = 0
+
+
+class Link:
+    """The connection to one server.
+
+    Requests leave in order as long as the window has room; answers may come in any order. As
+    long as the server answers at all, nothing is sent twice.
+    """
+
+    def __init__(self, peer: Peer, title: str, handshake: Handshake, epoch: int, num_slices: int) -> None:
+        self.peer = peer
+        self.title = title
+        self.handshake = handshake
+        self.lost: PSError | None = None
+        self.in_flight: dict[int, Request] = {}
+        self.in_flight_nbytes = 0
+        self.queue: deque[Request] = deque()
+        self.counts: Counter[str] = Counter()
+        self.heard_at = 0.0
+        self._epoch = epoch
+        self._versions = [0] * num_slices  # of each slice, when last read
+        self._next_request = 1
+        self._next_seq = 1
+        self._retry_s = RETRY_S
+        self._retry_due: float | None = None
+
+    def enqueue(self, transfer: Transfer, cargoes: tuple[Cargo, ...]) -> None:
+        """Queue the requests of one transfer."""
+        groups = [cargoes] if transfer.atomic else [(cargo,) for cargo in cargoes]
+        for group in groups:
+            if group:
+                self.queue.append(Request(transfer, group, sum(cargo.nbytes for cargo in group)))
+                transfer.remaining += 1
+
+    def pump(self, now: float) -> list[Action]:
+        """Send what the window has room for."""
+        actions: list[Action] = []
+        if self.handshake.welcome is None or self.lost is not None:
+            return actions
+        while self.queue:
+            request = self.queue[0]
+            if request.transfer.done:
+                self.queue.popleft()
+                continue
+            if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
+                break
+            oldest = next(iter(self.in_flight.values()), request)
+            if oldest.seq and self._next_seq - oldest.seq >= WINDOW:
+                break  # a resend of the oldest must still be inside the server's ledger
+            self.queue.popleft()
+            request.number = self._next_request
+            self._next_request += 1
+            if request.transfer.kind in ("push", "push_pull"):
+                request.seq = self._next_seq
+                self._next_seq += 1
+            if not self.in_flight:
+                self._restart_retry(now)
+            self.in_flight[request.number] = request
+            self.in_flight_nbytes += request.nbytes
+            actions.append(Send(self.peer, self._message(request)))
+        return actions
+
+    def _message(self, request: Request) -> Message:
+        transfer = request.transfer
+        parts: list[Part] = [
+            (cargo.slice.index, self._versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
+        ]
+        if transfer.kind == "pull":
+            return Pull(request.number, self._epoch, "raw", parts)
+        payload = gather(self._pieces(request))
+        self.counts["bytes_sent"] += request.nbytes
+        if transfer.kind == "load":
+            return Load(request.number, self._epoch, parts, payload)
+        reply = int(transfer.kind == "push_pull")
+        return Push(request.number, request.seq, self._epoch, reply, "raw", parts, payload)
+
+    @staticmethod
+    def _pieces(request: Request) -> Iterator[Array]:
+        for cargo in request.cargoes:
+            for parameter, start, stop in cargo.pieces:
+                array = request.transfer.source[parameter]
+                assert array is not None
+                yield array[start:stop].astype(cargo.dtype, copy=False)
+
+    def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
+        """The server knows us: start to send."""
+        self.handshake.on_welcome(welcome)
+        self.heard_at = now
+        return self.pump(now)
+
+    def on_answer(self, message: Ack | Values, now: float) -> Transfer | None:
+        """Take an answer; return its transfer if that is still of interest, and may be complete."""
+        request = self.answered(message.request, now)
+        if request is None or request.transfer.done:
+            return None
+        transfer = request.transfer
+        if isinstance(message, Values):
+            if transfer.kind not in ("pull", "push_pull") or len(message.versions) != len(request.cargoes):
+                raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
+            self._land(request, message)
+            for cargo, version in zip(request.cargoes, message.versions, strict=True):
+                self._versions[cargo.slice.index] = version
+        elif transfer.kind in ("pull", "push_pull"):
+            raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
+        transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
+        transfer.remaining -= 1
+        return transfer
+
+    def answered(self, number: int, now: float) -> Request | None:
+        """Take a request out of flight; None if it was answered before."""
+        self.heard_at = now
+        request = self.in_flight.pop(number, None)
+        if request is not None:
+            self.in_flight_nbytes -= request.nbytes
+        self._restart_retry(now)
+        return request
+
+    def _land(self, request: Request, message: Values) -> None:
+        targets = [(t, cargo.dtype) for cargo in request.cargoes for t in request.transfer.targets(cargo)]
+        # the wire has the table's dtype, the caller's arrays may have another
+        for run, offset, array in scatter(message.payload, ((t.size, dtype) for t, dtype in targets)):
+            np.copyto(targets[run][0][offset : offset + array.size], array, casting="unsafe")
+        self.counts["bytes_received"] += request.nbytes
+
+    def fail(self, error: PSError) -> set[Transfer]:
+        """The server is gone: return the transfers that now fail."""
+        self.lost = error
+        self.handshake.stop()
+        failed = {request.transfer for request in [*self.queue, *self.in_flight.values()]}
+        self.queue.clear()
+        self.in_flight.clear()
+        self.in_flight_nbytes = 0
+        self._retry_due = None
+        return failed
+
+    def waiting_for(self, transfer: Transfer, now: float) -> str:
+        """Say what a transfer still waits for here, or nothing."""
+        if self.handshake.welcome is None:
+            return f"{self.title} to accept the connection"
+        missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
+        if not missing:
+            return ""
+        return f"{self.title}: {missing} answers missing, last one {now - self.heard_at:.1f} s ago"
+
+    def _restart_retry(self, now: float) -> None:
+        self._retry_s = RETRY_S
+        self._retry_due = now + RETRY_S if self.in_flight else None
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        dues = (self._retry_due, self.handshake.next_deadline())
+        return min((due for due in dues if due is not None), default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Say hello again, or send again what was not answered."""
+        due = self.handshake.next_deadline()
+        actions: list[Action] = self.handshake.on_deadline(now) if due is not None and now >= due else []
+        if self._retry_due is None or now < self._retry_due:
+            return actions
+        for number, request in list(self.in_flight.items()):
+            if request.transfer.done:  # given up: make room, never send it again
+                del self.in_flight[number]
+                self.in_flight_nbytes -= request.nbytes
+            else:
+                self.counts["retries"] += 1
+                actions.append(Send(self.peer, self._message(request)))
+        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+        self._retry_due = now + self._retry_s if self.in_flight else None
+        return actions + self.pump(now)
+
+    def validate(self) -> None:
+        """Assert that the window holds."""
+        assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
+        assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
+        assert all(number == request.number for number, request in self.in_flight.items())

@@ -1,0 +1,125 @@
+"""Who is there: members, their ranks, their last sign of life, and who has gone."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqps.core.events import Peer
+from zmqps.core.messages import Hello
+from zmqps.errors import LimitError
+
+MAX_MEMBERS = 4096
+#: Of those who left, the status shows this many; older ones are forgotten.
+MAX_GONE = 256
+
+
+@dataclass(slots=True)
+class MemberInfo:
+    """A node that has joined."""
+
+    hello: Hello
+    peer: Peer
+    rank: int
+    joined_at: float
+    seen_at: float
+    counters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def role(self) -> str:
+        """Its role."""
+        return self.hello.role
+
+    @property
+    def incarnation(self) -> bytes:
+        """The unique id of this life of the process."""
+        return self.hello.incarnation
+
+    @property
+    def title(self) -> str:
+        """How errors and logs call it: ``worker 2 (name, host, pid 4711)``."""
+        return f"{self.role} {self.rank} ({self.hello.name}, {self.hello.host}, pid {self.hello.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A node that has gone; ``how`` is finished, closed or lost."""
+
+    member: MemberInfo
+    how: str
+    at: float
+
+
+class Membership:
+    """The members of the cluster.
+
+    Parameters
+    ----------
+    timeout
+        Seconds of silence after which a member is lost.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.members: dict[bytes, MemberInfo] = {}
+        self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
+        self.num_joined: dict[str, int] = {}  # by role, ever
+        self._peers: dict[Peer, bytes] = {}
+        self._lost: dict[bytes, None] = {}  # incarnations that may not speak any more
+
+    def join(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
+        """Add a member under the lowest free rank of its role; the same incarnation keeps its rank."""
+        member = self.members.get(hello.incarnation)
+        if member is None:
+            if len(self.members) >= MAX_MEMBERS:
+                raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
+            taken = {m.rank for m in self.of(hello.role)}
+            rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)
+            member = self.members[hello.incarnation] = MemberInfo(hello, peer, rank, now, now)
+            self.num_joined[hello.role] = self.num_joined.get(hello.role, 0) + 1
+        else:
+            self._peers.pop(member.peer, None)
+            member.peer = peer
+        self._peers[peer] = hello.incarnation
+        return member
+
+    def find(self, peer: Peer) -> MemberInfo | None:
+        """Return the member behind a connection."""
+        incarnation = self._peers.get(peer)
+        return None if incarnation is None else self.members[incarnation]
+
+    def of(self, *roles: str) -> list[MemberInfo]:
+        """Return the members of these roles, by rank."""
+        return sorted((m for m in self.members.values() if m.role in roles), key=lambda m: m.rank)
+
+    def remove(self, member: MemberInfo, how: str, now: float) -> None:
+        """A member has gone."""
+        del self.members[member.incarnation]
+        del self._peers[member.peer]
+        self.gone.append(Departure(member, how, now))
+        if how == "lost":
+            self._lost[member.incarnation] = None
+            while len(self._lost) > MAX_MEMBERS:
+                del self._lost[next(iter(self._lost))]
+
+    def was_lost(self, incarnation: bytes) -> bool:
+        """Whether the others went on without this incarnation."""
+        return incarnation in self._lost
+
+    def next_deadline(self) -> float | None:
+        """Return when the member silent for longest is lost."""
+        return min((m.seen_at + self.timeout for m in self.members.values()), default=None)
+
+    def overdue(self, now: float) -> list[MemberInfo]:
+        """Return the members that were silent for too long."""
+        return [m for m in self.members.values() if now >= m.seen_at + self.timeout]
+
+    def validate(self) -> None:
+        """Assert that ranks and connections are unique."""
+        assert {peer: m.incarnation for m in self.members.values() for peer in [m.peer]} == self._peers
+        for role in {m.role for m in self.members.values()}:
+            ranks = [m.rank for m in self.of(role)]
+            assert len(set(ranks)) == len(ranks)
+        assert not set(self._lost) & set(self.members)

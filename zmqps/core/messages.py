@@ -1,0 +1,302 @@
+"""One frozen dataclass per wire message; the number behind each name is its kind on the wire.
+
+The annotations are the schema: `zmqps.core.wire` checks every field of a received message against
+them before anybody sees it, so the machines may rely on types and sizes, never on meaning.
+docs/protocol.md explains each message and who answers what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+PROTOCOL_VERSION = 1
+MAGIC = "zmqps"
+
+if TYPE_CHECKING:
+    U8: TypeAlias = int
+    U32: TypeAlias = int
+    U64: TypeAlias = int
+    Text: TypeAlias = str
+    Seconds: TypeAlias = float
+    Incarnation: TypeAlias = bytes
+    Plain: TypeAlias = Mapping[str, Any]  # nested maps, lists, strings, numbers: what a job or a status is made of
+    Facts: TypeAlias = Mapping[str, str | int | float | bool | None]
+    Texts: TypeAlias = Sequence[str]
+    Versions: TypeAlias = Sequence[int]
+    Parts: TypeAlias = Sequence["Part"]
+    Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
+    Payload: TypeAlias = Sequence[Buffer]
+
+#: (slice index, version, ranges): ranges are start, stop, start, stop, … in elements from the start
+#: of the slice, ascending; none means the whole slice. In a push ``version`` is the one last read.
+Part = tuple[int, int, tuple[int, ...]]
+
+ROLES = ("worker", "server", "coordinator", "observer")
+
+
+class Message:
+    """Base of all messages."""
+
+    __slots__ = ()
+    kind: ClassVar[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First message on every connection; its layout never changes."""
+
+    kind: ClassVar[int] = 1
+    magic: Text
+    version: U32
+    role: Text
+    incarnation: Incarnation
+    name: Text
+    host: Text
+    pid: U32
+    endpoint: Text = ""
+    capabilities: Texts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Answer to `Hello`; ``rank`` is the receiver's, the other facts are the sender's."""
+
+    kind: ClassVar[int] = 2
+    version: U32
+    incarnation: Incarnation
+    name: Text
+    rank: U32
+    heartbeat_interval: Seconds
+    heartbeat_timeout: Seconds
+    num_workers: U32
+    num_servers: U32
+    capabilities: Texts = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Message):
+    """Sign of life to the coordinator, with the sender's counters for the status."""
+
+    kind: ClassVar[int] = 3
+    counters: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAck(Message):
+    """The coordinator's sign of life."""
+
+    kind: ClassVar[int] = 4
+    num_workers: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """A member says goodbye; ``reason`` is ``finished`` or ``closed``."""
+
+    kind: ClassVar[int] = 5
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Message):
+    """Answer to `Leave`."""
+
+    kind: ClassVar[int] = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Error(Message):
+    """A request (0: none in particular) failed; see `zmqps.errors` for codes and facts."""
+
+    kind: ClassVar[int] = 7
+    request: U64
+    code: U32
+    text: Text
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Message):
+    """The coordinator noticed that a member vanished."""
+
+    kind: ClassVar[int] = 8
+    role: Text
+    rank: U32
+    name: Text
+    incarnation: Incarnation
+    silent_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown(Message):
+    """The coordinator ends the cluster."""
+
+    kind: ClassVar[int] = 9
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Init(Message):
+    """A worker names the job it wants to train; an empty map asks for the job as it is."""
+
+    kind: ClassVar[int] = 10
+    request: U64
+    job: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Message):
+    """The job and where its shards are; ``load`` asks this worker to upload the initial values.
+
+    ``placement`` is what `zmqps.core.keyspace.Placement.to_wire` gives, and ``servers``: a list with
+    one map a shard, of ``name`` and ``endpoint``.
+    """
+
+    kind: ClassVar[int] = 11
+    request: U64
+    epoch: U32
+    job: Plain
+    placement: Plain
+    load: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Message):
+    """The coordinator gives a server its shard."""
+
+    kind: ClassVar[int] = 12
+    epoch: U32
+    shard: U32
+    job: Plain
+    placement: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """A server has built its shard; ``loaded`` is 1 once it has the initial values as well."""
+
+    kind: ClassVar[int] = 13
+    epoch: U32
+    loaded: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Message):
+    """A worker enters a named barrier."""
+
+    kind: ClassVar[int] = 14
+    request: U64
+    barrier: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Message):
+    """Everybody has entered the barrier of ``request``."""
+
+    kind: ClassVar[int] = 15
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw(Message):
+    """A worker no longer waits for ``request``."""
+
+    kind: ClassVar[int] = 16
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Message):
+    """Whom ``request`` waits for at the moment, in words."""
+
+    kind: ClassVar[int] = 17
+    request: U64
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest(Message):
+    """Anybody may ask, without joining."""
+
+    kind: ClassVar[int] = 18
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    """The coordinator's view of the cluster."""
+
+    kind: ClassVar[int] = 19
+    request: U64
+    status: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Message):
+    """Initial values; ignored, but acknowledged, once the shard has them all."""
+
+    kind: ClassVar[int] = 32
+    request: U64
+    epoch: U32
+    parts: Parts
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Push(Message):
+    """Gradients, applied on arrival; all parts of one message are applied together.
+
+    ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`).
+    """
+
+    kind: ClassVar[int] = 33
+    request: U64
+    seq: U64
+    epoch: U32
+    reply: U8
+    codec: Text
+    parts: Parts
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pull(Message):
+    """Ask for values."""
+
+    kind: ClassVar[int] = 34
+    request: U64
+    epoch: U32
+    codec: Text
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(Message):
+    """Loaded or applied; a version and, for a push, a staleness for each part."""
+
+    kind: ClassVar[int] = 35
+    request: U64
+    versions: Versions
+    staleness: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Values(Message):
+    """Answer to `Pull`, and to a `Push` with ``reply``; payload in the order of the parts asked."""
+
+    kind: ClassVar[int] = 36
+    request: U64
+    codec: Text
+    versions: Versions
+    staleness: Versions
+    payload: Payload = field(repr=False)
+
+
+# Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.
+BY_KIND: dict[int, type[Message]] = {
+    cls.kind: cls
+    for cls in list(globals().values())
+    if isinstance(cls, type) and issubclass(cls, Message) and cls is not Message
+}

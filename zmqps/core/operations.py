@@ -1,0 +1,252 @@
+"""What a worker can be asked to do, and the plan of the messages a transfer takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zmqps.core.arrays import Array
+from zmqps.core.job import JobSpec
+from zmqps.core.keyspace import Placement, Slice
+
+
+class Piece(NamedTuple):
+    """Elements ``[start, stop)`` of one flattened parameter."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What one transfer moves of one slice."""
+
+    slice: Slice
+    ranges: tuple[int, ...]  # as in `zmqps.core.messages.Part`
+    pieces: tuple[Piece, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """The ranges as pairs, relative to the slice."""
+        return list(pairwise(self.ranges))[::2] if self.ranges else [(0, self.slice.size)]
+
+
+def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tuple[tuple[Cargo, ...], ...]:
+    """Return, for each shard, the cargoes that cover some parameters (None: all)."""
+    return tuple(
+        tuple(cargo for piece in slices if (cargo := _cargo(placement, piece, parameters)) is not None)
+        for slices in placement.slices
+    )
+
+
+def _cargo(placement: Placement, piece: Slice, parameters: frozenset[int] | None) -> Cargo | None:
+    wanted = [s for s in piece.segments if parameters is None or s.parameter in parameters]
+    if not wanted:
+        return None
+    ranges: list[int] = []
+    if len(wanted) < len(piece.segments):
+        for segment in wanted:
+            if ranges and ranges[-1] == segment.position:
+                ranges[-1] += segment.size
+            else:
+                ranges += [segment.position, segment.position + segment.size]
+    dtype = placement.keyspace.tables[piece.table].dtype
+    pieces = tuple(Piece(s.parameter, s.start, s.start + s.size) for s in wanted)
+    return Cargo(piece, tuple(ranges), pieces, dtype, sum(s.size for s in wanted) * dtype.itemsize)
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """Something the user waits for; ``future`` is the shell's and opaque here."""
+
+    deadline: float
+    future: Any = None
+    started_at: float = 0.0
+    done: bool = False
+    waiting_for: str = ""
+
+    title = "operation"
+
+
+@dataclass(slots=True, eq=False)
+class Join(Operation):
+    """Wait until the coordinator has answered."""
+
+    title = "connect"
+
+
+@dataclass(slots=True, eq=False)
+class Init(Operation):
+    """Start the job or join it; ``job`` None: take it as it is. Resolves to an `Attached`."""
+
+    job: JobSpec | None = None
+    values: Sequence[Array] = ()  # flat, by parameter
+    request: int = 0
+    load: Transfer | None = None
+
+    title = "init"
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The job a worker trains, and where it is."""
+
+    job: JobSpec
+    placement: Placement
+
+
+@dataclass(slots=True, eq=False)
+class Transfer(Operation):
+    """Move arrays to or from the servers.
+
+    Parameters
+    ----------
+    kind
+        ``load``, ``push``, ``pull`` or ``push_pull``.
+    cargoes
+        What to move, a tuple a shard (`plan`).
+    source
+        What to send: flat arrays by parameter; any floating dtype, converted slice by slice.
+    out
+        Where to put values: flat writable arrays by parameter, or
+    tables
+        the flat tables themselves.
+    atomic
+        Send all cargoes of a shard as one message.
+    """
+
+    kind: str = "pull"
+    cargoes: tuple[tuple[Cargo, ...], ...] = ()
+    source: Sequence[Array | None] = ()
+    out: Sequence[Array | None] | None = None
+    tables: Sequence[Array] | None = None
+    atomic: bool = False
+    remaining: int = 0
+    staleness: int = 0
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """How errors call it."""
+        return self.kind
+
+    def targets(self, cargo: Cargo) -> list[Array]:
+        """Return where the values of a cargo go, in their order on the wire."""
+        if self.tables is not None:
+            table, origin = self.tables[cargo.slice.table], cargo.slice.start
+            return [table[origin + start : origin + stop] for start, stop in cargo.bounds]
+        assert self.out is not None
+        arrays = [(self.out[parameter], start, stop) for parameter, start, stop in cargo.pieces]
+        return [array[start:stop] for array, start, stop in arrays if array is not None]
+
+
+@dataclass(slots=True, eq=False)
+class Enter(Operation):
+    """Enter a barrier."""
+
+    barrier: str = ""
+    request: int = 0
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """How errors call it."""
+        return f"barrier {self.barrier!r}"
+
+
+@dataclass(slots=True, eq=False)
+class AskStatus(Operation):
+    """Ask the coordinator for the status."""
+
+    request: int = 0
+
+    title = "status"
+
+
+@dataclass(slots=True, eq=False)
+class Finish(Operation):
+    """Complete the transfers under way, then say goodbye; ``reason`` is finished or closed."""
+
+    reason: str = "finished"
+
+    title = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What a worker has done so far; frozen, a copy.
+
+    Attributes
+    ----------
+    pushes, pulls
+        Operations completed; a push_pull counts as both.
+    bytes_sent, bytes_received
+        Payload bytes, resent ones included.
+    in_flight_bytes
+        Payload bytes sent or asked for and not yet answered, at this moment.
+    retries
+        Requests sent again because no answer came.
+    nonfinite
+        Pushes refused because of NaN or infinity.
+    staleness_mean, staleness_max, staleness_last
+        Updates that others (and earlier pushes of this worker) had made to what a push changed,
+        between this worker's pull and the push's arrival; of a push the largest over its slices.
+    staleness_histogram
+        Staleness -> number of pushes.
+    mode
+        The mode in force.
+    """
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    in_flight_bytes: int = 0
+    retries: int = 0
+    nonfinite: int = 0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    staleness_last: int = 0
+    staleness_histogram: Mapping[int, int] = field(default_factory=dict)
+    mode: str = ""
+
+
+class Tally:
+    """Counts what becomes `Statistics`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.staleness: Counter[int] = Counter()
+        self.staleness_last = 0
+
+    def completed(self, transfer: Transfer) -> None:
+        """A transfer was completed."""
+        if transfer.kind in ("pull", "push_pull"):
+            self.counts["pulls"] += 1
+        if transfer.kind in ("push", "push_pull"):
+            self.counts["pushes"] += 1
+            self.staleness[transfer.staleness] += 1
+            self.staleness_last = transfer.staleness
+
+    def refused(self) -> None:
+        """A push was refused because of NaN or infinity."""
+        self.counts["nonfinite"] += 1
+
+    def statistics(self, in_flight_bytes: int, mode: str) -> Statistics:
+        """Return a frozen copy."""
+        total = sum(staleness * n for staleness, n in self.staleness.items())
+        return Statistics(
+            **self.counts,
+            in_flight_bytes=in_flight_bytes,
+            staleness_mean=total / max(1, self.counts["pushes"]),
+            staleness_max=max(self.staleness, default=0),
+            staleness_last=self.staleness_last,
+            staleness_histogram=dict(sorted(self.staleness.items())),
+            mode=mode,
+        )

@@ -1,0 +1,311 @@
+"""The server's machine: joins, gets a shard assigned, answers workers."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from zmqps.core import exits
+from zmqps.core.events import COORDINATOR, Action, Exit, Log, Peer, Received, Returned, Run, Send, Stop, Undecodable
+from zmqps.core.job import JobSpec
+from zmqps.core.keyspace import KeySpace, Placement
+from zmqps.core.ledger import Ledger
+from zmqps.core.member import Identity, Member
+from zmqps.core.messages import (
+    MAGIC,
+    PROTOCOL_VERSION,
+    Ack,
+    Assign,
+    Error,
+    Hello,
+    Leave,
+    Left,
+    Load,
+    Lost,
+    Message,
+    Pull,
+    Push,
+    Ready,
+    Shutdown,
+    Values,
+    Welcome,
+)
+from zmqps.core.shard import Shard
+from zmqps.errors import (
+    EvictedError,
+    JobError,
+    LimitError,
+    NotJoinedError,
+    ProtocolError,
+    ProtocolVersionError,
+    PSError,
+    StaleEpochError,
+)
+
+#: A worker is a few hundred bytes and a ledger here; more than this is no LAN job but an attack.
+MAX_PEERS = 4096
+#: Incarnations that may not come back; the coordinator keeps its own word, this one is a courtesy.
+MAX_EVICTED = 4096
+
+
+@dataclass(slots=True)
+class Client:
+    """A worker or observer that has shaken hands."""
+
+    hello: Hello
+    ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def name(self) -> str:
+        """How errors and logs call it."""
+        return f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
+
+
+class ServerMachine:
+    """A server process without its sockets.
+
+    Parameters
+    ----------
+    identity
+        Who this server is; ``endpoint`` is where workers reach it.
+    coordinator
+        The coordinator's endpoint.
+    make_shard
+        Builds the shard: ``make_shard(job, placement, index)``. An error it raises is reported to
+        the coordinator, and by it to the worker that started the job.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        coordinator: str,
+        make_shard: Callable[[JobSpec, Placement, int], Shard],
+    ) -> None:
+        self.member = Member(identity, coordinator, self.counters)
+        self.shard: Shard | None = None
+        self.epoch = 0
+        self._make_shard = make_shard
+        self._clients: dict[bytes, Client] = {}  # by incarnation: a ledger outlives its connection
+        self._peers: OrderedDict[Peer, bytes] = OrderedDict()  # routing id -> incarnation
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._counts: Counter[str] = Counter()
+        self._assigned: Assign | None = None
+        self._ending = False
+
+    def start(self, now: float) -> list[Action]:
+        """Begin to join."""
+        return self.member.start(now)
+
+    def counters(self) -> Mapping[str, Any]:
+        """Return the counters shown in the status."""
+        shard = self.shard
+        return {
+            **self._counts,
+            **(shard.counters if shard else {}),
+            "clients": len(self._clients),
+            "loaded": bool(shard and shard.loaded),
+            "arena_nbytes": shard.arena_nbytes if shard else 0,
+        }
+
+    def handle(self, event: Received | Undecodable | Returned | Stop, now: float) -> list[Action]:
+        """Take an event; every failure becomes an `Error` to its sender, never an exception."""
+        if isinstance(event, Stop):
+            return [*self.member.leave("closed"), Exit(exits.OK, event.reason)]
+        if isinstance(event, Undecodable):
+            return self._refuse(event.peer, 0, event.error)
+        if isinstance(event, Returned):
+            return self._built(event.tag, event.value)
+        message = event.message
+        try:
+            if event.peer == COORDINATOR:
+                return self._from_coordinator(message, now)
+            return self._from_client(event.peer, message)
+        except PSError as error:
+            return self._refuse(event.peer, getattr(message, "request", 0), error)
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        return self.member.next_deadline()
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Heartbeats, and the end when the coordinator is gone."""
+        actions = self.member.on_deadline(now)
+        if self.member.lost and not self._ending:
+            self._ending = True
+            text = f"lost the coordinator: last sign of life {self.member.silence(now):.1f} s ago"
+            actions += [Log("error", text), Exit(exits.COORDINATOR_LOST, text)]
+        return actions
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert len(self._clients) <= MAX_PEERS
+        assert set(self._peers.values()) <= set(self._clients)
+        for client in self._clients.values():
+            client.ledger.validate()
+        if self.shard is not None:
+            self.shard.validate()
+
+    # --- the coordinator -----------------------------------------------------------------------
+
+    def _from_coordinator(self, message: Message, now: float) -> list[Action]:
+        actions = self.member.on_message(message, now)
+        if isinstance(message, Assign):
+            actions += self._assign(message)
+        elif isinstance(message, Lost):
+            if message.role != "server":
+                self._forget(message.incarnation)
+                self._evicted[message.incarnation] = None
+                while len(self._evicted) > MAX_EVICTED:
+                    self._evicted.popitem(last=False)
+        elif isinstance(message, Shutdown):
+            actions += [*self.member.leave("finished"), Exit(exits.OK, message.reason)]
+        elif isinstance(message, Error):
+            evicted = message.code == EvictedError.code
+            actions += [Log("error", message.text), Exit(exits.EVICTED if evicted else exits.FAILED, message.text)]
+        return actions
+
+    def _assign(self, message: Assign) -> list[Action]:
+        if self._assigned is not None and message.epoch <= self._assigned.epoch:
+            return self._report_ready()  # a repeated Assign
+        job = JobSpec.from_wire(message.job)
+        placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
+        if message.shard >= placement.num_shards:
+            raise ProtocolError(f"shard {message.shard} of {placement.num_shards}")
+        self._assigned, self.shard = message, None
+        return [Run(message, partial(self._make_shard, job, placement, message.shard))]
+
+    def _built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
+        if assign is not self._assigned:
+            return []  # of a job that was given up meanwhile
+        if isinstance(shard, Exception):
+            return self._refuse(COORDINATOR, 0, self._build_error(assign.shard, shard))
+        self.shard = shard
+        self.epoch = assign.epoch
+        text = f"shard {shard.index} of {shard.placement.num_shards}: "
+        text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {len(shard.slices)} slices"
+        return [Log("info", text), *self._report_ready()]
+
+    def _build_error(self, number: int, error: Exception) -> PSError:
+        name = self.member.identity.name
+        if isinstance(error, PSError):
+            return error
+        if isinstance(error, MemoryError):
+            return JobError(f"{name} has not the memory for shard {number} ({error}); start more servers")
+        return JobError(f"{name} cannot build shard {number}: {error!r}")
+
+    def _report_ready(self) -> list[Action]:
+        return [Send(COORDINATOR, Ready(self.epoch, int(self.shard.loaded)))] if self.shard is not None else []
+
+    # --- workers -------------------------------------------------------------------------------
+
+    def _from_client(self, peer: Peer, message: Message) -> list[Action]:
+        if isinstance(message, Hello):
+            return self._welcome(peer, message)
+        incarnation = self._peers.get(peer)
+        if incarnation is None:
+            raise NotJoinedError(f"{type(message).__name__} before Hello")
+        client = self._clients[incarnation]
+        if isinstance(message, Push):
+            return [self._push(peer, client, message)]
+        if isinstance(message, Pull):
+            return [self._pull(peer, message)]
+        if isinstance(message, Load):
+            shard = self._shard(message.epoch)
+            already = shard.loaded
+            shard.load(message.parts, message.payload)
+            ack: list[Action] = [Send(peer, Ack(message.request, (), ()))]
+            return ack if already or not shard.loaded else [*ack, *self._report_ready()]
+        if isinstance(message, Leave):
+            self._forget(incarnation)
+            return [Send(peer, Left())]
+        raise ProtocolError(f"a server does not take {type(message).__name__}")
+
+    def _welcome(self, peer: Peer, hello: Hello) -> list[Action]:
+        check_hello(hello, ("worker", "observer"))
+        if hello.incarnation in self._evicted:
+            raise EvictedError(f"{hello.name} was taken for dead; connect again as a new worker")
+        if hello.incarnation not in self._clients:
+            if len(self._clients) >= MAX_PEERS:
+                raise LimitError(what="number of workers", got=len(self._clients) + 1, limit=MAX_PEERS)
+            self._clients[hello.incarnation] = Client(hello)
+        self._peers[peer] = hello.incarnation
+        while len(self._peers) > 2 * MAX_PEERS:  # routing ids of connections long gone
+            self._peers.popitem(last=False)
+        identity, member = self.member.identity, self.member
+        welcome = Welcome(
+            PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
+            member.num_workers, member.num_servers,
+        )  # fmt: skip
+        return [Send(peer, welcome)]
+
+    def _push(self, peer: Peer, client: Client, message: Push) -> Action:
+        shard = self._ready_shard(message.epoch)
+        check_codec(message.codec)
+        if client.hello.role != "worker":
+            raise NotJoinedError("an observer may pull, not push")
+        result = client.ledger.recall(message.seq)
+        if result is None:
+            applied = shard.push(message.parts, message.payload, client.name)
+            result = tuple(v for v, _ in applied), tuple(s for _, s in applied)
+            client.ledger.record(message.seq, result)
+            self._counts["pushes"] += 1
+            self._counts["pushed_nbytes"] += sum(memoryview(buffer).nbytes for buffer in message.payload)
+        else:
+            self._counts["duplicates"] += 1
+        if not message.reply:
+            return Send(peer, Ack(message.request, *result))
+        payload, versions, readers = shard.pull(message.parts)
+        self._counts["pulled_nbytes"] += sum(array.nbytes for array in payload)
+        return Send(peer, Values(message.request, "raw", versions, result[1], payload), readers)
+
+    def _pull(self, peer: Peer, message: Pull) -> Action:
+        shard = self._ready_shard(message.epoch)
+        check_codec(message.codec)
+        payload, versions, readers = shard.pull(message.parts)
+        self._counts["pulls"] += 1
+        self._counts["pulled_nbytes"] += sum(array.nbytes for array in payload)
+        return Send(peer, Values(message.request, "raw", versions, (), payload), readers)
+
+    def _shard(self, epoch: int) -> Shard:
+        if self.shard is None:
+            raise JobError("this server has no shard yet; call worker.init(...) first")
+        if epoch != self.epoch:
+            raise StaleEpochError(ours=self.epoch, theirs=epoch)
+        return self.shard
+
+    def _ready_shard(self, epoch: int) -> Shard:
+        shard = self._shard(epoch)
+        if not shard.loaded:
+            raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
+        return shard
+
+    def _forget(self, incarnation: bytes) -> None:
+        self._clients.pop(incarnation, None)
+        for peer in [peer for peer, i in self._peers.items() if i == incarnation]:
+            del self._peers[peer]
+
+    def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+        self._counts["refused"] += 1
+        client = self._clients.get(self._peers.get(peer, b""))
+        who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {peer.hex()}"
+        log = Log("warning", f"refused a request of {who}: {error}")
+        return [log, Send(peer, Error(request, error.code, str(error), error.facts()))]
+
+
+def check_hello(hello: Hello, roles: tuple[str, ...]) -> None:
+    """Raise unless a Hello is one of ours."""
+    if hello.magic != MAGIC:
+        raise ProtocolError(f"magic {hello.magic[:20]!r} is not {MAGIC!r}")
+    if hello.version != PROTOCOL_VERSION:
+        raise ProtocolVersionError(ours=PROTOCOL_VERSION, theirs=hello.version)
+    if hello.role not in roles:
+        raise ProtocolError(f"role {hello.role[:20]!r} is not one of {roles}")
+
+
+def check_codec(codec: str) -> None:
+    """Raise unless arrays in this codec can be read."""
+    if codec != "raw":
+        raise ProtocolError(f"codec {codec[:20]!r} is not spoken here, only raw")

@@ -1,0 +1,154 @@
+"""From the first worker's ``init`` to a job everybody can train: place, build, load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zmqps.core.events import Action, Log, Send
+from zmqps.core.job import JobSpec, attached
+from zmqps.core.keyspace import KeySpace, Placement
+from zmqps.core.membership import MemberInfo
+from zmqps.core.messages import Assign, Init, Job
+from zmqps.errors import PSError
+
+Parked = dict[tuple[bytes, int], MemberInfo]  # (incarnation, request) of an init not yet answered
+
+
+class Startup:
+    """The job of a cluster on its way to being trained.
+
+    Placing waits for all servers; then every server builds its shard; then one worker, the
+    loader, uploads the initial values; then every parked ``init`` is answered. A loader that
+    vanishes is replaced by another worker whose ``init`` is parked.
+    """
+
+    def __init__(self, num_servers: int, slice_nbytes: int) -> None:
+        self.num_servers = num_servers
+        self.epoch = 0
+        self._slice_nbytes = slice_nbytes
+        self._forget()
+
+    def _forget(self) -> None:
+        self.job: JobSpec | None = None
+        self.owner = ""
+        self.placement: Placement | None = None
+        self.servers: Sequence[MemberInfo] = ()
+        self.built: set[int] = set()
+        self.loaded: set[int] = set()
+        self.parked: Parked = {}
+        self.loader: tuple[bytes, int] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the job can be trained."""
+        return self.placement is not None and len(self.loaded) == self.num_servers
+
+    def init(self, member: MemberInfo, message: Init) -> list[Action]:
+        """A worker names its job; its request is parked until the job is ready."""
+        if message.job:
+            job = JobSpec.from_wire(message.job)
+            if self.job is None:
+                self.job, self.owner = job, member.title
+            else:
+                self.job.check_same(job, self.owner)
+        else:
+            attached(self.job)
+        self.parked[member.incarnation, message.request] = member
+        actions: list[Action] = []
+        if self.loader is None and message.job and self.placement is not None and not self.ready:
+            actions += self._choose_loader()
+        return actions + self._answer()
+
+    def place(self, servers: Sequence[MemberInfo]) -> list[Action]:
+        """Place the job as soon as all servers have joined."""
+        if self.job is None or self.placement is not None or len(servers) < self.num_servers:
+            return []
+        self.servers = servers
+        self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
+        self.epoch += 1
+        wire, cuts = self.job.to_wire(), self.placement.to_wire()
+        nbytes = self.placement.keyspace.nbytes
+        text = f"job of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, {self.job.mode}"
+        return [
+            Log("info", text),
+            *(Send(server.peer, Assign(self.epoch, server.rank, wire, cuts)) for server in servers),
+        ]
+
+    def progress(self, server: MemberInfo, epoch: int, loaded: bool) -> list[Action]:
+        """A server has built its shard, or has all its values."""
+        if epoch != self.epoch:
+            return []
+        self.built.add(server.rank)
+        if loaded:
+            self.loaded.add(server.rank)
+        if len(self.built) < self.num_servers:
+            return []
+        return self._answer() or ([] if self.loader else self._choose_loader())
+
+    def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
+        """A worker no longer waits for its init, or has gone."""
+        for key in [k for k in self.parked if k[0] == incarnation and request in (None, k[1])]:
+            del self.parked[key]
+        if self.placement is None and not self.parked:
+            self.job = None  # nobody wants it any more, and no server knows of it
+        if self.loader is not None and self.loader not in self.parked and not self.ready:
+            self.loader = None
+            return self._choose_loader()
+        return []
+
+    def fail(self, error: PSError) -> list[tuple[MemberInfo, int, PSError]]:
+        """A server could not build its shard: forget the job; return whom to tell."""
+        failed = [(member, request, error) for (_, request), member in self.parked.items()]
+        self._forget()  # but not the epoch: the next job's is higher, so servers drop what they built
+        return failed
+
+    def _choose_loader(self) -> list[Action]:
+        if self.ready or len(self.built) < self.num_servers:
+            return []
+        for key, member in self.parked.items():
+            if member.role == "worker":
+                self.loader = key
+                return [Log("info", f"{member.title} uploads the initial values"), self._reply(member, key[1], load=1)]
+        return []
+
+    def _answer(self) -> list[Action]:
+        if not self.ready:
+            return []
+        replies: list[Action] = [self._reply(member, request) for (_, request), member in self.parked.items()]
+        self.parked.clear()
+        return replies
+
+    def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
+        assert self.job is not None
+        assert self.placement is not None
+        servers = [{"name": server.hello.name, "endpoint": server.hello.endpoint} for server in self.servers]
+        placement = {**self.placement.to_wire(), "servers": servers}
+        return Send(member.peer, Job(request, self.epoch, self.job.to_wire(), placement, load))
+
+    def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
+        """Say whom a parked init waits for."""
+        if len(servers) < self.num_servers:
+            return f"{self.num_servers - len(servers)} of {self.num_servers} servers to join"
+        if self.placement is not None and len(self.built) < self.num_servers:
+            names = [server.title for server in self.servers if server.rank not in self.built]
+            return f"{', '.join(names)} to build its shard"
+        if self.loader is not None and self.loader in self.parked:
+            return f"{self.parked[self.loader].title} to upload the initial values"
+        return "a worker to upload the initial values"
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the job for the status."""
+        if self.job is None:
+            return {}
+        return {
+            "parameters": len(self.job.parameters),
+            "mode": self.job.mode,
+            "staleness": self.job.staleness,
+            "nonfinite": self.job.nonfinite,
+            "optimizer": dict(self.job.optimizer),
+            "owner": self.owner,
+            "nbytes": KeySpace(self.job.parameters).nbytes,
+            "placement": self.placement.rows() if self.placement else [],
+            "ready": self.ready,
+        }

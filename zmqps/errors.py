@@ -1,0 +1,284 @@
+"""Every exception zmqps raises, in one place; this docstring is the tree.
+
+::
+
+    PSError
+    ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
+    ├── AddressInUseError (OSError)          the port is taken, and by whom
+    ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
+    ├── ClosedError (RuntimeError)           the worker was closed or has finished
+    ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
+    ├── EvictedError (ConnectionError)       the others went on without this node
+    ├── ShutdownError (ConnectionError)      the cluster is ending
+    ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
+    │   ├── ProtocolVersionError             the two ends speak different versions
+    │   ├── LimitError                       a size beyond what the receiver accepts
+    │   ├── NotJoinedError                   a request before the handshake
+    │   ├── StaleEpochError                  addressed to an older placement of the shards
+    │   ├── SliceRangeError (IndexError)     no such slice, or a range that cuts a parameter
+    │   └── LedgerError                      a sequence number the ledger can no longer judge
+    ├── JobError (RuntimeError)              the job cannot be started, or is not started yet
+    ├── JobMismatchError (ValueError)        this worker trains something else than the job
+    ├── UnknownParameterError (KeyError)     no parameter of that name
+    ├── ShapeError (ValueError)              an array of the wrong shape
+    ├── DtypeError (TypeError)               an array of a dtype that cannot be trained
+    ├── NonFiniteGradientError (ValueError)  NaN or infinity in a gradient; names the culprit
+    └── OptimizerError (ValueError)          no such optimizer, schedule or option
+
+An exception holds its facts as attributes and builds its text from them. The same facts travel
+in an ``Error`` message under the class's number, so both ends of a connection raise the same
+class with the same attributes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+Fact = str | int | float | bool | None
+
+
+class PSError(Exception):
+    """Base of all errors of zmqps.
+
+    Parameters
+    ----------
+    **facts
+        Exactly the attributes the class annotates; ``text`` is formatted with them.
+    """
+
+    code: ClassVar[int] = 1
+    text: ClassVar[str] = "{reason}"
+    fact_names: ClassVar[tuple[str, ...]] = ("reason",)
+    reason: str
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = tuple(n for n, t in inspect.get_annotations(cls).items() if "ClassVar" not in t)
+        if own:
+            cls.fact_names = own
+
+    def __init__(self, reason: str | None = None, **facts: Fact) -> None:
+        if reason is not None:
+            facts["reason"] = reason
+        if set(facts) != set(self.fact_names):
+            raise TypeError(f"{type(self).__name__} takes {self.fact_names}, not {sorted(facts)}")
+        for name, value in facts.items():
+            setattr(self, name, value)
+        super().__init__(self.text.format_map(facts))
+
+    def __str__(self) -> str:  # KeyError would show the repr
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.facts())
+
+    def facts(self) -> dict[str, Fact]:
+        """Return the facts of this error, ready for an ``Error`` message."""
+        return {name: getattr(self, name) for name in self.fact_names}
+
+
+def _rebuild(cls: type[PSError], facts: dict[str, Fact]) -> PSError:
+    return cls(**facts)  # type: ignore[arg-type]
+
+
+class ConfigurationError(PSError, ValueError):
+    """A flag, environment variable, file entry or option that cannot be used."""
+
+    code = 2
+
+
+class AddressInUseError(PSError, OSError):
+    """The endpoint cannot be bound because somebody holds its port."""
+
+    code = 3
+    text = "cannot bind {endpoint}: port {port} is in use by {owner}; choose another port, or 0 for a free one"
+    endpoint: str
+    port: int
+    owner: str
+
+
+class DeadlineError(PSError, TimeoutError):
+    """A wait ended at its timeout.
+
+    Nothing is known to be lost: a push that timed out may or may not have been applied, and is
+    applied at most once.
+    """
+
+    code = 4
+    text = "{operation} timed out after {seconds:.1f} s, waiting for {waiting_for}"
+    operation: str
+    seconds: float
+    waiting_for: str
+
+
+class ClosedError(PSError, RuntimeError):
+    """The object was closed, or its worker has finished."""
+
+    code = 5
+
+
+class PeerLostError(PSError, ConnectionError):
+    """A node gave no sign of life for longer than the heartbeat timeout."""
+
+    code = 6
+    text = "lost {role} {name}: last sign of life {silent_s:.1f} s ago; {advice}"
+    role: str
+    name: str
+    silent_s: float
+    advice: str
+
+
+class EvictedError(PSError, ConnectionError):
+    """The coordinator took this node for dead and the others went on without it."""
+
+    code = 7
+
+
+class ShutdownError(PSError, ConnectionError):
+    """The cluster is ending, so the request will not be answered."""
+
+    code = 8
+
+
+class ProtocolError(PSError, ValueError):
+    """The bytes received are not a message of docs/protocol.md."""
+
+    code = 20
+
+
+class ProtocolVersionError(ProtocolError):
+    """Both ends speak zmqps, but different versions of its protocol."""
+
+    code = 21
+    text = "protocol version {theirs} is not spoken here, only {ours}; install the same zmqps on every node"
+    ours: int
+    theirs: int
+
+
+class LimitError(ProtocolError):
+    """A size or count beyond what the receiver accepts, refused before anything was allocated."""
+
+    code = 22
+    text = "{what} of {got} is beyond the limit of {limit}"
+    what: str
+    got: int
+    limit: int
+
+
+class NotJoinedError(ProtocolError):
+    """A request from a peer that has not shaken hands, or whose handshake was forgotten."""
+
+    code = 23
+
+
+class StaleEpochError(ProtocolError):
+    """The message was addressed under an older placement of the shards."""
+
+    code = 24
+    text = "message of epoch {theirs}, the placement is of epoch {ours}"
+    ours: int
+    theirs: int
+
+
+class SliceRangeError(ProtocolError, IndexError):
+    """No such slice on this shard, or a range that does not fall on parameter boundaries."""
+
+    code = 25
+
+
+class LedgerError(ProtocolError):
+    """A sequence number so old that the ledger no longer knows whether it was applied."""
+
+    code = 26
+
+
+class JobError(PSError, RuntimeError):
+    """The job cannot be started, or has not been started yet."""
+
+    code = 40
+
+
+class JobMismatchError(PSError, ValueError):
+    """This worker's ``init`` differs from the job the first worker defined."""
+
+    code = 41
+    text = (
+        "this worker and the running job differ in {what}: the job, set by {owner}, has {theirs}; this worker has "
+        "{ours}. Make them equal, or start another cluster for another job"
+    )
+    what: str
+    ours: str
+    theirs: str
+    owner: str
+
+
+class UnknownParameterError(PSError, KeyError):
+    """A name that is not among the job's parameters."""
+
+    code = 42
+    text = "no parameter named {name!r}; {hint}"
+    name: str
+    hint: str
+
+
+class ShapeError(PSError, ValueError):
+    """An array whose shape is not its parameter's."""
+
+    code = 43
+    text = "{name!r} has shape {got}, expected {expected}"
+    name: str
+    got: str
+    expected: str
+
+
+class DtypeError(PSError, TypeError):
+    """An array whose dtype cannot be trained, or not be converted without loss of meaning."""
+
+    code = 44
+    text = "{name!r} has dtype {got}, expected {expected}"
+    name: str
+    got: str
+    expected: str
+
+
+class NonFiniteGradientError(PSError, ValueError):
+    """A gradient with NaN or infinity was refused; the values are as they were."""
+
+    code = 45
+    text = (
+        "gradient of {parameters} pushed by {worker} holds NaN or infinity and was refused, nothing was applied; "
+        "clip or skip such a batch, or allow them with init(..., nonfinite='allow')"
+    )
+    worker: str
+    parameters: str
+
+
+class OptimizerError(PSError, ValueError):
+    """No optimizer, schedule or option of that name, or a value out of its range."""
+
+    code = 46
+
+
+def _tree(cls: type[PSError]) -> list[type[PSError]]:
+    return [cls] + [c for sub in cls.__subclasses__() for c in _tree(sub)]
+
+
+#: Wire number -> class. A number is never given a second meaning.
+BY_CODE: dict[int, type[PSError]] = {cls.code: cls for cls in _tree(PSError)}
+
+
+def from_wire(code: int, text: str, facts: Mapping[str, Fact]) -> PSError:
+    """Return the exception an ``Error`` message stands for.
+
+    A number or facts this version does not know (a newer peer's) give a plain `PSError` with the
+    peer's text, so that an unknown error is still an error.
+    """
+    cls = BY_CODE.get(code)
+    if cls is not None and set(facts) == set(cls.fact_names):
+        try:
+            return cls(**facts)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass  # a fact of the wrong type does not format; its text still tells
+    return PSError(text)

@@ -1,0 +1,1 @@
+"""Moves frames between machines: transports and the driver loop."""

@@ -1,0 +1,201 @@
+"""The one loop that feeds a machine, executes what it says, and re-arms one timer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from zmqps.core import exits
+from zmqps.core.events import (
+    Action,
+    Connect,
+    Exit,
+    Log,
+    Machine,
+    Peer,
+    Received,
+    Resolve,
+    Returned,
+    Run,
+    Send,
+    Stop,
+    Undecodable,
+)
+from zmqps.core.wire import decode, encode
+from zmqps.errors import PSError
+from zmqps.net.transport import Transport
+
+#: How long the last messages of a node (goodbyes) may take to leave.
+LINGER_S = 1.0
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class Driver:
+    """Runs one machine on one transport, inside one asyncio loop.
+
+    Parameters
+    ----------
+    machine
+        A machine of the core.
+    transport
+        Carries its messages.
+    log
+        Where its `Log` actions go.
+    resolve
+        What to do with its `Resolve` actions: ``resolve(operation, value)``.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        transport: Transport,
+        log: logging.Logger,
+        resolve: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        self.machine = machine
+        self.transport = transport
+        self.log = log
+        self.counters: Counter[str] = Counter()
+        self._resolve = resolve
+        self._exit: asyncio.Future[Exit] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> Exit:
+        """Start the machine and run it until it exits."""
+        loop = asyncio.get_running_loop()
+        self._exit = loop.create_future()
+        self.transport.start(self._deliver, self._arm)
+        self._do(lambda: self.machine.start(loop.time()))  # type: ignore[attr-defined]
+        self._arm()
+        try:
+            return await self._exit
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in self._tasks:
+                task.cancel()
+            self.transport.close(LINGER_S)
+
+    def submit(self, event: Any) -> None:
+        """Feed an event that did not come over the network; call it in the loop's thread."""
+        if self._exit is not None and not self._exit.done():
+            self._do(lambda: self.machine.handle(event, asyncio.get_running_loop().time()))
+            self._arm()
+
+    def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
+        event: Received | Undecodable
+        try:
+            event = Received(peer, decode(frames))
+        except PSError as error:
+            self.counters["undecodable"] += 1
+            event = Undecodable(peer, error)
+        self._do(lambda: self.machine.handle(event, asyncio.get_running_loop().time()))
+
+    def _do(self, ask: Callable[[], list[Action]]) -> None:
+        """Execute what the machine says; a defect in it is logged, and the node goes on."""
+        try:
+            for action in ask():
+                self._execute(action)
+        except Exception:
+            self.counters["internal_errors"] += 1
+            self.log.exception("internal error; please report it")
+
+    def _execute(self, action: Action) -> None:
+        match action:
+            case Send(peer, message, readers):
+                self.transport.send(peer, encode(message), readers)
+            case Resolve(operation, value):
+                assert self._resolve is not None
+                self._resolve(operation, value)
+            case Log(level, text):
+                self.log.log(LEVELS[level], "%s", text)
+            case Connect(peer, endpoint):
+                self.transport.connect(peer, endpoint)
+            case Run(tag, work):
+                task = asyncio.create_task(self._run(tag, work))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Exit():
+                assert self._exit is not None
+                if not self._exit.done():
+                    self._exit.set_result(action)
+
+    async def _run(self, tag: Any, work: Callable[[], Any]) -> None:
+        value: Any
+        try:
+            value = await asyncio.to_thread(work)
+        except Exception as error:
+            value = error
+        self.submit(Returned(tag, value))
+
+    def _arm(self) -> None:
+        """Set the timer to the machine's next deadline, if that has moved."""
+        due = self.machine.next_deadline()
+        if due == self._timer_at and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = due
+        if due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = self._timer_at = None
+        self._do(lambda: self.machine.on_deadline(asyncio.get_running_loop().time()))
+        self._arm()
+
+
+async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None = None) -> int:
+    """Run a server's or coordinator's driver until it exits; return the process's exit code.
+
+    Ctrl-C and SIGTERM ask the machine to stop, which says goodbye first; a second one ends at once.
+
+    Parameters
+    ----------
+    driver
+        The node.
+    announcement
+        A line to tell the parent process, say where this node can be reached.
+    parent_fd
+        One end of a socket pair whose other end the parent holds. The announcement is written to
+        it, and when the parent is gone, however it ended, the node stops: no orphans.
+    """
+    loop = asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def ask(number: int, code: int) -> None:
+        if asked:
+            raise SystemExit(code)
+        asked.append(code)
+        driver.submit(Stop(signal.Signals(number).name))
+
+    def orphaned(fd: int) -> None:
+        loop.remove_reader(fd)  # readable without having been written to: the end of the parent
+        driver.submit(Stop("the parent process is gone"))
+
+    if parent_fd is not None:
+        os.write(parent_fd, announcement.encode() + b"\n")
+        loop.add_reader(parent_fd, orphaned, parent_fd)
+    codes = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED}
+    for number, code in codes.items():
+        with contextlib.suppress(NotImplementedError):  # platforms without signal handlers in loops
+            loop.add_signal_handler(number, ask, number, code)
+    try:
+        end = await driver.run()
+    finally:
+        if parent_fd is not None:
+            loop.remove_reader(parent_fd)
+        for number in codes:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+    driver.log.log(logging.INFO if end.code in (exits.OK, exits.IDLE) else logging.ERROR, "exit: %s", end.reason)
+    return asked[0] if asked and end.code == exits.OK else end.code

@@ -1,0 +1,34 @@
+"""What the driver asks of a transport."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from zmqps.core.events import Peer, Reader
+
+#: Takes the frames that a peer sent. Array frames alias the transport's buffers, which live as
+#: long as somebody refers to them.
+Deliver = Callable[[Peer, Sequence[Any]], None]
+
+
+class Transport(Protocol):
+    """Carries frames; all calls come from the thread of the loop it was started in.
+
+    Messages between two peers arrive whole and in order, or not at all.
+    """
+
+    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
+        """Begin to deliver; ``delivered`` is called after each batch."""
+
+    def bind(self, endpoint: str) -> str:
+        """Accept connections; return the endpoint with its port filled in."""
+
+    def connect(self, peer: Peer, endpoint: str) -> None:
+        """Open a connection in the background and call it ``peer``."""
+
+    def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
+        """Queue a message; False if it was dropped because the peer is not connected or not reading."""
+
+    def close(self, linger: float) -> None:
+        """Close everything, giving queued messages ``linger`` seconds to leave."""

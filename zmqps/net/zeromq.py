@@ -1,0 +1,190 @@
+"""The ZeroMQ transport: one ROUTER for those who connect here, one DEALER a connection we open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from zmqps.core.events import Peer, Reader
+from zmqps.core.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
+from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.net.ports import owner_of
+from zmqps.net.transport import Deliver
+
+#: Frames below this are copied into the message: cheaper than telling when they are free again.
+COPY_NBYTES = 64 << 10
+#: Messages delivered before timers and other callbacks of the loop get their turn.
+BATCH = 256
+#: Peers that connected here are named by this and their routing id, so that nobody can choose an
+#: identity that is the name of a connection we opened.
+INBOUND = b"@"
+
+
+class ZmqTransport:
+    """Moves frames through ZeroMQ sockets inside an asyncio loop.
+
+    ZeroMQ signals readiness on an edge-triggered descriptor: once it fires, the sockets are
+    drained until they are empty, and again after every send, which may have swallowed the edge.
+
+    Parameters
+    ----------
+    identity
+        Routing id of the connections opened here; unique for each life of a process, because two
+        connections with one id starve each other.
+    """
+
+    def __init__(self, identity: bytes) -> None:
+        self.counters: Counter[str] = Counter()
+        self._context = zmq.Context(io_threads=1)
+        self._identity = b"z" + identity
+        self._router: zmq.Socket[bytes] | None = None
+        self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
+        self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._deliver: Deliver | None = None
+        self._delivered: Callable[[], None] | None = None
+        self._scheduled = False
+        self._draining = False
+
+    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
+        """Begin to deliver in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._deliver, self._delivered = deliver, delivered
+        for _, socket in self._sockets:
+            self._watch(socket)
+
+    def bind(self, endpoint: str) -> str:
+        """Accept connections on an endpoint such as ``tcp://127.0.0.1:0``.
+
+        Raises
+        ------
+        AddressInUseError
+            Names the port and, where it can be known, who holds it.
+        ConfigurationError
+            The endpoint is none, or names an interface this host does not have.
+        """
+        router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
+        self._limit(router)
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError as error:
+            router.close(0)
+            if error.errno == zmq.EADDRINUSE:
+                port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
+                raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
+            raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
+        self._router = router
+        self._add(b"", router)
+        bound: bytes = router.LAST_ENDPOINT
+        return bound.rstrip(b"\0").decode()
+
+    def connect(self, peer: Peer, endpoint: str) -> None:
+        """Open a connection in the background; it comes back by itself when it breaks.
+
+        Raises
+        ------
+        ConfigurationError
+            The endpoint is none.
+        """
+        dealer = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
+        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        self._limit(dealer)
+        try:
+            dealer.connect(endpoint)
+        except zmq.ZMQError as error:
+            dealer.close(0)
+            raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
+        self._dealers[peer] = dealer
+        self._add(peer, dealer)
+
+    @staticmethod
+    def _limit(socket: zmq.Socket[bytes]) -> None:
+        # libzmq closes a connection that announces more, before it allocates
+        socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_FRAME_NBYTES, MAX_HEADER_NBYTES))
+        socket.setsockopt(zmq.LINGER, 0)
+
+    def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
+        self._sockets.append((peer, socket))
+        if self._loop is not None:
+            self._watch(socket)
+
+    def _watch(self, socket: zmq.Socket[bytes]) -> None:
+        assert self._loop is not None
+        self._loop.add_reader(socket.FD, self._drain)
+        self._schedule()
+
+    def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
+        """Queue a message; large frames are not copied and stay in use until their reader is done."""
+        socket = self._dealers.get(peer)
+        if socket is None and peer.startswith(INBOUND) and self._router is not None:
+            socket, frames = self._router, [peer[len(INBOUND) :], *frames]
+        if socket is None:
+            self.counters["undeliverable"] += 1
+            return False
+        large = len(frames) > 1 and max(memoryview(frame).nbytes for frame in frames) >= COPY_NBYTES
+        try:
+            if not large:
+                socket.send_multipart(frames, zmq.DONTWAIT)
+            else:
+                tracker = socket.send_multipart(frames, zmq.DONTWAIT, copy=False, track=bool(readers))
+                for watchers in readers:
+                    watchers.append(tracker)  # type: ignore[arg-type]
+        except zmq.ZMQError:  # not connected, or its queue is full: the sender's retries are for that
+            self.counters["undeliverable"] += 1
+            return False
+        finally:
+            self._schedule()
+        return True
+
+    def _schedule(self) -> None:
+        """Drain soon: a send may have swallowed the edge that announced a message."""
+        if not self._scheduled and not self._draining and self._loop is not None:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        assert self._deliver is not None
+        assert self._delivered is not None
+        self._scheduled, self._draining = False, True
+        budget, empty = BATCH, False
+        try:
+            while budget > 0 and not empty:
+                empty = True
+                for peer, socket in list(self._sockets):
+                    for _ in range(16):
+                        if socket.closed:
+                            return
+                        try:
+                            frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                        except zmq.Again:
+                            break
+                        budget, empty = budget - 1, False
+                        if peer:
+                            self._deliver(peer, [frame.buffer for frame in frames])
+                        else:
+                            self._deliver(INBOUND + frames[0].bytes, [frame.buffer for frame in frames[1:]])
+        finally:
+            self._draining = False
+        if not empty:
+            self._schedule()
+        self._delivered()
+
+    def close(self, linger: float) -> None:
+        """Close the sockets and end the context; queued messages get ``linger`` seconds."""
+        for _, socket in self._sockets:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(socket.FD)
+            socket.close(int(linger * 1000))
+        self._sockets.clear()
+        self._dealers.clear()
+        self._router = None
+        self._context.term()

@@ -1,0 +1,58 @@
+"""Optimizers, learning-rate schedules and parameter groups; on the servers, the kernels that run them.
+
+A training script names an optimizer with its numbers, as plain data::
+
+    from zmqps.optim import adamw, cosine_decay, group
+
+    adamw(cosine_decay(1e-3, decay_steps=10_000), groups=[group("*.bias", weight_decay=0.0)])
+
+and the servers, who know the equations, apply it.
+"""
+
+from .adadelta import adadelta
+from .adagrad import adagrad
+from .adam import adam
+from .adamw import adamw
+from .amsgrad import amsgrad
+from .base import Rule
+from .ftrl import ftrl
+from .kernels import Kernel, all_finite, make_kernel, warm_up
+from .lion import lion
+from .momentum import momentum
+from .nesterov import nesterov
+from .options import flag, number
+from .rmsprop import rmsprop
+from .schedules import Schedule, constant, cosine_decay, exponential_decay, linear_warmup, step_decay
+from .sgd import sgd
+from .spec import Group, OptimizerSpec, custom, group
+
+__all__ = [
+    "Group",
+    "Kernel",
+    "OptimizerSpec",
+    "Rule",
+    "Schedule",
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamw",
+    "all_finite",
+    "amsgrad",
+    "constant",
+    "cosine_decay",
+    "custom",
+    "exponential_decay",
+    "flag",
+    "ftrl",
+    "group",
+    "linear_warmup",
+    "lion",
+    "make_kernel",
+    "momentum",
+    "nesterov",
+    "number",
+    "rmsprop",
+    "sgd",
+    "step_decay",
+    "warm_up",
+]

@@ -1,0 +1,82 @@
+r"""AMSGrad: Adam over the largest mean squared gradient so far.
+
+.. math::
+    m &\leftarrow \beta_1 m + (1 - \beta_1)\,g \\
+    v &\leftarrow \beta_2 v + (1 - \beta_2)\,g^2 \\
+    p &\leftarrow \max(p, v) \\
+    w &\leftarrow w - \eta\,\frac{m / (1 - \beta_1^t)}{\sqrt{p / (1 - \beta_2^t)} + \epsilon}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .adam import Adam
+from .schedules import Rate
+from .spec import Group, OptimizerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AMSGrad(Adam):
+    """The rule of `amsgrad`."""
+
+    name = "amsgrad"
+    slots = ("m", "v", "p")
+
+    def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
+        def update(
+            w: Any, g: Any, m: Any, v: Any, p: Any, rate: Any, root: Any, b1: Any, a1: Any, b2: Any, a2: Any, eps: Any
+        ) -> tuple[Any, ...]:
+            m = b1 * m + a1 * g
+            v = b2 * v + a2 * (g * g)
+            p = xp.maximum(p, v)
+            return w - rate * m / (xp.sqrt(p) / root + eps), m, v, p
+
+        return update
+
+
+def amsgrad(
+    learning_rate: Rate = 1e-3,
+    *,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    clip_value: float | None = None,
+    groups: Sequence[Group] = (),
+) -> OptimizerSpec:
+    r"""Return AMSGrad, Adam whose denominator does not shrink.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1)\,g \\
+        v &\leftarrow \beta_2 v + (1 - \beta_2)\,g^2 \\
+        p &\leftarrow \max(p, v) \\
+        w &\leftarrow w - \eta\,\frac{m / (1 - \beta_1^t)}{\sqrt{p / (1 - \beta_2^t)} + \epsilon}
+
+    Parameters
+    ----------
+    learning_rate : float or Schedule
+        :math:`\eta`.
+    b1, b2 : float
+        :math:`\beta_1, \beta_2`, how much of the two means each step keeps.
+    eps : float
+        :math:`\epsilon`, keeps the denominator from zero.
+    weight_decay : float
+        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
+    clip_value : float, optional
+        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+    groups : sequence of Group
+        Parameters with numbers of their own.
+
+    Examples
+    --------
+    >>> spec = amsgrad(learning_rate=3e-4)
+
+    References
+    ----------
+    Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018. In the form of ``torch.optim.Adam``.
+    """
+    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
+    return OptimizerSpec("amsgrad", hyper, learning_rate, clip_value, groups)

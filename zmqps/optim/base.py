@@ -1,0 +1,128 @@
+"""What an optimizer is: an equation over one element, and the numbers it needs at each step.
+
+The equation is written once, with only elementwise operations of an array namespace (``numpy``,
+``cupy``), so that `kernels` can run it on blocks of an array or compile it over single elements.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .options import Flag, Number, number, option
+from .schedules import Rate, RateOption, rate_at
+
+#: Options of every rule that a spec does not count among the hyperparameters.
+COMMON = ("learning_rate", "clip_value", "frozen")
+
+CLIP = Number(above=0.0, optional=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(ABC):
+    """Base of the optimizers: one way of updating, with all its numbers.
+
+    A subclass is a frozen dataclass whose fields (declared with `options.number` and
+    `options.flag`) are its hyperparameters; it says its `name`, its `slots`, and writes `scalars`
+    and `equation`. Registered under the entry point group ``zmqps.optimizers``, it can be named by
+    `zmqps.optim.custom`.
+
+    Parameters
+    ----------
+    learning_rate : float or Schedule
+        Evaluated before each update.
+    weight_decay : float
+        Added to the gradient as ``weight_decay * w`` (L2), unless the rule decouples it.
+    clip_value : float, optional
+        Gradients are clipped to ``[-clip_value, clip_value]`` before anything else.
+    frozen : bool
+        Whether the values stay as they are.
+
+    Examples
+    --------
+    A sign descent that somebody else's package provides:
+
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class SignDescent(Rule):
+    ...     name = "sign_descent"
+    ...
+    ...     def scalars(self, step):
+    ...         return (self.rate(step),)
+    ...
+    ...     def equation(self, xp):
+    ...         def update(w, g, rate):
+    ...             return (w - rate * xp.sign(g),)
+    ...
+    ...         return update
+    """
+
+    name: ClassVar[str]
+    #: Whether weight decay is a part of the gradient (L2); if not, the rule's own equation applies it.
+    coupled_decay: ClassVar[bool] = True
+
+    learning_rate: Rate = option(RateOption())
+    weight_decay: float = number(at_least=0.0, default=0.0)
+    clip_value: float | None = option(CLIP, None)
+    frozen: bool = option(Flag(), False)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the state arrays kept beside the values, at most `kernels.MOST_SLOTS`."""
+        return ()
+
+    @property
+    def slot_fill(self) -> tuple[float, ...]:
+        """Value every element of each slot starts with."""
+        return (0.0,) * len(self.slots)
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of the `step`-th update, the first being 1."""
+        return rate_at(self.learning_rate, step - 1)
+
+    @abstractmethod
+    def scalars(self, step: int) -> tuple[float, ...]:
+        """Return the numbers of the `step`-th update (the first is 1), computed in float64.
+
+        Everything that depends on the step alone belongs here; how many numbers there are does not
+        depend on the step.
+        """
+
+    @abstractmethod
+    def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
+        """Return ``update(w, g, *slots, *scalars) -> (w, *slots)``, elementwise in namespace `xp`.
+
+        It may use its arguments, operators and functions of `xp`, nothing else. Literal numbers
+        belong into `scalars`, where they take the arrays' dtype: compiled, ``1 - b`` with a float32
+        ``b`` would be a float64. It must not depend on numbers that two parameter groups may differ in.
+        """
+
+    def gradient(self, xp: Any) -> Callable[..., Any]:
+        """Return ``gradient(w, g, *gradient_scalars) -> g``: clipped, and with the L2 term where there is one."""
+
+        def clipped_decayed(w: Any, g: Any, limit: Any, weight_decay: Any) -> Any:
+            return xp.minimum(xp.maximum(g, -limit), limit) + weight_decay * w
+
+        def clipped(w: Any, g: Any, limit: Any) -> Any:
+            return xp.minimum(xp.maximum(g, -limit), limit)
+
+        def decayed(w: Any, g: Any, weight_decay: Any) -> Any:
+            return g + weight_decay * w
+
+        def raw(w: Any, g: Any) -> Any:
+            return g
+
+        if self.clip_value is not None:
+            return clipped_decayed if self._adds_decay else clipped
+        return decayed if self._adds_decay else raw
+
+    @property
+    def gradient_scalars(self) -> tuple[float, ...]:
+        """The numbers `gradient` needs, the same at every step."""
+        limit = () if self.clip_value is None else (self.clip_value,)
+        return (*limit, self.weight_decay) if self._adds_decay else limit
+
+    @property
+    def _adds_decay(self) -> bool:
+        return self.coupled_decay and self.weight_decay != 0.0

@@ -1,0 +1,264 @@
+"""From an optimizer's equation to code that runs it over arrays.
+
+Three ways, one result: ``numpy`` walks the arrays in blocks that stay in the cache (the reference);
+``numba`` compiles the equation into one loop over single elements, without the interpreter lock;
+``cupy`` is the numpy way with another namespace and one block.
+
+A numba loop is compiled for one dtype with one signature: gradients are taken as read-only and
+possibly unaligned, which every array can pass for, so a received frame needs neither a copy nor a
+second compilation. Compiled loops are kept on disk. Numba files them by source file and function
+name and would not notice another equation under the same name; so each has a name of its own,
+made from the rule's name and a hash of its equation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ..errors import OptimizerError
+from . import loops
+from .base import Rule
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike, NDArray
+
+Backend = Literal["numpy", "numba", "cupy"]
+
+#: Bytes of one array in a block of the numpy way: arrays and temporaries stay in the cache, the interpreter's share is
+#: small, and malloc keeps the temporaries' memory (measured: less is slower, more is not faster).
+BLOCK_NBYTES = 128 * 1024
+
+#: One loop in `loops` for each count of slots.
+MOST_SLOTS = len(loops.BY_SLOTS) - 1
+
+
+class Kernel(ABC):
+    """Applies one rule to arrays; made by `make_kernel`."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def __call__(self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], step: int) -> None:
+        """Write ``out = update(w, g)`` and update the slots in place.
+
+        Parameters
+        ----------
+        w, g, out : array
+            Values, gradient and new values: contiguous, of one dimension, one size and one float
+            dtype. `out` is `w` itself or does not overlap it. `g` is not written to.
+        slots : tuple of array
+            As `Rule.slots` lists them, each like `w`.
+        step : int
+            Number of this update, the first being 1.
+        """
+        rule = self.rule
+        if rule.frozen:
+            out[...] = w
+            return
+        cast = w.dtype.type
+        with np.errstate(all="ignore"):  # whether infinity is an error is decided by `all_finite`, before
+            scalars = tuple(cast(c) for c in rule.scalars(step))
+            self._run(w, g, out, slots, tuple(cast(c) for c in rule.gradient_scalars), scalars)
+
+    @abstractmethod
+    def _run(
+        self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
+    ) -> None: ...
+
+
+class ArrayKernel(Kernel):
+    """The equation on blocks of the arrays, in any namespace with numpy's functions.
+
+    Parameters
+    ----------
+    rule : Rule
+    xp : module
+        ``numpy`` or ``cupy``.
+    block_nbytes : int, optional
+        Bytes of each array to work on at a time; all at once if None, as suits a GPU.
+    """
+
+    def __init__(self, rule: Rule, xp: Any, block_nbytes: int | None) -> None:
+        super().__init__(rule)
+        self._update = rule.equation(xp)
+        self._gradient = rule.gradient(xp)
+        self._block_nbytes = block_nbytes
+
+    def _run(
+        self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
+    ) -> None:
+        block = max(w.size, 1) if self._block_nbytes is None else self._block_nbytes // w.itemsize
+        for start in range(0, w.size, block):
+            part = slice(start, start + block)
+            x = w[part]
+            d = self._gradient(x, g[part], *gradient_scalars)
+            results = self._update(x, d, *(s[part] for s in slots), *scalars)
+            for target, result in zip((out, *slots), results, strict=True):
+                target[part] = result
+
+
+class NumbaKernel(Kernel):
+    """The equation compiled into one loop, which runs without the interpreter lock."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__(rule)
+        self._loops: dict[np.dtype[Any], Callable[..., None]] = {}
+
+    def _run(
+        self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
+    ) -> None:
+        loop = self._loops.get(w.dtype)
+        if loop is None:
+            counts = len(slots), len(gradient_scalars), len(scalars)
+            loop = self._loops[w.dtype] = _compiled(_Equation(self.rule), w.dtype, *counts)
+        loop(w, g, out, *slots, gradient_scalars, scalars)
+
+
+def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np) -> Kernel:
+    """Return the kernel that applies `rule`.
+
+    Parameters
+    ----------
+    rule : Rule
+    backend : {"numpy", "numba", "cupy"}
+    xp : module
+        The namespace of the arrays when the backend is ``"cupy"``.
+
+    Raises
+    ------
+    OptimizerError
+        The backend is unknown, or the rule has more than `MOST_SLOTS` slots.
+    """
+    if len(rule.slots) > MOST_SLOTS:
+        raise OptimizerError(f"optimizer {rule.name!r} has {len(rule.slots)} slots; at most {MOST_SLOTS} are supported")
+    match backend:
+        case "numpy":
+            return ArrayKernel(rule, np, BLOCK_NBYTES)
+        case "numba":
+            return NumbaKernel(rule)
+        case "cupy":
+            return ArrayKernel(rule, xp, None)
+    raise OptimizerError(f"no backend {backend!r}; choose numpy, numba or cupy")
+
+
+def all_finite(g: NDArray[Any], backend: Backend = "numpy", xp: Any = np) -> bool:
+    """Return whether no element of a gradient is NaN or infinite.
+
+    Parameters
+    ----------
+    g : array
+        Contiguous, of one dimension, float32 or float64; may be read-only.
+    backend, xp
+        As in `make_kernel`.
+    """
+    if backend == "numba":
+        loop, integers, exponent = _finite_loop(g.dtype)
+        return loop(g.view(integers), exponent)
+    block = max(g.size, 1) if backend == "cupy" else BLOCK_NBYTES // g.itemsize
+    return all(bool(xp.isfinite(g[start : start + block]).all()) for start in range(0, g.size, block))
+
+
+def warm_up(rule: Rule, dtype: DTypeLike, backend: Backend = "numpy", xp: Any = np) -> None:
+    """Compile, or load from disk, what the first update would otherwise wait for.
+
+    The first time on a machine numba takes about a second for a rule and dtype; afterwards its
+    import and the loading are what takes time.
+    """
+    empty = xp.empty(0, dtype)
+    make_kernel(rule, backend, xp)(empty, empty, empty, (empty,) * len(rule.slots), 1)
+    all_finite(empty, backend, xp)
+
+
+class _Equation:
+    """A rule's equation for numba; equal to another when they compile to the same code."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.update = rule.equation(np)
+        self.gradient = rule.gradient(np)
+        digest = hashlib.sha256(repr((_identity(self.update), _identity(self.gradient))).encode()).hexdigest()[:16]
+        self.name = f"{rule.name}_{digest}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Equation) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+def _identity(function: Any) -> object:
+    """Return what decides the code numba makes of a function, with a `repr` that is the same in every process."""
+    if isinstance(function, FunctionType):
+        captured = [*(function.__defaults__ or ()), *(cell.cell_contents for cell in function.__closure__ or ())]
+        return _identity(function.__code__), [_identity(value) for value in captured]
+    if isinstance(function, CodeType):
+        return function.co_code, function.co_names, function.co_varnames, [_identity(c) for c in function.co_consts]
+    return getattr(function, "__name__", None) or repr(function)
+
+
+@lru_cache(maxsize=256)  # far more than a job has rules; the limit is for a server that lives through many jobs
+def _compiled(
+    equation: _Equation, dtype: np.dtype[Any], num_slots: int, num_gradient_scalars: int, num_scalars: int
+) -> Callable[..., None]:
+    """Return the loop over arrays of `dtype` with that equation inside."""
+    import numba
+    from numba import types
+
+    scalar = numba.from_dtype(dtype)
+    array = types.Array(scalar, 1, "C")
+    received = types.Array(scalar, 1, "C", readonly=True, aligned=False)
+    signature = types.void(
+        received,
+        received,
+        *(array,) * (1 + num_slots),
+        types.Tuple((scalar,) * num_gradient_scalars),  # type: ignore[no-untyped-call]
+        types.Tuple((scalar,) * num_scalars),  # type: ignore[no-untyped-call]
+    )
+    inner = {"update": equation.update, "gradient": equation.gradient}
+    for role, function in inner.items():
+        inner[role] = numba.njit(error_model="numpy")(_renamed(function, f"{role}_{equation.name}"))
+    try:
+        return _njit(_renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **inner), signature)
+    except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
+        raise OptimizerError(
+            f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
+@lru_cache(maxsize=2)
+def _finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[Any], Any]:
+    """Return the loop, the integers to see floats of `dtype` as, and the exponent to look for."""
+    import numba
+    from numba import types
+
+    integers = np.dtype(f"i{dtype.itemsize}")
+    bits = numba.from_dtype(integers)
+    received = types.Array(bits, 1, "C", readonly=True, aligned=False)
+    exponent = np.array(np.inf, dtype).view(integers)[()]
+    return _njit(loops.finite, types.boolean(received, bits)), integers, exponent
+
+
+def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
+    """Return a copy of a function under another name, with more global names."""
+    copy = FunctionType(
+        function.__code__, function.__globals__ | names, name, function.__defaults__, function.__closure__
+    )
+    copy.__qualname__ = name
+    return copy
+
+
+def _njit(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
+    """Compile a loop for one signature, or load it from disk; only compile it where no directory can be written."""
+    import numba
+
+    try:
+        return numba.njit([signature], nogil=True, error_model="numpy", cache=True)(loop)
+    except (RuntimeError, OSError):  # no cache directory; one that is full or was made read-only
+        return numba.njit([signature], nogil=True, error_model="numpy")(loop)

@@ -1,0 +1,149 @@
+"""Options declared once, as dataclass fields that know their range, and checked wherever they come from.
+
+A spec built by a training script and one received from a peer go through the same checks, so
+nothing an optimizer computes with is ever unchecked, and every refusal is an `OptimizerError`.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, Protocol
+
+from ..errors import OptimizerError
+
+#: No number may be larger: a float32 holds it, and its quotient with any ``1 - b``, without overflow.
+LARGEST = 1e20
+
+
+class Option(Protocol):
+    """What a field's value may be."""
+
+    def check(self, label: str, value: object) -> Any:
+        """Return `value` in its plain form, or raise `OptimizerError` naming it by `label`."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A finite number, a bound either part of the range or (`above`, `below`) just outside it."""
+
+    at_least: float = -LARGEST
+    above: float | None = None
+    at_most: float = LARGEST
+    below: float | None = None
+    whole: bool = False
+    optional: bool = False
+
+    def check(self, label: str, value: object) -> Any:
+        if value is None and self.optional:
+            return None
+        kind = Integral if self.whole else Real
+        if not isinstance(value, kind) or isinstance(value, bool) or not self._holds(value):
+            raise OptimizerError(f"{label} must be {self}, not {reprlib.repr(value)}")
+        return int(value) if isinstance(value, Integral) and self.whole else float(value)
+
+    def _holds(self, value: Any) -> bool:
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond float64
+            return False
+        return (
+            math.isfinite(number)
+            and self.at_least <= number <= self.at_most
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = [f"at most {self.at_most:g}" if self.below is None else f"below {self.below:g}"]
+        if self.above is not None:
+            bounds.insert(0, f"above {self.above:g}")
+        elif self.at_least > -LARGEST:
+            bounds.insert(0, f"at least {self.at_least:g}")
+        return f"a {'whole' if self.whole else 'finite'} number {' and '.join(bounds)}{' or None' * self.optional}"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """True or False, nothing else that happens to be truthy."""
+
+    def check(self, label: str, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise OptimizerError(f"{label} must be True or False, not {reprlib.repr(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Text:
+    """A string; the limit keeps a peer's patterns and names out of the way of memory and regular expressions."""
+
+    longest: int = 1024
+
+    def check(self, label: str, value: object) -> str:
+        if not isinstance(value, str) or not 0 < len(value) <= self.longest:
+            raise OptimizerError(
+                f"{label} must be a string of 1 to {self.longest} characters, not {reprlib.repr(value)}"
+            )
+        return value
+
+
+def option(kind: Option, default: Any = MISSING) -> Any:
+    """Return a dataclass field whose value must be what `kind` says."""
+    return field(default=default, metadata={"option": kind})
+
+
+def number(
+    *,
+    at_least: float = -LARGEST,
+    above: float | None = None,
+    at_most: float = LARGEST,
+    below: float | None = None,
+    default: Any = MISSING,
+) -> Any:
+    """Return a dataclass field for a number of that range, as in ``b1: float = number(at_least=0.0, below=1.0)``."""
+    return option(Number(at_least=at_least, above=above, at_most=at_most, below=below), default)
+
+
+def flag(*, default: Any = MISSING) -> Any:
+    """Return a dataclass field for a bool."""
+    return option(Flag(), default)
+
+
+def check_fields(owner: str, declared: tuple[Field[Any], ...], values: Mapping[Any, object]) -> dict[str, Any]:
+    """Return `values` in plain form, checked against the fields of a dataclass.
+
+    Parameters
+    ----------
+    owner : str
+        Whose options they are, for the error's text.
+    declared : tuple of Field
+        The fields; one without a declared option takes any finite number.
+    values : mapping
+        From a script or a peer; nothing about it is trusted.
+
+    Raises
+    ------
+    OptimizerError
+        An option is unknown, missing, or outside its range.
+    """
+    known = {f.name: f for f in declared}
+    unknown = [key for key in values if not isinstance(key, str) or key not in known]
+    if unknown:
+        raise OptimizerError(
+            f"{owner} has no option {reprlib.repr(unknown[0])}; its options are {', '.join(sorted(known)) or 'none'}"
+        )
+    missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
+    if missing:
+        raise OptimizerError(f"{owner} needs a value for {', '.join(missing)}")
+    return {
+        name: known[name].metadata.get("option", Number()).check(f"{owner}: {name}", value)
+        for name, value in values.items()
+    }
+
+
+def fields_of(cls: Any, *, without: tuple[str, ...] = ()) -> tuple[Field[Any], ...]:
+    """Return the fields of a dataclass but those named."""
+    return tuple(f for f in fields(cls) if f.name not in without)

@@ -1,0 +1,121 @@
+r"""RMSProp: a step over the root of the mean squared gradient.
+
+.. math::
+    v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
+    w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .base import Rule
+from .options import flag, number
+from .schedules import Rate
+from .spec import Group, OptimizerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSProp(Rule):
+    """The rule of `rmsprop`; its options decide which slots there are."""
+
+    name = "rmsprop"
+
+    decay: float = number(at_least=0.0, at_most=1.0)
+    eps: float = number(at_least=0.0)
+    momentum: float = number(at_least=0.0, below=1.0)
+    centered: bool = flag()
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("v", *("mean",) * self.centered, *("u",) * (self.momentum > 0.0))
+
+    def scalars(self, step: int) -> tuple[float, ...]:
+        return self.rate(step), self.decay, 1.0 - self.decay, self.eps, self.momentum
+
+    def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
+        def plain(w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            return w - rate * g / (xp.sqrt(v) + eps), v
+
+        def rolling(
+            w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            u = momentum * u + g / (xp.sqrt(v) + eps)
+            return w - rate * u, v, u
+
+        # A variance is not negative, but its rounded value can be: hence `abs`.
+        def centered(
+            w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            mean = decay * mean + rest * g
+            return w - rate * g / (xp.sqrt(xp.abs(v - mean * mean)) + eps), v, mean
+
+        def centered_rolling(
+            w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            mean = decay * mean + rest * g
+            u = momentum * u + g / (xp.sqrt(xp.abs(v - mean * mean)) + eps)
+            return w - rate * u, v, mean, u
+
+        if self.centered:
+            return centered_rolling if self.momentum > 0.0 else centered
+        return rolling if self.momentum > 0.0 else plain
+
+
+def rmsprop(
+    learning_rate: Rate = 1e-2,
+    *,
+    decay: float = 0.99,
+    eps: float = 1e-8,
+    momentum: float = 0.0,
+    centered: bool = False,
+    weight_decay: float = 0.0,
+    clip_value: float | None = None,
+    groups: Sequence[Group] = (),
+) -> OptimizerSpec:
+    r"""Return RMSProp.
+
+    .. math::
+        v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
+        w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
+
+    With `centered`, :math:`v` is replaced by the variance :math:`|v - \bar g^2|`, where :math:`\bar g \leftarrow
+    \alpha \bar g + (1 - \alpha)\,g`. With `momentum` :math:`\mu`, the quotient is not applied itself but goes into
+    :math:`u \leftarrow \mu u + g / (\sqrt v + \epsilon)`, and :math:`w \leftarrow w - \eta\,u`.
+
+    Parameters
+    ----------
+    learning_rate : float or Schedule
+        :math:`\eta`.
+    decay : float
+        :math:`\alpha`, how much of the means each step keeps.
+    eps : float
+        :math:`\epsilon`, keeps the denominator from zero.
+    momentum : float
+        :math:`\mu`; above 0, the quotients go through momentum and need another slot.
+    centered : bool
+        Whether to divide by the standard deviation, which needs another slot.
+    weight_decay : float
+        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
+    clip_value : float, optional
+        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+    groups : sequence of Group
+        Parameters with numbers of their own.
+
+    Examples
+    --------
+    >>> spec = rmsprop(learning_rate=1e-3, momentum=0.9, centered=True)
+
+    References
+    ----------
+    Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera, 2012; centered: Graves, "Generating Sequences With
+    Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
+    """
+    hyper = {"decay": decay, "eps": eps, "momentum": momentum, "centered": centered, "weight_decay": weight_decay}
+    return OptimizerSpec("rmsprop", hyper, learning_rate, clip_value, groups)

@@ -1,0 +1,233 @@
+"""Which optimizer, as plain data: what the training script says and the servers turn into rules."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
+from numbers import Integral
+from typing import Any
+
+from ..errors import OptimizerError
+from .base import CLIP, COMMON, Rule
+from .options import Number, Text, check_fields, fields_of, flag, option
+from .registry import BUILTIN, rule_class
+from .schedules import Rate, RateOption, rate_to_wire
+
+#: Groups are tried one after another for every parameter; a model has tens of kinds of them, not thousands.
+MOST_GROUPS = 256
+
+#: A rule has a handful of hyperparameters; the limit bounds what a peer can make us look at.
+MOST_OPTIONS = 64
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters, by pattern, that are updated with numbers of their own; see `group`."""
+
+    pattern: str = option(Text())
+    _: KW_ONLY
+    learning_rate: Rate | None = option(RateOption(optional=True), None)
+    weight_decay: float | None = option(Number(at_least=0.0, optional=True), None)
+    frozen: bool = flag(default=False)
+
+    def __post_init__(self) -> None:
+        for name, value in check_fields("group", fields_of(self), vars(self)).items():
+            object.__setattr__(self, name, value)
+
+    def matches(self, name: str) -> bool:
+        """Whether the parameter `name` belongs to this group, were it the only one."""
+        return fnmatchcase(name, self.pattern)
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the options in which this group differs from the rest."""
+        named = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
+        return {name: value for name, value in named.items() if value is not None} | {"frozen": self.frozen}
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return this group as plain data for a message."""
+        rate = None if self.learning_rate is None else rate_to_wire(self.learning_rate)
+        return {
+            "pattern": self.pattern,
+            "learning_rate": rate,
+            "weight_decay": self.weight_decay,
+            "frozen": self.frozen,
+        }
+
+
+def group(
+    pattern: str, *, learning_rate: Rate | None = None, weight_decay: float | None = None, frozen: bool = False
+) -> Group:
+    """Return a parameter group: what differs for the parameters whose name matches a pattern.
+
+    Parameters
+    ----------
+    pattern : str
+        As in a shell (``*``, ``?``, ``[abc]``), against the whole name, case counting. Of several
+        matching groups the first wins.
+    learning_rate : float or Schedule, optional
+        In place of the optimizer's.
+    weight_decay : float, optional
+        In place of the optimizer's.
+    frozen : bool
+        Never update these parameters.
+
+    Examples
+    --------
+    >>> from zmqps.optim import adamw
+    >>> spec = adamw(1e-3, groups=[group("*.bias", weight_decay=0.0), group("embedding.*", frozen=True)])
+    """
+    return Group(pattern, learning_rate=learning_rate, weight_decay=weight_decay, frozen=frozen)
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """An optimizer with its numbers, as plain data; the functions of `zmqps.optim` make one.
+
+    Parameters
+    ----------
+    name : str
+        A built-in optimizer, or one registered by entry point on the servers.
+    hyper : mapping
+        Its hyperparameters, ``weight_decay`` among them.
+    learning_rate : float or Schedule
+    clip_value : float, optional
+        Gradients are clipped to ``[-clip_value, clip_value]``.
+    groups : sequence of Group
+        Parameters with numbers of their own.
+
+    Raises
+    ------
+    OptimizerError
+        A value is not what its option takes. Options of an optimizer that is not built in are
+        judged where it is installed: by `from_wire` and `rules` on the servers.
+    """
+
+    name: str = option(Text(longest=100))
+    hyper: Mapping[str, float | bool] = field(default_factory=dict)
+    learning_rate: Rate = option(RateOption(), 1e-3)
+    clip_value: float | None = option(CLIP, None)
+    groups: Sequence[Group] = ()
+
+    def __post_init__(self) -> None:
+        plain = fields_of(self, without=("hyper", "groups"))
+        checked = check_fields("optimizer", plain, {f.name: getattr(self, f.name) for f in plain})
+        checked["hyper"] = _hyper(self.name, self.hyper)
+        checked["groups"] = _groups(self.groups)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        if self.name in BUILTIN:
+            self._check()
+
+    def _check(self) -> tuple[type[Rule], dict[str, Any]]:
+        """Return the class of the rules and what they have in common, having judged all options by it."""
+        cls = rule_class(self.name)
+        hyper = check_fields(self.name, fields_of(cls, without=COMMON), self.hyper)
+        rate = tuple(f for f in fields_of(cls) if f.name == "learning_rate")
+        for own in (self.learning_rate, *(g.learning_rate for g in self.groups if g.learning_rate is not None)):
+            check_fields(self.name, rate, {"learning_rate": own})
+        return cls, hyper | {"learning_rate": self.learning_rate, "clip_value": self.clip_value}
+
+    def rules(self, names: Sequence[str]) -> tuple[tuple[Rule, ...], list[int]]:
+        """Return the distinct rules the named parameters need, and for each name the index of its rule.
+
+        All rules have the same slots, so parameters of different groups share arenas.
+
+        Raises
+        ------
+        OptimizerError
+            The optimizer is unknown here, or does not take these options.
+        """
+        cls, common = self._check()
+        found: dict[Rule, int] = {}
+        indices = []
+        for name in names:
+            own = next((g.overrides() for g in self.groups if g.matches(name)), {})
+            indices.append(found.setdefault(cls(**{**common, **own}), len(found)))
+        return tuple(found), indices
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return this spec as plain data for a message: strings, numbers, None, lists and dicts."""
+        return {
+            "name": self.name,
+            "hyper": dict(self.hyper),
+            "learning_rate": rate_to_wire(self.learning_rate),
+            "clip_value": self.clip_value,
+            "groups": [g.to_wire() for g in self.groups],
+        }
+
+    @classmethod
+    def from_wire(cls, mapping: object) -> OptimizerSpec:
+        """Return the spec a peer sent, everything about it checked.
+
+        Raises
+        ------
+        OptimizerError
+            It is not a spec, names an optimizer unknown here, or holds a value out of its range.
+        """
+        if not isinstance(mapping, Mapping):
+            raise OptimizerError(f"an optimizer must be a mapping, not {reprlib.repr(mapping)}")
+        known = {f.name for f in fields_of(cls)}
+        if set(mapping) != known:
+            raise OptimizerError(f"an optimizer must have exactly the entries {', '.join(sorted(known))}")
+        spec = cls(**mapping)
+        spec._check()
+        return spec
+
+
+def _hyper(name: str, hyper: object) -> dict[str, float | bool]:
+    if not isinstance(hyper, Mapping) or len(hyper) > MOST_OPTIONS:
+        raise OptimizerError(f"{name}: hyperparameters must be a mapping of at most {MOST_OPTIONS} entries")
+    plain: dict[str, float | bool] = {}
+    for key, value in hyper.items():
+        label = f"{name}: {Text(longest=100).check('name of an option', key)}"
+        if isinstance(value, bool):
+            plain[key] = value
+        else:
+            finite = Number().check(label, value)
+            plain[key] = int(value) if isinstance(value, Integral) else finite
+    return plain
+
+
+def _groups(groups: object) -> tuple[Group, ...]:
+    if not isinstance(groups, Sequence) or isinstance(groups, str | bytes) or len(groups) > MOST_GROUPS:
+        raise OptimizerError(f"groups must be a sequence of at most {MOST_GROUPS} groups, made by zmqps.optim.group")
+    return tuple(entry if isinstance(entry, Group) else _group(entry) for entry in groups)
+
+
+def _group(entry: object) -> Group:
+    if not isinstance(entry, Mapping):
+        raise OptimizerError(f"a group is made by zmqps.optim.group, not {reprlib.repr(entry)}")
+    return Group(**check_fields("group", fields_of(Group), entry))
+
+
+def custom(
+    name: str,
+    learning_rate: Rate = 1e-3,
+    *,
+    weight_decay: float = 0.0,
+    clip_value: float | None = None,
+    groups: Sequence[Group] = (),
+    **hyper: float | bool,
+) -> OptimizerSpec:
+    """Return an optimizer of your own, by the name under which its package registered it on the servers.
+
+    Its class, a subclass of `zmqps.optim.Rule`, never travels: it is installed on every server in a
+    package that declares an entry point in group ``zmqps.optimizers``. It need not be installed here.
+
+    Parameters
+    ----------
+    name : str
+        Name of the entry point.
+    learning_rate : float or Schedule
+    weight_decay, clip_value, groups
+        As in every optimizer.
+    **hyper : float or bool
+        The fields of its class.
+
+    Examples
+    --------
+    >>> spec = custom("sign_descent", learning_rate=1e-3)
+    """
+    return OptimizerSpec(name, {"weight_decay": weight_decay, **hyper}, learning_rate, clip_value, groups)

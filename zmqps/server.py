@@ -1,0 +1,108 @@
+"""The server process: a `ServerMachine` on ZeroMQ sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zmqps.core.arrays import Array
+from zmqps.core.job import JobSpec
+from zmqps.core.keyspace import Placement
+from zmqps.core.server import ServerMachine
+from zmqps.core.shard import Kernel, Shard
+from zmqps.errors import ConfigurationError
+from zmqps.net.driver import Driver, run_node
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.node import check_bind, check_endpoint, new_identity
+from zmqps.optim import OptimizerSpec, all_finite, make_kernel, warm_up
+
+KERNELS = ("numba", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a server is told when it starts.
+
+    Parameters
+    ----------
+    coordinator
+        The coordinator's endpoint.
+    bind
+        Where workers reach this server; port 0 takes a free one.
+    name
+        How logs and errors call it; by default made of host and pid.
+    kernels
+        ``numba`` (compiled) or ``numpy`` (the reference).
+    insecure
+        Allow to bind beyond loopback.
+    """
+
+    coordinator: str
+    bind: str = "tcp://127.0.0.1:0"
+    name: str | None = None
+    kernels: str = "numba"
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        check_endpoint(self.coordinator)
+        check_bind(self.bind, insecure=self.insecure)
+        if self.kernels not in KERNELS:
+            raise ConfigurationError(f"kernels is one of {KERNELS}, not {self.kernels!r}")
+
+
+class CompiledRules:
+    """An optimizer's rules, compiled for this server (`zmqps.core.shard.Rules`)."""
+
+    def __init__(self, spec: OptimizerSpec, backend: str) -> None:
+        self._spec = spec
+        self._backend = backend
+        self.slot_fill: tuple[float, ...] = ()
+
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+        """Return the kernels in use and which is each parameter's."""
+        rules, kernel_of = self._spec.rules(names)
+        self.slot_fill = rules[0].slot_fill
+        return [None if rule.frozen else make_kernel(rule, self._backend) for rule in rules], kernel_of  # type: ignore[arg-type]
+
+    def all_finite(self, g: Array) -> bool:
+        """Whether an array holds neither NaN nor infinity."""
+        return all_finite(g, self._backend)  # type: ignore[arg-type]
+
+
+def make_shard(backend: str, job: JobSpec, placement: Placement, index: int) -> Shard:
+    """Build a shard, its kernels compiled before the first gradient comes."""
+    spec = OptimizerSpec.from_wire(job.optimizer)
+    rules, _ = spec.rules([parameter.name for parameter in job.parameters])
+    for dtype in {table.dtype for table in placement.keyspace.tables}:
+        for rule in rules:
+            warm_up(rule, dtype, backend)  # type: ignore[arg-type]
+    return Shard(placement, index, CompiledRules(spec, backend), reject_nonfinite=job.nonfinite == "reject")
+
+
+async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
+    """Run a server until its cluster ends; return the exit code.
+
+    Raises
+    ------
+    AddressInUseError, ConfigurationError
+        The endpoint cannot be bound.
+    """
+    identity = new_identity("server", name=config.name)
+    transport = ZmqTransport(identity.incarnation)
+    try:
+        endpoint = transport.bind(config.bind)
+    except BaseException:
+        transport.close(0)
+        raise
+    identity = new_identity("server", name=config.name, endpoint=endpoint, incarnation=identity.incarnation)
+    machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config.kernels, *job))
+    log = logging.getLogger("zmqps.server")
+    log.info("server %s at %s", identity.name, endpoint)
+    return await run_node(Driver(machine, transport, log), endpoint, parent_fd)
+
+
+def run(config: ServerConfig, parent_fd: int | None = None) -> int:
+    """Run a server in this process's main thread; return the exit code."""
+    return asyncio.run(serve(config, parent_fd))

@@ -1,0 +1,160 @@
+"""Whatever a user calls an array, as flat numpy arrays and back."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zmqps.core.arrays import Array
+from zmqps.core.job import STORAGE_DTYPES, Parameter
+from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
+
+
+def as_array(name: str, value: Any) -> Array:
+    """Return a value as a numpy array, without a copy where it can be had.
+
+    Anything with ``__array__``, DLPack or the buffer protocol will do; a bfloat16 tensor of PyTorch,
+    which numpy cannot hold, is converted to float32.
+
+    Raises
+    ------
+    DtypeError
+        It is no array, or not of a floating dtype.
+    """
+    if hasattr(value, "detach"):  # a torch tensor that requires grad refuses __array__
+        value = value.detach()
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        value = value.float()
+    if isinstance(value, np.ndarray):
+        array = value
+    elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
+        array = np.from_dlpack(value)
+    else:
+        array = np.asarray(value)
+    if array.dtype.name not in STORAGE_DTYPES:
+        raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(STORAGE_DTYPES))
+    return array
+
+
+def describe(params: Mapping[str, Any]) -> tuple[tuple[Parameter, ...], list[Array]]:
+    """Return the parameters that a mapping of name -> initial value defines, and the flat values."""
+    if not isinstance(params, Mapping):
+        raise ConfigurationError(f"params is a mapping of name -> array, not {type(params).__name__}")
+    parameters, values = [], []
+    for name, value in params.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"parameter names are non-empty strings, not {name!r}")
+        array = as_array(name, value)
+        parameters.append(Parameter(name, array.shape, array.dtype.name))
+        values.append(np.ascontiguousarray(array).reshape(-1))
+    return tuple(parameters), values
+
+
+def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
+    """Return the parameters' numbers; raise `UnknownParameterError` with the nearest name there is."""
+    numbers = []
+    for name in names:
+        number = index.get(name)
+        if number is None:
+            near = difflib.get_close_matches(str(name), index, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the job has {', '.join(map(repr, list(index)[:8]))}"
+            raise UnknownParameterError(name=str(name), hint=hint)
+        numbers.append(number)
+    return numbers
+
+
+def flatten(
+    grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
+) -> list[Array | None]:
+    """Return gradients as flat arrays by parameter number; None where there is none.
+
+    Contiguous arrays are aliased, others copied.
+    """
+    if not isinstance(grads, Mapping):
+        raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
+    flat: list[Array | None] = [None] * len(parameters)
+    for (name, value), number in zip(grads.items(), check_names(grads, index), strict=True):
+        array = as_array(name, value)
+        _check_shape(array, parameters[number])
+        flat[number] = np.ascontiguousarray(array).reshape(-1)
+    return flat
+
+
+class Target:
+    """The caller's arrays that values are put into.
+
+    Arrays that are not contiguous get their values at `deliver`, through a buffer.
+    """
+
+    def __init__(self, out: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]) -> None:
+        if not isinstance(out, Mapping):
+            raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
+        self.numbers = check_names(out, index)
+        self.flat: list[Array | None] = [None] * len(parameters)
+        self._strided: list[tuple[Array, Array]] = []
+        self._out = out
+        for (name, value), number in zip(out.items(), self.numbers, strict=True):
+            array = as_array(name, value)
+            _check_shape(array, parameters[number])
+            if not _in_place(value):
+                raise DtypeError(name=name, got=type(value).__name__, expected="an array that can be written in place")
+            if not array.flags.writeable:
+                raise DtypeError(name=name, got="a read-only array", expected="a writable one in out")
+            if array.flags.c_contiguous:
+                self.flat[number] = array.reshape(-1)
+            else:
+                buffer = np.empty(array.shape, array.dtype)
+                self._strided.append((array, buffer))
+                self.flat[number] = buffer.reshape(-1)
+
+    def deliver(self) -> dict[str, Any]:
+        """Return the caller's arrays, all values in place."""
+        for array, buffer in self._strided:
+            array[...] = buffer
+        return dict(self._out)
+
+
+def _in_place(value: Any) -> bool:
+    """Whether `as_array` of a value is a view of its memory."""
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        return False
+    if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__"):
+        return True
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+class Tables:
+    """Flat tables for pulls without ``out``, used again once nobody refers to their arrays.
+
+    A fresh buffer of 100 MB costs more page faults than the transfer itself, so a training loop
+    that drops the last pull's arrays gets their memory back in the next.
+    """
+
+    #: A loop that compares two pulls holds two; more are allocated as needed and forgotten.
+    KEPT = 2
+
+    def __init__(self) -> None:
+        self._kept: list[list[Array]] = []
+
+    def take(self, shapes: tuple[tuple[int, np.dtype[Any]], ...]) -> list[Array]:
+        """Return flat arrays of these sizes and dtypes that nobody else refers to."""
+        for tables in self._kept:
+            # referred to by: the kept list, the loop variable inside all(), getrefcount's argument
+            if all(sys.getrefcount(table) <= 3 for table in tables):
+                return tables
+        tables = [np.empty(size, dtype) for size, dtype in shapes]
+        self._kept = [*self._kept, tables][-self.KEPT :]
+        return tables
+
+
+def _check_shape(array: Array, parameter: Parameter) -> None:
+    if array.shape != parameter.shape:
+        raise ShapeError(name=parameter.name, got=str(array.shape), expected=str(parameter.shape))
