@@ -7,21 +7,16 @@ operation and wait for its future, or return the future.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from zmqps.core.events import Stop
 from zmqps.core.job import JobSpec, Parameter, attached
 from zmqps.core.operations import (
     AskStatus,
@@ -37,8 +32,8 @@ from zmqps.core.operations import (
     plan,
 )
 from zmqps.core.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError, PSError
-from zmqps.net.driver import Driver
+from zmqps.errors import ClosedError, ConfigurationError
+from zmqps.net.thread import SessionThread
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_endpoint, new_identity
 from zmqps.optim import OptimizerSpec, all_finite
@@ -48,104 +43,13 @@ DEFAULT_TIMEOUT = 60.0
 #: Distinct subsets of the parameters whose message plan is kept.
 MAX_PLANS = 64
 
-log = logging.getLogger("zmqps.worker")
 _open: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """What an operation's future is resolved with; runs on the background thread."""
-
-    future: Future[Any]
-    result: Callable[[Any], Any] = lambda value: value
-
-
-class _Thread:
-    """The background thread: one loop, one driver, one session."""
-
-    def __init__(self, address: str, role: str, name: str | None, backend: str) -> None:
-        self._identity = new_identity(role, name=name)
-        self.machine = SessionMachine(self._identity, address, lambda array: all_finite(array, backend))  # type: ignore[arg-type]
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._driver: Driver | None = None
-        self._ready = threading.Event()
-        self._pending: set[_Pending] = set()
-        self._lock = threading.Lock()
-        self._ended = False
-        self._thread = threading.Thread(target=self._main, name=f"zmqps-{role}", daemon=True)
-        self._thread.start()
-        self._ready.wait()
-
-    def _main(self) -> None:
-        try:
-            asyncio.run(self._run())
-        except Exception:
-            log.exception("the background thread failed; please report it")
-        finally:
-            with self._lock:
-                self._ended = True
-                pending, self._pending = self._pending, set()
-            for entry in pending:
-                entry.future.set_exception(ClosedError("the worker was closed"))
-            self._ready.set()
-
-    async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        transport = ZmqTransport(self._identity.incarnation)
-        self._driver = Driver(self.machine, transport, log, self._resolve)
-        self._loop.call_soon(self._ready.set)
-        await self._driver.run()
-
-    def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
-        """Hand an operation to the session; its future fails at the timeout at the latest."""
-        if not timeout > 0:
-            raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()  # what was sent cannot be called back
-        entry = _Pending(future, result) if result else _Pending(future)
-        operation.future = entry
-
-        def begin() -> None:
-            assert self._loop is not None
-            assert self._driver is not None
-            operation.deadline = self._loop.time() + timeout
-            self._driver.submit(operation)
-
-        with self._lock:
-            if self._ended:
-                raise ClosedError("the worker is closed")
-            self._pending.add(entry)
-            self.call_soon(begin)
-        return future
-
-    def call_soon(self, call: Callable[[], None]) -> None:
-        """Run something on the background thread."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(call)
-
-    def _resolve(self, operation: Operation, value: Any) -> None:
-        entry = operation.future
-        if entry is None:
-            return  # an operation of the session's own
-        with self._lock:
-            if entry not in self._pending:
-                return
-            self._pending.remove(entry)
-        if isinstance(value, PSError):
-            entry.future.set_exception(value)
-            return
-        try:
-            entry.future.set_result(entry.result(value))
-        except Exception as error:
-            entry.future.set_exception(error)
-
-    def stop(self) -> None:
-        """End the thread; whatever waits gets `ClosedError`."""
-        with self._lock:
-            if not self._ended:
-                self.call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+def _start(address: str, role: str, name: str | None) -> SessionThread:
+    identity = new_identity(role, name=name)
+    machine = SessionMachine(identity, address, lambda array: all_finite(array, "numba"))
+    return SessionThread(machine, lambda: ZmqTransport(identity.incarnation))
 
 
 class Worker:
@@ -167,7 +71,7 @@ class Worker:
         self._tables = Tables()
         self._last_statistics = Statistics()
         self._closed = False
-        self._thread = _Thread(address, "observer" if observer else "worker", name, "numba")
+        self._thread = _start(address, "observer" if observer else "worker", name)
         _open.add(self)
         try:
             self._thread.submit(Join(0.0), timeout).result()

@@ -81,8 +81,7 @@ class ZmqTransport:
             raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
         self._router = router
         self._add(b"", router)
-        bound: bytes = router.LAST_ENDPOINT
-        return bound.rstrip(b"\0").decode()
+        return str(router.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
 
     def connect(self, peer: Peer, endpoint: str) -> None:
         """Open a connection in the background; it comes back by itself when it breaks.

@@ -1,0 +1,123 @@
+"""A session on a background thread, with futures at its door."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps.core.events import Stop
+from zmqps.core.operations import Operation
+from zmqps.core.session import SessionMachine
+from zmqps.errors import ClosedError, ConfigurationError, PSError
+from zmqps.net.driver import Driver
+from zmqps.net.transport import Transport
+
+log = logging.getLogger("zmqps.worker")
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """What an operation's future is resolved with; runs on the background thread."""
+
+    future: Future[Any]
+    result: Callable[[Any], Any] = lambda value: value
+
+
+class SessionThread:
+    """The background thread of a worker: one loop, one driver, one session.
+
+    Parameters
+    ----------
+    machine
+        The session; only this thread touches it.
+    make_transport
+        Called in the thread.
+    """
+
+    def __init__(self, machine: SessionMachine, make_transport: Callable[[], Transport]) -> None:
+        self.machine = machine
+        self._make_transport = make_transport
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._driver: Driver | None = None
+        self._ready = threading.Event()
+        self._pending: set[Pending] = set()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._thread = threading.Thread(target=self._main, name="zmqps", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _main(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except Exception:
+            log.exception("the background thread failed; please report it")
+        finally:
+            with self._lock:
+                self._ended = True
+                pending, self._pending = self._pending, set()
+            for entry in pending:
+                entry.future.set_exception(ClosedError("the worker was closed"))
+            self._ready.set()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._driver = Driver(self.machine, self._make_transport(), log, self._resolve)
+        self._loop.call_soon(self._ready.set)
+        await self._driver.run()
+
+    def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
+        """Hand an operation to the session; its future fails at the timeout at the latest."""
+        if not timeout > 0:
+            raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()  # what was sent cannot be called back
+        entry = Pending(future, result) if result else Pending(future)
+        operation.future = entry
+
+        def begin() -> None:
+            assert self._loop is not None
+            assert self._driver is not None
+            operation.deadline = self._loop.time() + timeout
+            self._driver.submit(operation)
+
+        with self._lock:
+            if self._ended:
+                raise ClosedError("the worker is closed")
+            self._pending.add(entry)
+            self.call_soon(begin)
+        return future
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Run something on the background thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(call)
+
+    def _resolve(self, operation: Operation, value: Any) -> None:
+        entry = operation.future
+        if entry is None:
+            return  # an operation of the session's own
+        with self._lock:
+            if entry not in self._pending:
+                return
+            self._pending.remove(entry)
+        if isinstance(value, PSError):
+            entry.future.set_exception(value)
+            return
+        try:
+            entry.future.set_result(entry.result(value))
+        except Exception as error:
+            entry.future.set_exception(error)
+
+    def stop(self) -> None:
+        """End the thread; whatever waits gets `ClosedError`."""
+        with self._lock:
+            if not self._ended:
+                self.call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
