@@ -107,7 +107,8 @@ class Link:
         if transfer.kind == "load":
             return Load(request.number, self._epoch, parts, payload)
         reply = int(transfer.kind == "push_pull")
-        return Push(request.number, request.seq, self._epoch, reply, "raw", parts, payload)
+        checked = int(transfer.checked)
+        return Push(request.number, request.seq, self._epoch, reply, checked, "raw", parts, payload)
 
     @staticmethod
     def _pieces(request: Request) -> Iterator[Array]:

@@ -154,7 +154,7 @@ class Member:
         if self._reminder_due is not None and now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             where, waited = self.handshake.endpoint, self.silence(now)
-            actions.append(Log("info", f"waiting for the coordinator at {where}, {waited:.0f} s so far"))
+            actions.append(Log("warning", f"waiting for the coordinator at {where}, {waited:.0f} s so far"))
         if self._heartbeat_due is not None and now >= self._heartbeat_due and self.welcome is not None:
             self._heartbeat_due = now + self.welcome.heartbeat_interval
             actions.append(Send(COORDINATOR, Heartbeat(dict(self._counters()))))

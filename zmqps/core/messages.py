@@ -249,6 +249,8 @@ class Push(Message):
     """Gradients, applied on arrival; all parts of one message are applied together.
 
     ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`).
+    ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
+    against accidents need not be done twice; 0 lets the server look.
     """
 
     kind: ClassVar[int] = 33
@@ -256,6 +258,7 @@ class Push(Message):
     seq: U64
     epoch: U32
     reply: U8
+    checked: U8
     codec: Text
     parts: Parts
     payload: Payload = field(repr=False)

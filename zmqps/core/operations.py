@@ -121,6 +121,8 @@ class Transfer(Operation):
         the flat tables themselves.
     atomic
         Send all cargoes of a shard as one message.
+    checked
+        The source is known to be finite.
     """
 
     kind: str = "pull"
@@ -129,6 +131,7 @@ class Transfer(Operation):
     out: Sequence[Array | None] | None = None
     tables: Sequence[Array] | None = None
     atomic: bool = False
+    checked: bool = False
     remaining: int = 0
     staleness: int = 0
 

@@ -248,7 +248,7 @@ class ServerMachine:
             raise NotJoinedError("an observer may pull, not push")
         result = client.ledger.recall(message.seq)
         if result is None:
-            applied = shard.push(message.parts, message.payload, client.name)
+            applied = shard.push(message.parts, message.payload, client.name, checked=bool(message.checked))
             result = tuple(v for v, _ in applied), tuple(s for _, s in applied)
             client.ledger.record(message.seq, result)
             self._counts["pushes"] += 1

@@ -25,7 +25,7 @@ from zmqps.core.events import (
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import KeySpace, Placement
 from zmqps.core.link import Link
-from zmqps.core.member import Handshake, Identity, Member
+from zmqps.core.member import REMINDER_INTERVAL_S, Handshake, Identity, Member
 from zmqps.core.messages import (
     Ack,
     Error,
@@ -103,6 +103,7 @@ class SessionMachine:
         self._next_request = 1
         self._fatal: PSError | None = None
         self._finishing: Finish | None = None
+        self._reminder_due: float | None = None
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
@@ -141,7 +142,7 @@ class SessionMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.member.next_deadline(), *(link.next_deadline() for link in self.links)]
+        dues = [self.member.next_deadline(), self._reminder_due, *(link.next_deadline() for link in self.links)]
         dues += [operation.deadline for operation in self._operations]
         return min((due for due in dues if due is not None), default=None)
 
@@ -157,6 +158,8 @@ class SessionMachine:
             due = link.next_deadline()
             if due is not None and now >= due:
                 actions += link.on_deadline(now)
+        if self._reminder_due is not None and now >= self._reminder_due:
+            actions += self._remind(now)
         for operation in [operation for operation in self._operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
         return actions
@@ -183,6 +186,8 @@ class SessionMachine:
         if self.member.lost and isinstance(operation, (Init, Enter, AskStatus)):
             return self._resolve(operation, self._coordinator_lost(now))
         self._operations[operation] = None
+        if self._reminder_due is None:
+            self._reminder_due = now + REMINDER_INTERVAL_S
         if isinstance(operation, Transfer):
             return self._transfer(operation, now)
         if isinstance(operation, Join):
@@ -222,6 +227,7 @@ class SessionMachine:
         pairs = zip(parameters, transfer.source, strict=True)
         names = [repr(p.name) for p, array in pairs if array is not None and not self._all_finite(array)]
         if not names:
+            transfer.checked = True
             return None
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
         identity = self.member.identity
@@ -262,24 +268,34 @@ class SessionMachine:
     def _give_up(self, operation: Operation, now: float) -> list[Action]:
         if operation.done:
             return []
-        if isinstance(operation, Init) and operation.load is not None and not operation.load.done:
-            waiting_for = self._awaited(operation.load, now)
-        elif isinstance(operation, (Transfer, Finish)):
-            waiting_for = self._awaited(operation, now)
-        elif isinstance(operation, Join) or not self.member.joined:
-            waiting_for = f"the coordinator at {self.member.handshake.endpoint}"
-        else:
-            waiting_for = operation.waiting_for or "the coordinator's answer"
-        seconds = round(now - operation.started_at, 3)
-        error = DeadlineError(operation=operation.title, seconds=seconds, waiting_for=waiting_for)
+        seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
+        error = DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
         return self._resolve(operation, error)
 
+    def _remind(self, now: float) -> list[Action]:
+        """Say what has been waited for long, so that nobody stares at a silent terminal."""
+        self._reminder_due = now + REMINDER_INTERVAL_S if self._operations else None
+        slow = [
+            operation
+            for operation in self._operations
+            if now - operation.started_at >= REMINDER_INTERVAL_S and not isinstance(operation, Join)
+        ]
+        texts = [f"{o.title}: {now - o.started_at:.0f} s so far, waiting for {self._awaited(o, now)}" for o in slow]
+        return [Log("warning", text) for text in texts]
+
     def _awaited(self, operation: Operation, now: float) -> str:
+        """Say whom an operation waits for."""
+        if isinstance(operation, Init) and operation.load is not None and not operation.load.done:
+            operation = operation.load
         if isinstance(operation, Transfer):
             texts = [link.waiting_for(operation, now) for link in self.links]
             return "; ".join(text for text in texts if text) or "nobody"
         others = [other.title for other in self._operations if isinstance(other, Transfer)]
-        return f"operations under way: {', '.join(others)}" if others else "the coordinator's goodbye"
+        if isinstance(operation, Finish) and others:
+            return f"operations under way: {', '.join(others)}"
+        if isinstance(operation, Join) or not self.member.joined:
+            return f"the coordinator at {self.member.handshake.endpoint}"
+        return operation.waiting_for or "the coordinator's answer"
 
     def _finish_if_idle(self) -> list[Action]:
         """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation."""

@@ -141,8 +141,19 @@ class Shard:
             state.value[start : start + array.size] = array
         self._missing.difference_update(index for index, _, _ in parts)
 
-    def push(self, parts: Sequence[Part], payload: Sequence[Buffer], worker: str) -> list[tuple[int, int]]:
+    def push(
+        self, parts: Sequence[Part], payload: Sequence[Buffer], worker: str, *, checked: bool = False
+    ) -> list[tuple[int, int]]:
         """Apply the gradients of all parts, or none of them.
+
+        Parameters
+        ----------
+        parts, payload
+            As in `Push`.
+        worker
+            Who is to blame.
+        checked
+            The gradients are known to be finite.
 
         Returns
         -------
@@ -159,7 +170,7 @@ class Shard:
         """
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
-        if self._reject_nonfinite:
+        if self._reject_nonfinite and not checked:
             self._check_finite(pieces, worker)
         sources = {state.piece.index: state.value for state in states}
         for state, (_, _, ranges) in zip(states, parts, strict=True):
