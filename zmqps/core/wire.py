@@ -12,6 +12,7 @@ allocates nothing in proportion to what a header merely claims.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,10 @@ MAX_FRAMES = 4096
 INLINE_NBYTES = 4096
 MAX_TEXT_CHARS = 4096
 MAX_DEPTH = 8
+
+#: Looks at a few items a level only: what a peer sent may be megabytes, or nested beyond the stack.
+_brief = reprlib.Repr()
+_brief.maxlevel = 2
 
 
 def _integer(bits: int) -> Callable[[Any], Any]:
@@ -128,7 +133,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
+    text = _brief.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -170,7 +175,7 @@ def encode(message: Message) -> list[Buffer]:
     """
     names, _, has_payload = SCHEMAS[type(message)]
     header: list[Any] = [message.kind]
-    header.extend(getattr(message, name) for name in names)
+    header.extend(getattr(message, name) if name != "text" else _cut(message.text) for name in names)  # type: ignore[attr-defined]
     if not has_payload:
         return [_pack(header)]
     payload: Sequence[Buffer] = message.payload  # type: ignore[attr-defined]
@@ -185,6 +190,11 @@ def encode(message: Message) -> list[Buffer]:
         raise LimitError(what="size of an array frame", got=max(sizes), limit=MAX_FRAME_NBYTES)
     header.append(sizes)
     return [_pack(header), *views]
+
+
+def _cut(text: str) -> str:
+    """Shorten words for people: an error that names a hundred workers must still be delivered."""
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
 
 
 def _pack(header: list[Any]) -> bytes:
