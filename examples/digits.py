@@ -1,0 +1,79 @@
+"""Train a small network on handwritten digits: plain numpy here, the parameters on zmqps' servers.
+
+Start servers with `make up`, then this in as many terminals as you like, at any time:
+python examples/digits.py --coordinator tcp://127.0.0.1:5570
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import time
+
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import zmqps
+
+MODES = {"async": None}  # name -> staleness
+
+
+def load_data():
+    """Return x_train, x_test, y_train, y_test: images as rows of 64 floats from 0 to 1, and their digits."""
+    images, digits = load_digits(return_X_y=True)
+    return train_test_split(np.float32(images / 16), digits, test_size=0.2, random_state=0, stratify=digits)
+
+
+def initial_params():
+    weights = np.random.default_rng(0).normal(0, 1 / 8, (64, 64 + 10)).astype("f4")
+    return {"w1": weights[:, :64], "b1": np.zeros(64, "f4"), "w2": weights[:, 64:], "b2": np.zeros(10, "f4")}
+
+
+def forward(params, x):
+    hidden = np.maximum(x @ params["w1"] + params["b1"], 0)
+    scores = hidden @ params["w2"] + params["b2"]
+    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return hidden, odds / odds.sum(axis=1, keepdims=True)
+
+
+def loss_and_gradients(params, x, y):
+    hidden, probability = forward(params, x)
+    loss = -np.log(probability[np.arange(len(y)), y] + 1e-12).mean()  # cross-entropy
+    d_scores = (probability - np.eye(10, dtype=x.dtype)[y]) / len(y)
+    d_hidden = (d_scores @ params["w2"].T) * (hidden > 0)
+    return loss, {"w1": x.T @ d_hidden, "b1": d_hidden.sum(0), "w2": hidden.T @ d_scores, "b2": d_scores.sum(0)}
+
+
+def accuracy(params, x, y):
+    return float((forward(params, x)[1].argmax(axis=1) == y).mean())
+
+
+def train(worker, args):
+    x_train, x_test, y_train, y_test = load_data()
+    worker.init(initial_params(), optimizer=zmqps.optim.adam(1e-3), staleness=MODES[args.mode])
+    curve = []
+    for number in range(args.passes):
+        order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
+        batches = [order[i : i + args.batch] for i in range(0, len(order), args.batch)]
+        for batch in batches[worker.rank :: worker.num_workers]:  # asked anew each pass: workers come and go
+            loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
+            worker.push(gradients)
+            curve.append((time.time(), float(loss)))
+    print(f"worker {worker.rank}: test accuracy {accuracy(worker.pull(), x_test, y_test):.3f},", worker.statistics())
+    with open(args.report, "w") as file:
+        json.dump({"rank": worker.rank, "curve": curve, **dataclasses.asdict(worker.statistics())}, file)
+    worker.finish()  # when all have, the cluster ends
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a digit classifier, together with whoever else runs this.")
+    address = os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570")
+    parser.add_argument("--coordinator", metavar="ADDRESS", default=address, help=f"default: {address}")
+    parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
+    parser.add_argument("--batch", type=int, default=16, help="images per step")
+    parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
+    parser.add_argument("--report", metavar="FILE", default=os.devnull, help="for losses and statistics, in JSON")
+    options = parser.parse_args()
+    with zmqps.connect(options.coordinator) as this:
+        train(this, options)
