@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from zmqps.core.job import Parameter
+from zmqps.core.keyspace import SLICE_NBYTES, SPLIT_NBYTES, KeySpace, Placement
 from zmqps.core.messages import BY_KIND, Message
 from zmqps.core.wire import MAX_DEPTH, encode
 
@@ -84,6 +86,21 @@ def comparable(message: Message) -> tuple[Any, ...]:
 def as_bytes(frames: Sequence[Any]) -> list[bytes]:
     """Return frames as bytes."""
     return [bytes(frame) for frame in frames]
+
+
+@st.composite
+def keyspaces(draw: st.DrawFn) -> KeySpace:
+    # around the size below which a parameter is not split, and around nothing
+    sizes = st.sampled_from([0, 1, 3, 17, SPLIT_NBYTES // 8, SPLIT_NBYTES // 4 - 1, SPLIT_NBYTES // 4, 40_000])
+    dtypes = st.sampled_from(["float16", "bfloat16", "float32", "float64"])
+    parameters = draw(st.lists(st.tuples(sizes, dtypes), min_size=1, max_size=12))
+    return KeySpace([Parameter(f"p{i}", (size,), dtype) for i, (size, dtype) in enumerate(parameters)])
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> Placement:
+    slice_nbytes = draw(st.sampled_from([1 << 12, 12_345, SLICE_NBYTES]))
+    return Placement.balance(draw(keyspaces()), draw(st.integers(1, 9)), slice_nbytes)
 
 
 @st.composite

@@ -17,7 +17,6 @@ from zmqps.core import wire
 from zmqps.core.messages import BY_KIND, Ack, Error, Hello, Left, Pull, Push, Status, Values, Waiting
 from zmqps.core.wire import (
     INLINE_NBYTES,
-    MAX_DEPTH,
     MAX_FRAME_NBYTES,
     MAX_FRAMES,
     MAX_HEADER_NBYTES,
@@ -185,13 +184,13 @@ def test_noise_is_a_message_or_a_protocol_error(frames) -> None:  # type: ignore
 
 
 @given(mutated())
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_a_damaged_message_is_a_message_or_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
     refused_or_sound(frames)
 
 
 @given(almost())
-@settings(max_examples=400)
+@settings(max_examples=250)
 def test_fields_of_the_wrong_type_are_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
     refused_or_sound(frames)
 

@@ -13,6 +13,8 @@ from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchEr
 #: small updates training lives on, so the server keeps its master copy in float32.
 STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 MAX_PARAMETERS = 200_000
+#: Names stand in errors, logs and the status; real ones have tens of characters.
+MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
 
 
@@ -67,13 +69,16 @@ class JobSpec:
             raise ConfigurationError(f"a job has at most {MAX_PARAMETERS} parameters, not {len(self.parameters)}")
         seen = set()
         for parameter in self.parameters:
+            if len(parameter.name) > MAX_NAME_CHARS:
+                name = f"{parameter.name[:40]!r}..."
+                raise ConfigurationError(f"the name {name} is longer than {MAX_NAME_CHARS} characters")
             if parameter.name in seen:
                 raise ConfigurationError(f"two parameters are named {parameter.name!r}")
             seen.add(parameter.name)
             if parameter.dtype not in STORAGE_DTYPES:
-                raise DtypeError(name=parameter.name, got=parameter.dtype, expected=" or ".join(STORAGE_DTYPES))
+                raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(STORAGE_DTYPES))
         if self.nonfinite not in NONFINITE_POLICIES:
-            raise ConfigurationError(f"nonfinite is one of {NONFINITE_POLICIES}, not {self.nonfinite!r}")
+            raise ConfigurationError(f"nonfinite is one of {NONFINITE_POLICIES}, not {self.nonfinite[:40]!r}")
         if self.staleness is not None:
             raise ConfigurationError(
                 f"staleness={self.staleness!r}: this version trains asynchronously only, pass staleness=None"
