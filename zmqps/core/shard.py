@@ -23,6 +23,9 @@ from zmqps.errors import NonFiniteGradientError, SliceRangeError
 if TYPE_CHECKING:
     from zmqps.core.messages import Buffer
 
+#: Readers of a slice noted before those that are done are forgotten.
+MAX_DONE_READERS = 64
+
 
 class Kernel(Protocol):
     """One optimizer rule, compiled: ``step`` is the number of this update, from 1."""
@@ -209,6 +212,9 @@ class Shard:
             Lists to append to while somebody still reads the payload.
         """
         states = self._resolve(parts)
+        for state in states:
+            if len(state.readers) >= MAX_DONE_READERS:  # many pulls, no push that would clear them
+                state.readers[:] = [reader for reader in state.readers if not reader.done]
         pieces = [
             state.value[start:stop]
             for state, (_, _, ranges) in zip(states, parts, strict=True)
