@@ -1,0 +1,1 @@
+"""One case a file; each has a ``command`` and measures one row."""

@@ -1,0 +1,32 @@
+"""What processes have used so far: processor time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+
+
+class BusyTime:
+    """Processor time that some processes use from now on, over all their threads and cores."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._processes = [psutil.Process(pid) for pid in pids]
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from now."""
+        self._before = self._now()
+
+    def seconds(self) -> float:
+        """Return what was used since."""
+        return self._now() - self._before
+
+    def _now(self) -> float:
+        times = [process.cpu_times() for process in self._processes]
+        return sum(t.user + t.system for t in times)
+
+
+def resident_nbytes(pid: int) -> int:
+    """Return how much memory a process holds."""
+    return int(psutil.Process(pid).memory_info().rss)
