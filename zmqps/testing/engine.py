@@ -1,0 +1,299 @@
+"""The loop of the simulator: one heap of events, the machines that take them, their actions carried out."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, TypeAlias
+
+from zmqps.core.coordinator import CoordinatorMachine
+from zmqps.core.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Exit,
+    Log,
+    Peer,
+    Received,
+    Resolve,
+    Returned,
+    Run,
+    Send,
+    Stop,
+)
+from zmqps.core.member import Identity
+from zmqps.core.messages import Message
+from zmqps.core.operations import Operation
+from zmqps.core.server import ServerMachine
+from zmqps.core.session import SessionMachine
+from zmqps.core.wire import decode, encode
+from zmqps.errors import PSError
+from zmqps.testing.network import Connection, Network, Packet
+
+AnyMachine: TypeAlias = CoordinatorMachine | ServerMachine | SessionMachine
+
+#: A worker's script: it yields ``(operation, timeout)`` and gets the result, or has its error raised
+#: at that place; it yields a float to compute for so many seconds.
+Program: TypeAlias = Generator[tuple[Operation, float] | float, Any, None]
+
+#: Lines of the trace that a failure shows.
+TRACE_LINES = 200
+#: A machine whose deadline is due again and again at the same moment would spin for ever.
+MOST_RINGS = 5
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A simulated process."""
+
+    name: str
+    role: str
+    identity: Identity
+    machine: AnyMachine
+    number: int = -1  # of a worker: how many came before it
+    alive: bool = True
+    finished: bool = False  # a worker whose program came to its end
+    exit: Exit | None = None
+    connections: dict[Peer, Connection] = field(default_factory=dict)
+    busy_until: float = 0.0
+    timer_at: float | None = None
+    rings: tuple[float, int] = (0.0, 0)
+    program: Program | None = None
+    pending: dict[Operation, None] = field(default_factory=dict)
+
+
+class Engine:
+    """Nodes, the events on their way to them, and what happens when one arrives.
+
+    Parameters
+    ----------
+    rng
+        Where everything random comes from.
+    network
+        When messages arrive.
+    message_s
+        Seconds that a node computes for a message.
+    """
+
+    def __init__(self, rng: Random, network: Network, message_s: float) -> None:
+        self.rng = rng
+        self.network = network
+        self.now = 0.0
+        self.nodes: dict[str, Node] = {}
+        self.counters: Counter[str] = Counter()
+        self.outcomes: Counter[str] = Counter()
+        #: Called before a message leaves: ``hook(sender, receiver's name, message)``; it may kill.
+        self.on_send: list[Callable[[Node, str, Message], None]] = []
+        self._message_s = message_s
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._counter = 0
+        self._trace: deque[tuple[float, str, Any]] = deque(maxlen=TRACE_LINES)
+        self._endpoints: dict[str, str] = {}
+
+    def at(self, time: float, do: Callable[[], object]) -> None:
+        """Do something at a simulated time."""
+        self._counter += 1
+        heapq.heappush(self._heap, (max(time, self.now), self._counter, do))
+
+    def step(self) -> None:
+        """Let the next event happen."""
+        self.now, _, do = heapq.heappop(self._heap)
+        self.counters["events"] += 1
+        do()
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next event is."""
+        return self._heap[0][0] if self._heap else None
+
+    def note(self, who: str, what: Any) -> None:
+        """Add a line to the trace."""
+        self._trace.append((self.now, who, what))
+
+    def trace(self) -> str:
+        """Return the last events, as text."""
+        return "\n".join(f"{time:12.6f}  {who:12} {_line(what)}" for time, who, what in self._trace)
+
+    # --- what subclasses say -------------------------------------------------------------------
+
+    def check(self, node: Node) -> None:
+        """Assert what must hold after an event of ``node``."""
+
+    def run_s(self) -> float:
+        """Return how long the work of a `Run` takes."""
+        return 0.0
+
+    def ended(self, node: Node) -> None:
+        """A node is gone."""
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def start(self, node: Node) -> Node:
+        """Let a node begin."""
+        self.nodes[node.name] = node
+        self._endpoints[node.identity.endpoint] = node.name
+        self.note(node.name, "starts")
+        self._do(node, lambda: node.machine.start(self.now))
+        if node.program is not None:
+            self._advance(node, partial(next, node.program))
+        return node
+
+    def kill(self, node: Node) -> None:
+        """End a node as SIGKILL does."""
+        if node.alive:
+            self.note(node.name, "is killed")
+            self._end(node, killed=True)
+
+    def _end(self, node: Node, *, killed: bool) -> None:
+        node.alive = False
+        node.pending.clear()
+        if node.program is not None:
+            node.program.close()
+        self.network.forget(node.name, self.now, killed=killed)
+        self.ended(node)
+
+    # --- events and actions --------------------------------------------------------------------
+
+    def _do(self, node: Node, ask: Callable[[], list[Action]]) -> None:
+        """Let a node's machine take an event, execute what it says, check what must hold."""
+        for action in ask():
+            self._execute(node, action)
+            if not node.alive:
+                return  # killed in the middle of what it was doing, or at its own word
+        self.check(node)
+        due = node.machine.next_deadline()
+        if due is not None and (node.timer_at is None or due < node.timer_at):
+            node.timer_at = due
+            self.at(due, partial(self._ring, node, due))
+
+    def _ring(self, node: Node, due: float) -> None:
+        if not node.alive or node.timer_at != due:
+            return
+        node.timer_at = None
+        late = [operation.title for operation in node.pending if operation.deadline < self.now - 1e-6]
+        assert not late, f"{node.name} waits beyond the deadline of {late}"
+        still_due = node.machine.next_deadline()
+        if still_due is None or still_due > self.now:
+            self._do(node, list)  # it has moved; only the timer is armed again
+            return
+        node.rings = (self.now, node.rings[1] + 1 if node.rings[0] == self.now else 1)
+        assert node.rings[1] < MOST_RINGS, f"the timer of {node.name} spins: due at {still_due}, again and again"
+        self._do(node, lambda: node.machine.on_deadline(self.now))
+
+    def _execute(self, node: Node, action: Action) -> None:
+        match action:
+            case Send(peer, message, readers):
+                self._send(node, peer, message, readers)
+            case Resolve(operation, value):
+                self._resolve(node, operation, value)
+            case Log(level, text):
+                self.note(node.name, f"{level}: {text}")
+            case Connect(peer, endpoint):
+                assert peer not in node.connections, f"{node.name} opens {peer!r} twice"
+                acceptor = self._endpoints.get(endpoint, "nobody")
+                names = peer, b"@" + node.identity.incarnation
+                link = self.network.connect(node.name, acceptor, names, acceptor == "coordinator", self.now)
+                node.connections[peer] = link
+                if acceptor in self.nodes:
+                    self.nodes[acceptor].connections[names[1]] = link
+            case Run(tag, work):
+                seconds = self.run_s()
+                self.at(self.now + seconds, lambda: self._event(node, Returned(tag, _outcome(work))))
+            case Exit():
+                node.exit = action
+                self.note(node.name, f"exits with {action.code}: {action.reason}")
+                self._end(node, killed=False)
+
+    def _event(self, node: Node, event: Any) -> None:
+        if node.alive:
+            self._do(node, lambda: node.machine.handle(event, self.now))
+
+    def _send(self, node: Node, peer: Peer, message: Message, readers: Any) -> None:
+        connection = node.connections.get(peer)
+        if connection is None:
+            return  # as a ROUTER does with an identity it does not know
+        receiver = 1 if connection.ends[0] == node.name else 0
+        for hook in self.on_send:
+            hook(node, connection.ends[receiver], message)
+            if not node.alive:
+                return
+        packet = Packet.of(encode(message), readers)
+        self.counters["messages"] += 1
+        self.counters["nbytes"] += packet.nbytes
+        times = self.network.arrivals(connection, receiver, packet.nbytes, self.now)
+        if not times:
+            packet.left()
+        for time in times:
+            self.at(time, partial(self._arrive, connection, connection.life, receiver, packet))
+
+    def _arrive(self, connection: Connection, life: int, receiver: int, packet: Packet) -> None:
+        packet.left()
+        node = self.nodes.get(connection.ends[receiver])
+        if node is None or not node.alive or life != connection.life:
+            self.network.lost += 1
+            return
+        # one message at a time: those that come meanwhile wait, in the order they came
+        start = max(self.now, node.busy_until)
+        node.busy_until = start + self._message_s
+        if start > self.now:
+            self.at(start, partial(self._receive, node, connection.names[receiver], packet))
+        else:
+            self._receive(node, connection.names[receiver], packet)
+
+    def _receive(self, node: Node, peer: Peer, packet: Packet) -> None:
+        message = decode(packet.copies)
+        self.note(node.name, (peer, message))
+        self._event(node, Received(peer, message))
+
+    # --- programs ------------------------------------------------------------------------------
+
+    def _resolve(self, node: Node, operation: Operation, value: Any) -> None:
+        self.note(node.name, f"{operation.title}: {value!r}"[:300])
+        assert operation in node.pending, f"{operation.title} is resolved twice or was never asked for"
+        del node.pending[operation]
+        self.outcomes[type(value).__name__ if isinstance(value, Exception) else operation.title.split()[0]] += 1
+        program = node.program
+        if program is not None:
+            step = partial(program.throw if isinstance(value, Exception) else program.send, value)
+            self.at(self.now, lambda: self._advance(node, step))
+
+    def _advance(self, node: Node, step: Callable[[], Any]) -> None:
+        """Let a program run up to its next wait."""
+        if not node.alive:
+            return
+        try:
+            wait = step()
+        except StopIteration:
+            node.finished = True
+            return self._event(node, Stop("the script has ended"))
+        except PSError as error:
+            self.note(node.name, f"its script fails: {error!r}"[:300])
+            return self._event(node, Stop("the script has failed"))
+        if isinstance(wait, float):
+            program = node.program
+            assert program is not None
+            self.at(self.now + wait, lambda: self._advance(node, partial(next, program)))
+        else:
+            operation, timeout = wait
+            operation.deadline = self.now + timeout
+            node.pending[operation] = None
+            self._event(node, operation)
+
+
+def _outcome(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        return error
+
+
+def _line(what: Any) -> str:
+    if isinstance(what, tuple):
+        peer, message = what
+        who = peer.decode() if peer == COORDINATOR or peer.startswith(b"server") else peer[1:5].hex()
+        return f"<- {who}: {message!r}"[:300]
+    return str(what)

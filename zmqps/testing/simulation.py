@@ -1,0 +1,228 @@
+"""A whole cluster of the real core machines on a simulated clock and network, replayable from its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.member import Identity
+from zmqps.core.server import ServerMachine
+from zmqps.core.session import SessionMachine
+from zmqps.testing.engine import Engine, Node, Program
+from zmqps.testing.network import Faults, Network
+from zmqps.testing.training import AsyncTraining, Training
+
+#: After the last program has ended, the cluster has this long to end as well.
+ENDING_S = 15.0
+
+
+class SimulationError(AssertionError):
+    """An invariant was violated; the text says how to replay it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a simulation amounted to; ``seconds`` are simulated ones."""
+
+    seed: int
+    seconds: float
+    steps: int
+    events: int
+    messages: int
+    nbytes: int
+    lost: int
+    outcomes: dict[str, int]  # results and errors of operations, by name
+
+
+class Simulation(Engine):
+    """One run; everything random in it comes from ``seed``.
+
+    Parameters
+    ----------
+    seed
+        Of the one random number generator.
+    servers, workers
+        How many.
+    faults
+        What goes wrong.
+    training
+        What the workers do and what must hold; its invariants are checked after every event.
+    options
+        The coordinator's; by default those of a short test, expecting all workers.
+    latency, bandwidth, message_s
+        The network: seconds at least and bytes a second; and seconds a node computes for a message.
+    limit_s
+        Simulated seconds by which all workers are done, whatever happens.
+    validate
+        Whether every machine's ``validate()`` is called after each of its events.
+
+    Examples
+    --------
+    >>> from zmqps.testing import Faults, Simulation
+    >>> report = Simulation(seed=1, servers=2, workers=4, faults=Faults(loss=0.01)).run()
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        servers: int = 2,
+        workers: int = 2,
+        faults: Faults = Faults(),  # noqa: B008  (frozen)
+        training: Training | None = None,
+        *,
+        options: CoordinatorOptions | None = None,
+        latency: float = 50e-6,
+        bandwidth: float = 1.25e9,
+        message_s: float = 10e-6,
+        limit_s: float = 3600.0,
+        validate: bool = True,
+    ) -> None:
+        self.seed = seed
+        self.faults = faults
+        self.training = training or AsyncTraining()
+        rng = Random(seed)
+        super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s)
+        self.options = options or CoordinatorOptions(
+            servers=servers, workers=workers, idle_timeout=0.0, slice_nbytes=self.training.slice_nbytes
+        )
+        self._limit_s = limit_s
+        self._validate = validate
+        self._workers_to_come = workers
+        self._num_workers = 0
+        self._num_running = 0
+        self.start_coordinator()
+        for _ in range(servers):
+            self.at(rng.random() * 0.3, self.start_server)
+        for _ in range(workers):
+            self.at(rng.random() * 0.5, self.start_worker)
+        self._schedule_faults()
+
+    # --- running -------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Run until all workers are done and the cluster has had the time to end.
+
+        Raises
+        ------
+        SimulationError
+            An invariant was violated.
+        """
+        try:
+            while not self.finished:
+                waiting = {node.name: [o.title for o in node.pending] for node in self.workers if node.alive}
+                assert self.next_at is not None, f"nothing happens any more, yet these wait: {waiting}"
+                assert self.next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {waiting}"
+                self.step()
+            finished_at = self.now
+            self.network.quiet = True
+            while self.next_at is not None and self.next_at < finished_at + ENDING_S and self._anybody_alive:
+                self.step()
+            self.training.check_end(self)
+        except Exception as error:
+            raise SimulationError(f"seed {self.seed}: {error!r}\n{self.trace()}") from error
+        c = self.counters
+        return Report(
+            self.seed, finished_at, c["steps"], c["events"], c["messages"],
+            c["nbytes"], self.network.lost, dict(sorted(self.outcomes.items())),
+        )  # fmt: skip
+
+    @property
+    def finished(self) -> bool:
+        """Whether no worker runs or is still to come."""
+        return not self._workers_to_come and not self._num_running
+
+    @property
+    def _anybody_alive(self) -> bool:
+        return any(node.alive for node in self.nodes.values())
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there were or are to come."""
+        return self._num_workers + self._workers_to_come
+
+    @property
+    def workers(self) -> list[Node]:
+        """All workers there were, dead ones included."""
+        return [node for node in self.nodes.values() if node.role == "worker"]
+
+    @property
+    def servers(self) -> list[Node]:
+        """All servers there were."""
+        return [node for node in self.nodes.values() if node.role == "server"]
+
+    # --- nodes ---------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> Node:
+        """Start the coordinator."""
+        identity = self._identity("coordinator", "coordinator")
+        return self.start(Node("coordinator", "coordinator", identity, CoordinatorMachine(identity, self.options)))
+
+    def start_server(self) -> Node:
+        """Start one more server."""
+        name = f"server-{len(self.servers)}"
+        identity = self._identity("server", name)
+        machine = ServerMachine(identity, "sim://coordinator", self.training.shard)
+        return self.start(Node(name, "server", identity, machine))
+
+    def start_worker(self, program: Program | None = None) -> Node:
+        """Start one more worker, which runs a program; by default the training's."""
+        if program is None:
+            self._workers_to_come -= 1
+        name = f"worker-{self._num_workers}"
+        identity = self._identity("worker", name)
+        node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self._num_workers)
+        node.program = program or self.training.program(self, node)
+        self._num_workers += 1
+        self._num_running += 1
+        return self.start(node)
+
+    def _identity(self, role: str, name: str) -> Identity:
+        return Identity(role, self.rng.randbytes(16), name, "simulated", len(self.nodes), f"sim://{name}")
+
+    def partition(self, node: Node, seconds: float) -> None:
+        """Cut a node off from all others for some time."""
+        self.note(node.name, f"is cut off for {seconds:.3f} s")
+        self.network.partition([node.name], seconds, self.now)
+
+    # --- what the engine asks ------------------------------------------------------------------
+
+    def check(self, node: Node) -> None:
+        """Assert what must hold after an event of ``node``."""
+        if self._validate:
+            node.machine.validate()
+            self.training.check(self, node)
+
+    def run_s(self) -> float:
+        """Return how long building a shard takes."""
+        return self.training.run_s(self.rng)
+
+    def ended(self, node: Node) -> None:
+        """A worker that has gone may be started again."""
+        if node.role == "worker":
+            self._num_running -= 1
+            if self.training.restarts(self, node):
+                self._workers_to_come += 1
+                self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
+
+    # --- faults that come by themselves --------------------------------------------------------
+
+    def _schedule_faults(self) -> None:
+        for rate, do in ((self.faults.crash, self._crash_somebody), (self.faults.partition, self._cut_somebody)):
+            if rate:
+                self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
+
+    def _fault(self, rate: float, do: Callable[[], None]) -> None:
+        if not self.network.quiet:
+            do()
+            self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
+
+    def _crash_somebody(self) -> None:
+        if alive := [node for node in self.workers if node.alive]:
+            self.kill(self.rng.choice(alive))
+
+    def _cut_somebody(self) -> None:
+        node = self.rng.choice([node for node in self.nodes.values() if node.alive])
+        self.partition(node, self.rng.expovariate(1.0 / self.faults.partition_s))
