@@ -1,0 +1,228 @@
+"""Run examples/digits.py in several processes at once, watch them, and show what came of it.
+
+Starts a coordinator and servers on this machine, then the worker processes, and ends when they do. A worker that is
+killed meanwhile (try it) is named, and the others go on. Into --output go summary.json, loss.png, staleness.png,
+demo.log, the logs of the nodes, and what each worker reported and printed.
+
+Exit codes: 0 the network reads the digits; 1 it does not, or the cluster broke; 130 Ctrl-C; 143 SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import demo_report
+import digits
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import zmqps
+
+WANTED_ACCURACY = 0.95
+#: Seconds between two looks at the cluster.
+TICK = 0.2
+#: Seconds a worker gets to end after SIGTERM.
+GRACE = 3.0
+#: One thread of linear algebra per worker: four workers on two cores are enough of a crowd.
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+console = Console()
+log = logging.getLogger("demo")
+
+
+class Worker:
+    """A process that runs digits.py, and what the coordinator last said of it."""
+
+    def __init__(self, number: int, address: str, args: argparse.Namespace) -> None:
+        self.rank = number  # a guess, until the coordinator knows it
+        self.facts: dict[str, Any] = {}
+        self.seen_at: float | None = None
+        self.output: Path = args.output / f"worker-{number}.log"
+        self._report: Path = args.output / f"worker-{number}.json"
+        self._told = False
+        command = [sys.executable, digits.__file__, "--coordinator", address, "--report", str(self._report)]
+        command += ["--mode", args.mode, "--passes", str(args.passes), "--batch", str(args.batch)]
+        with self.output.open("w") as output:
+            # a process group of its own: Ctrl-C reaches the demo alone, which then ends its workers
+            self.process = subprocess.Popen(
+                command, env={**os.environ, **ONE_THREAD}, stdout=output, stderr=output, process_group=0
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether there is more to learn of it: it runs, or the coordinator has yet to notice that it does not."""
+        return self.running or (self.failed and bool(self.facts) and "how" not in self.facts)
+
+    @property
+    def pushes(self) -> int:
+        """How many pushes its last heartbeat told of."""
+        return int(self.facts.get("counters", {}).get("pushes", 0))
+
+    def look_up(self, status: dict[str, Any]) -> None:
+        """Take what a status says of it; log how it ended, if not well."""
+        was_gone = "how" in self.facts
+        for facts in (*status["members"], *status["gone"]):
+            if facts["role"] == "worker" and facts["pid"] == self.process.pid:
+                self.facts, self.rank = facts, facts["rank"]
+                self.seen_at = time.time() - facts.get("last_seen_ago_s", facts.get("silent_s"))
+        if self.failed and not self._told:
+            self._told = True
+            log.warning("worker %d: %s; its output is in %s", self.rank, how_it_ended(self.process), self.output)
+        if not was_gone and self.facts.get("how") == "lost":
+            result = self.result()
+            who = f"{result.rank} ({result.name}, {self.facts['host']}, pid {result.pid})"
+            log.warning("lost worker %s: last sign of life %s; the others go on", who, result.last_sign_of_life)
+
+    def result(self) -> demo_report.Result:
+        """Return what its own report says, if it has finished, or else its last heartbeat."""
+        counts = json.loads(self._report.read_text()) if self.process.poll() == 0 else self.facts.get("counters", {})
+        known = {name: value for name, value in counts.items() if name in demo_report.Result.__dataclass_fields__}
+        name, how = self.facts.get("name", ""), how_it_ended(self.process)
+        who = {"rank": self.rank, "name": name, "pid": self.process.pid, "how": how, "seen_at": self.seen_at}
+        return demo_report.Result(**{**known, **who})
+
+    def end(self) -> None:
+        """Make sure that the process has ended."""
+        self.process.terminate()
+        try:
+            self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    code = process.poll()
+    if code is None:
+        return "running"
+    if code >= 0:
+        return f"exit code {code}" if code else "finished"
+    return f"killed by {signal.Signals(-code).name}"
+
+
+def watch(workers: Sequence[Worker], observer: zmqps.Worker, args: argparse.Namespace) -> None:
+    """Draw the progress bar until all workers have ended, and the coordinator knows of those who did not finish."""
+    num_batches = math.ceil(len(digits.load_data()[0]) / args.batch)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("pushes"))
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        bar = progress.add_task("starting", total=args.passes * num_batches)
+        while any(worker.awaited for worker in workers):
+            pause(workers)
+            status = observer.status()
+            for worker in workers:
+                worker.look_up(status)
+            shares = [args.passes * len(range(worker.rank, num_batches, args.workers)) for worker in workers]
+            total = sum(w.pushes if w.failed else share for w, share in zip(workers, shares, strict=True))
+            state = "starting" if status["state"] == "starting" else f"training ({status['mode']})"
+            progress.update(bar, description=state, completed=sum(w.pushes for w in workers), total=total)
+        done = sum(worker.result().pushes for worker in workers)
+        progress.update(bar, completed=done, total=done)
+
+
+def pause(workers: Sequence[Worker]) -> None:
+    """Wait for the next look at the cluster, or for a worker to end."""
+    running = next((worker.process for worker in workers if worker.running), None)
+    if running is None:
+        time.sleep(TICK)
+    else:
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(TICK)
+
+
+def run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
+    workers: list[Worker] = []
+    with (
+        zmqps.LocalCluster(
+            servers=args.servers,
+            workers=args.workers,
+            heartbeat_interval=TICK,  # each brings the counters that the progress bar shows
+            heartbeat_timeout=args.heartbeat_timeout,
+            directory=args.output,
+        ) as cluster,
+        # open until the values are read: the cluster stays as long as somebody looks on
+        zmqps.connect(cluster.address, observer=True) as observer,
+    ):
+        try:
+            for number in range(args.workers):
+                workers.append(Worker(number, cluster.address, args))
+            watch(workers, observer, args)
+        finally:
+            for worker in workers:
+                worker.end()
+        _, x_test, _, y_test = digits.load_data()
+        test_accuracy = digits.accuracy(observer.pull(), x_test, y_test)
+    results = sorted((worker.result() for worker in workers), key=lambda result: result.rank)
+    facts = {
+        "mode": args.mode,
+        "servers": args.servers,
+        "workers": args.workers,
+        "test_accuracy": round(test_accuracy, 4),
+    }
+    summary = demo_report.summarize(results, seconds=time.monotonic() - began, **facts)
+    (args.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    demo_report.plot_loss(results, args.output / "loss.png")
+    demo_report.plot_staleness(results, args.output / "staleness.png")
+    console.print(demo_report.table(summary))
+    console.print(f"summary.json, loss.png and staleness.png are in {args.output}", highlight=False)
+    if test_accuracy < WANTED_ACCURACY:
+        log.error("test accuracy %.3f is below %.2f: train longer (--passes)", test_accuracy, WANTED_ACCURACY)
+        return 1
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train handwritten digits with a whole cluster on this machine.")
+    parser.add_argument("--servers", type=int, default=2, help="default: 2")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
+    parser.add_argument("--mode", choices=digits.MODES, default="async", help="default: async")
+    parser.add_argument("--passes", type=int, default=40, help="passes over the training data (default: 40)")
+    parser.add_argument("--batch", type=int, default=16, help="images per step (default: 16)")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")
+    parser.add_argument(
+        "--heartbeat-timeout", type=float, default=5.0, help="seconds of silence until a worker is lost (default: 5)"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = parse()
+    args.output.mkdir(parents=True, exist_ok=True)
+    record = logging.FileHandler(args.output / "demo.log", "w")
+    record.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    shown = RichHandler(console=console, show_path=False, log_time_format="%X")
+    logging.basicConfig(level=logging.WARNING, handlers=[record, shown], format="%(message)s")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through every `finally`
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        log.error("interrupted")
+        return 130
+    except zmqps.PSError as error:
+        log.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
