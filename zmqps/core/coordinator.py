@@ -188,6 +188,8 @@ class CoordinatorMachine:
                 return [*self.startup.progress(member, message.epoch, bool(message.loaded)), *self._tell_parked()]
             if isinstance(message, Error):
                 error = from_wire(message.code, message.text, message.facts)
+                if message.request not in (0, self.startup.epoch):
+                    return []  # about the shard of a job that was given up
                 return [Log("error", f"{member.title}: {error}"), *self._fail_startup(error)]
         elif isinstance(message, Init):
             actions = self.startup.init(member, message)
@@ -261,7 +263,7 @@ class CoordinatorMachine:
         """Tell everybody who waits whom for, since that may just have changed."""
         text = self.startup.waiting_for(self.membership.of("server"))
         parked = self.startup.parked.items()
-        actions: list[Action] = [Send(member.peer, Waiting(request, text)) for (_, request), member in parked]
+        actions: list[Action] = [Send(member.peer, Waiting(request, text)) for (_, request), (member, _) in parked]
         for barrier in self.barriers.by_name.values():
             actions += self._tell(barrier)
         return actions

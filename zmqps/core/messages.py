@@ -108,7 +108,10 @@ class Left(Message):
 
 @dataclass(frozen=True, slots=True)
 class Error(Message):
-    """A request (0: none in particular) failed; see `zmqps.errors` for codes and facts."""
+    """A request (0: none in particular) failed; see `zmqps.errors` for codes and facts.
+
+    Of a server to the coordinator, ``request`` is the epoch of the `Assign` that failed.
+    """
 
     kind: ClassVar[int] = 7
     request: U64

@@ -124,7 +124,8 @@ class ServerMachine:
                 return self._from_coordinator(message, now)
             return self._from_client(event.peer, message)
         except PSError as error:
-            return self._refuse(event.peer, getattr(message, "request", 0), error)
+            number = message.epoch if isinstance(message, Assign) else getattr(message, "request", 0)
+            return self._refuse(event.peer, number, error)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
@@ -181,7 +182,7 @@ class ServerMachine:
         if assign is not self._assigned:
             return []  # of a job that was given up meanwhile
         if isinstance(shard, Exception):
-            return self._refuse(COORDINATOR, 0, self._build_error(assign.shard, shard))
+            return self._refuse(COORDINATOR, assign.epoch, self._build_error(assign.shard, shard))
         self.shard = shard
         self.epoch = assign.epoch
         text = f"shard {shard.index} of {shard.placement.num_shards}: "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.events import Action, Log, Send
 from zmqps.core.job import JobSpec, attached
@@ -12,7 +12,15 @@ from zmqps.core.membership import MemberInfo
 from zmqps.core.messages import Assign, Init, Job
 from zmqps.errors import PSError
 
-Parked = dict[tuple[bytes, int], MemberInfo]  # (incarnation, request) of an init not yet answered
+
+class Waiter(NamedTuple):
+    """Somebody whose init is not yet answered."""
+
+    member: MemberInfo
+    has_values: bool  # and could upload them
+
+
+Parked = dict[tuple[bytes, int], Waiter]  # by incarnation and request
 
 
 class Startup:
@@ -54,9 +62,10 @@ class Startup:
                 self.job.check_same(job, self.owner)
         else:
             attached(self.job)
-        self.parked[member.incarnation, message.request] = member
+        has_values = bool(message.job) and member.role == "worker"
+        self.parked[member.incarnation, message.request] = Waiter(member, has_values)
         actions: list[Action] = []
-        if self.loader is None and message.job and self.placement is not None and not self.ready:
+        if self.loader is None and has_values and self.placement is not None and not self.ready:
             actions += self._choose_loader()
         return actions + self._answer()
 
@@ -77,8 +86,8 @@ class Startup:
 
     def progress(self, server: MemberInfo, epoch: int, loaded: bool) -> list[Action]:
         """A server has built its shard, or has all its values."""
-        if epoch != self.epoch:
-            return []
+        if epoch != self.epoch or self.placement is None:
+            return []  # of a job that was given up
         self.built.add(server.rank)
         if loaded:
             self.loaded.add(server.rank)
@@ -90,8 +99,8 @@ class Startup:
         """A worker no longer waits for its init, or has gone."""
         for key in [k for k in self.parked if k[0] == incarnation and request in (None, k[1])]:
             del self.parked[key]
-        if self.placement is None and not self.parked:
-            self.job = None  # nobody wants it any more, and no server knows of it
+        if not self.parked and not self.ready:
+            self._forget()  # nobody wants it any more; the next job may be another one
         if self.loader is not None and self.loader not in self.parked and not self.ready:
             self.loader = None
             return self._choose_loader()
@@ -99,15 +108,15 @@ class Startup:
 
     def fail(self, error: PSError) -> list[tuple[MemberInfo, int, PSError]]:
         """A server could not build its shard: forget the job; return whom to tell."""
-        failed = [(member, request, error) for (_, request), member in self.parked.items()]
+        failed = [(waiter.member, request, error) for (_, request), waiter in self.parked.items()]
         self._forget()  # but not the epoch: the next job's is higher, so servers drop what they built
         return failed
 
     def _choose_loader(self) -> list[Action]:
         if self.ready or len(self.built) < self.num_servers:
             return []
-        for key, member in self.parked.items():
-            if member.role == "worker":
+        for key, (member, has_values) in self.parked.items():
+            if has_values:
                 self.loader = key
                 return [Log("info", f"{member.title} uploads the initial values"), self._reply(member, key[1], load=1)]
         return []
@@ -115,7 +124,7 @@ class Startup:
     def _answer(self) -> list[Action]:
         if not self.ready:
             return []
-        replies: list[Action] = [self._reply(member, request) for (_, request), member in self.parked.items()]
+        replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
         self.parked.clear()
         return replies
 
@@ -134,7 +143,7 @@ class Startup:
             names = [server.title for server in self.servers if server.rank not in self.built]
             return f"{', '.join(names)} to build its shard"
         if self.loader is not None and self.loader in self.parked:
-            return f"{self.parked[self.loader].title} to upload the initial values"
+            return f"{self.parked[self.loader].member.title} to upload the initial values"
         return "a worker to upload the initial values"
 
     def status(self) -> Mapping[str, Any]:

@@ -1,0 +1,136 @@
+"""Doubles for the tests of the machines: identities, hellos, and short ways to look at actions."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.events import Action, Exit, Log, Peer, Received, Resolve, Send
+from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.keyspace import KeySpace, Placement
+from zmqps.core.member import Identity
+from zmqps.core.messages import Error, Hello, Init, Message, Ready
+from zmqps.core.shard import Shard
+from zmqps.optim import sgd
+from zmqps.testing.training import ReferenceRules
+
+M = TypeVar("M", bound=Message)
+
+INTERVAL, TIMEOUT = 1.0, 10.0
+
+
+def identity(role: str, name: str = "a") -> Identity:
+    return Identity(role, name.encode().ljust(16, b"."), name, "host", 7, f"tcp://{name}:1" if role == "server" else "")
+
+
+def hello(role: str, name: str = "a") -> Hello:
+    return identity(role, name).hello()
+
+
+def peer(name: str) -> Peer:
+    return b"@" + name.encode()
+
+
+def job(*names: str, learning_rate: float = 1.0, size: int = 8) -> JobSpec:
+    parameters = tuple(Parameter(name, (size,), "float32") for name in names or ("w", "b"))
+    return JobSpec(parameters, sgd(learning_rate).to_wire())
+
+
+def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placement:
+    return Placement.balance(KeySpace(spec.parameters), shards, slice_nbytes)
+
+
+def make_shard(spec: JobSpec, where: Placement, index: int) -> Shard:
+    from zmqps.optim import OptimizerSpec
+
+    rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
+    return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject")
+
+
+def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M]:
+    """Return the messages of one kind among the actions."""
+    sends = [action for action in actions if isinstance(action, Send) and to in (None, action.peer)]
+    return [send.message for send in sends if isinstance(send.message, kind)]
+
+
+def receivers(actions: list[Action], kind: type[Message]) -> list[Peer]:
+    return [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
+
+
+def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
+    return [message.code for message in sent(actions, Error, to)]
+
+
+def resolved(actions: list[Action]) -> list[tuple[Any, Any]]:
+    return [(action.operation, action.value) for action in actions if isinstance(action, Resolve)]
+
+
+def exits_of(actions: list[Action]) -> list[int]:
+    return [action.code for action in actions if isinstance(action, Exit)]
+
+
+def logged(actions: list[Action]) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, Log))
+
+
+class Coordinator:
+    """A coordinator and the clock, with its invariants checked after every event."""
+
+    def __init__(self, **options: Any) -> None:
+        options = {"servers": 1, "heartbeat_interval": INTERVAL, "heartbeat_timeout": TIMEOUT, **options}
+        self.machine = CoordinatorMachine(identity("coordinator"), CoordinatorOptions(**options))
+        self.now = 0.0
+        self.machine.start(0.0)
+
+    def take(self, name: str, message: Message) -> list[Action]:
+        return self.handle(Received(peer(name), message))
+
+    def handle(self, event: Any) -> list[Action]:
+        actions = self.machine.handle(event, self.now)
+        self.machine.validate()
+        return actions
+
+    def join(self, *names: str) -> list[Action]:
+        """Let nodes join; a name that begins with s is a server's, with o an observer's."""
+        roles = {"s": "server", "w": "worker", "o": "observer"}
+        return [action for name in names for action in self.take(name, hello(roles[name[0]], name))]
+
+    def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
+        return self.take(name, Init(request, spec.to_wire() if spec else {}))
+
+    def ready(self, *names: str, loaded: bool = True, epoch: int | None = None) -> list[Action]:
+        epoch = self.machine.startup.epoch if epoch is None else epoch
+        return [action for name in names for action in self.take(name, Ready(epoch, int(loaded)))]
+
+    def train(self, *names: str) -> None:
+        """Bring servers and workers to a job that is trained."""
+        self.join(*names)
+        workers = [name for name in names if name[0] == "w"]
+        servers = [name for name in names if name[0] == "s"]
+        for worker in workers:
+            self.init(worker, job())
+        self.ready(*servers, loaded=False)
+        self.ready(*servers)
+        assert self.machine.startup.ready
+
+    def wait(self, until: float, *alive: str) -> list[Action]:
+        """Let time pass up to ``until``; those alive give signs of life."""
+        from zmqps.core.messages import Heartbeat
+
+        actions: list[Action] = []
+        while self.now < until:
+            due = self.machine.next_deadline()
+            self.now = min(until, self.now + 1.0 if due is None else max(due, self.now), self.now + 1.0)
+            for name in alive:
+                actions += self.take(name, Heartbeat({}))
+            due = self.machine.next_deadline()
+            if due is not None and due <= self.now:
+                actions += self.machine.on_deadline(self.now)
+                self.machine.validate()
+        return actions
+
+
+def zeros(spec: JobSpec) -> list[np.ndarray[Any, Any]]:
+    return [np.zeros(p.size, p.storage_dtype) for p in spec.parameters]
