@@ -10,6 +10,7 @@
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
     ├── EvictedError (ConnectionError)       the others went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
+    ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
@@ -140,6 +141,16 @@ class ShutdownError(PSError, ConnectionError):
     """The cluster is ending, so the request will not be answered."""
 
     code = 8
+
+
+class NodeFailedError(PSError, RuntimeError):
+    """A node that this process had started ended by itself."""
+
+    code = 9
+    text = "{name} ended with {how}; its last lines:\n{tail}"
+    name: str
+    how: str
+    tail: str
 
 
 class ProtocolError(PSError, ValueError):
