@@ -183,7 +183,8 @@ async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None
         driver.submit(Stop("the parent process is gone"))
 
     if parent_fd is not None:
-        os.write(parent_fd, announcement.encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # gone already, which the reader is about to notice
+            os.write(parent_fd, announcement.encode() + b"\n")
         loop.add_reader(parent_fd, orphaned, parent_fd)
     codes = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED}
     for number, code in codes.items():
