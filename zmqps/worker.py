@@ -337,7 +337,11 @@ class Worker:
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it."""
-        return dict(self._submit(AskStatus(0.0), timeout).result())
+        return self.status_async(timeout=timeout).result()
+
+    def status_async(self, *, timeout: float | None = None) -> Future[dict[str, Any]]:
+        """`status`, as a future."""
+        return self._submit(AskStatus(0.0), timeout, dict)
 
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`."""
