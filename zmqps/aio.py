@@ -1,0 +1,160 @@
+"""The worker for programs that run an asyncio loop: the names of `zmqps.Worker`, to await.
+
+::
+
+    async with zmqps.aio.connect("tcp://127.0.0.1:5570") as worker:
+        await worker.init(params, optimizer=zmqps.optim.sgd(learning_rate=0.1))
+        values = await worker.push_pull(grads)
+
+There is one worker: everything here hands it an operation and awaits the future of that. The
+loop is never blocked; what would block is done by one helper thread a worker, in the order asked.
+
+Cancelling an ``await`` stops the waiting, not the operation: a push that was begun is applied all
+the same, once, and its result is dropped; the arrays given to it stay in use until it is done, at
+its timeout at the latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from zmqps.core.operations import Statistics
+from zmqps.errors import ClosedError
+from zmqps.worker import Worker
+from zmqps.worker import connect as connect_blocking
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+__all__ = ["AsyncWorker", "connect"]
+
+
+def _awaiting(
+    blocking: Callable[Concatenate[Worker, P], T], begin: Callable[Concatenate[Worker, P], Future[T]]
+) -> Callable[Concatenate[AsyncWorker, P], Coroutine[Any, Any, T]]:
+    """Return a blocking method of `Worker` as one to await, by way of the method that returns its future."""
+
+    @wraps(blocking)
+    async def method(self: AsyncWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # even to begin may take long: to convert a large model's arrays, or to ask for the job
+        try:
+            beginning: Future[Future[T]] = self._helper.submit(begin, self._worker, *args, **kwargs)
+        except RuntimeError:  # the helper is gone, so the worker is closed
+            raise ClosedError("the worker is closed") from None
+        begun: Future[T] = await asyncio.wrap_future(beginning)
+        return await asyncio.wrap_future(begun)
+
+    return method
+
+
+class AsyncWorker:
+    """A connection to a cluster; made by `connect`. Arguments, results and errors are those of `zmqps.Worker`."""
+
+    def __init__(self, worker: Worker, helper: ThreadPoolExecutor) -> None:
+        self._worker = worker
+        self._helper = helper
+
+    init = _awaiting(Worker.init, Worker.init_async)
+    pull = _awaiting(Worker.pull, Worker.pull_async)
+    push = _awaiting(Worker.push, Worker.push_async)
+    push_pull = _awaiting(Worker.push_pull, Worker.push_pull_async)
+    barrier = _awaiting(Worker.barrier, Worker.barrier_async)
+    status = _awaiting(Worker.status, Worker.status_async)
+    _finish = _awaiting(Worker.finish, Worker.finish_async)
+
+    @property
+    def rank(self) -> int:
+        """This worker's 0-based index; a worker that restarts takes the lowest free one."""
+        return self._worker.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job counts on: as many as it expects, or those here now."""
+        return self._worker.num_workers
+
+    @property
+    def address(self) -> str:
+        """The coordinator's endpoint."""
+        return self._worker.address
+
+    async def statistics(self) -> Statistics:
+        """Return what this worker has done so far; a frozen copy, also after `close`."""
+        return await asyncio.to_thread(self._worker.statistics)
+
+    async def finish(self, *, timeout: float | None = None) -> None:
+        """Complete what is under way, tell the others that this worker is done, and close.
+
+        When all expected workers have finished the cluster ends.
+        """
+        try:
+            await self._finish(timeout=timeout)
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
+        # not on the helper thread, which may be waiting for just what this ends
+        await asyncio.to_thread(self._worker.close)
+        self._helper.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._worker).replace("zmqps.Worker", "zmqps.aio.AsyncWorker")
+
+
+class _Connecting:
+    """What `connect` returns: await it, or enter it with ``async with``."""
+
+    def __init__(self, connecting: Coroutine[Any, Any, AsyncWorker]) -> None:
+        self._connecting = connecting
+        self._worker: AsyncWorker | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncWorker]:
+        return self._connecting.__await__()
+
+    async def __aenter__(self) -> AsyncWorker:
+        self._worker = await self._connecting
+        return self._worker
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        assert self._worker is not None
+        await self._worker.close()
+
+
+def connect(address: str, *, timeout: float = 10.0, name: str | None = None, observer: bool = False) -> _Connecting:
+    """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
+
+    Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
+    comes about nevertheless is closed.
+    """
+    return _Connecting(_connect(address, timeout=timeout, name=name, observer=observer))
+
+
+async def _connect(address: str, **options: Any) -> AsyncWorker:
+    helper = ThreadPoolExecutor(1, thread_name_prefix="zmqps-aio")
+    future = helper.submit(connect_blocking, address, **options)
+    try:
+        return AsyncWorker(await asyncio.wrap_future(future), helper)
+    except BaseException:
+        future.add_done_callback(_close_unwanted)
+        helper.shutdown(wait=False)
+        raise
+
+
+def _close_unwanted(future: Future[Worker]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()

@@ -1,0 +1,143 @@
+"""``zmqps status``, ``placement`` and ``logs``: what a running cluster is doing."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.settings import setting
+from zmqps.core import exits
+from zmqps.errors import DeadlineError, PSError
+from zmqps.logs import read_line
+
+DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
+
+coordinator = setting(
+    "--coordinator",
+    help="Its endpoint; by default that of the cluster started here, else the usual one.",
+    show_default=f"as in .zmqps/, or {DEFAULT_ADDRESS}",
+)
+timeout = setting("--timeout", type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait for it.")
+as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print the plain data.")
+
+
+@click.command()
+@coordinator
+@settings.directory
+@timeout
+@as_json
+@setting("--watch", "-w", is_flag=True, shared=False, help="Show it anew every second, until Ctrl-C.")
+def status(coordinator: str | None, directory: Path, timeout: float, as_json: bool, watch: bool) -> int:
+    """Show nodes, placement, traffic, staleness, and who is waited for."""
+    if as_json:
+        click.echo(json.dumps(_ask(coordinator, directory, timeout), indent=2))
+        return exits.OK
+    from zmqps.cli.tables import new_console, status_view
+
+    console = new_console()
+    if not watch:
+        console.print(status_view(_ask(coordinator, directory, timeout)))
+        return exits.OK
+    from rich.live import Live
+
+    view = status_view(_ask(coordinator, directory, timeout))
+    with Live(view, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        pace = threading.Event()
+        while True:
+            pace.wait(1.0)
+            live.update(status_view(_ask(coordinator, directory, timeout)), refresh=True)
+
+
+@click.command()
+@coordinator
+@settings.directory
+@timeout
+@as_json
+def placement(coordinator: str | None, directory: Path, timeout: float, as_json: bool) -> int:
+    """Show which parameters of the running job are on which server."""
+    job = _ask(coordinator, directory, timeout)["job"]
+    rows = job.get("placement") or []
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+    elif not rows:
+        click.echo("no job is placed yet: a worker's init and all servers make one")
+    else:
+        from zmqps.cli.tables import new_console, placement_table
+
+        new_console().print(placement_table(rows))
+    return exits.OK
+
+
+def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, Any]:
+    from zmqps.cli.state import read_state
+    from zmqps.inquiry import ask_status
+
+    state = read_state(directory)
+    here = state.address if state is not None and state.running else ""
+    try:
+        return ask_status(coordinator or here or DEFAULT_ADDRESS, timeout=timeout)
+    except DeadlineError as error:
+        hint = "" if coordinator or here else "; no cluster was started here, name one with --coordinator"
+        waited = f"{error.waiting_for}{hint}"
+        raise DeadlineError(operation=error.operation, seconds=error.seconds, waiting_for=waited) from None
+
+
+# --- logs -------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("nodes", nargs=-1)
+@settings.directory
+@setting("--name", shared=False, help="The cluster's, where none runs here.", show_default="cluster")
+@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, help="Only the last ones.")
+@setting("--follow", "-f", is_flag=True, shared=False, help="Go on with what is still to come, until Ctrl-C.")
+def logs(nodes: tuple[str, ...], directory: Path, name: str | None, lines: int | None, follow: bool) -> int:
+    """Show what the nodes have said, in the order of time; all, or those named (server-0, worker-1)."""
+    from zmqps.cli.state import read_state
+
+    state = read_state(directory)
+    folder = directory / "runs" / (name or "cluster") / "logs"
+    if name is None and state is not None and state.logs:
+        folder = Path(state.logs)
+    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    if not files:
+        raise PSError(f"no logs in {folder}; `zmqps up` writes them")
+    if unknown := set(nodes) - set(files):
+        raise click.UsageError(f"no log of {', '.join(sorted(unknown))}; there are {', '.join(files)}")
+    paths = [path for node, path in files.items() if not nodes or node in nodes]
+    if follow:
+        sys.stdout.flush()  # tail knows how to wait for a file
+        os.execvp("tail", ["tail", "-q", "-n", str(lines or "+1"), "-F", *map(str, paths)])
+    entries = [line for _, line in heapq.merge(*map(_entries, paths), key=lambda entry: entry[0])]
+    show = _printer()
+    for line in entries[-lines if lines else None :]:
+        show(line)
+    return exits.OK
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a log, each with its time; one that has none belongs to the one before."""
+    time = ""
+    with path.open(errors="replace") as file:
+        for line in file:
+            line = line.rstrip("\n")
+            entry = read_line(line)
+            time = entry[1] if entry else time
+            yield time, line
+
+
+def _printer() -> Callable[[str], object]:
+    if not sys.stdout.isatty():
+        return click.echo
+    from zmqps.cli.output import Painter
+
+    return Painter(sys.stdout).print

@@ -1,0 +1,72 @@
+"""``zmqps``: the group of commands, the configuration file, and errors as one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from zmqps import __version__
+from zmqps.cli.look import logs, placement, status
+from zmqps.cli.nodes import coordinator, server
+from zmqps.cli.settings import read_config
+from zmqps.cli.up import down, up
+from zmqps.core import exits
+from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
+
+EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (
+    (ConfigurationError, exits.USAGE),
+    (AddressInUseError, exits.ADDRESS_IN_USE),
+    (DeadlineError, exits.COORDINATOR_LOST),
+)
+
+
+@click.group(context_settings={"auto_envvar_prefix": "ZMQPS", "help_option_names": ["-h", "--help"]})
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A TOML file with options: shared ones at its top, those of a command in [command].  [env: ZMQPS_CONFIG]",
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def cli(ctx: click.Context, config: Path | None) -> None:
+    """A parameter server over ZeroMQ.
+
+    Every option can also be set by ZMQPS_<COMMAND>_<OPTION> or ZMQPS_<OPTION> in the environment,
+    or in the file that --config names; flags win over the environment, and that over the file.
+    """
+    if config is not None:
+        ctx.default_map = read_config(config, cli)
+
+
+for command in (up, down, status, placement, logs, coordinator, server):
+    cli.add_command(command)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code. Errors become one line on standard error."""
+    try:
+        result = cli.main(arguments, prog_name="zmqps", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return exits.USAGE
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return exits.INTERRUPTED
+    except BrokenPipeError:  # `zmqps logs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would flush into it
+        return exits.FAILED
+    except (PSError, OSError) as error:
+        click.echo(f"zmqps: {error}", err=True)
+        return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), exits.FAILED)
+    return result if isinstance(result, int) else exits.OK
+
+
+def main() -> None:
+    """Run ``zmqps`` with this process's arguments."""
+    sys.exit(run())

@@ -1,0 +1,85 @@
+"""``zmqps coordinator`` and ``zmqps server``: one node, in the foreground."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.settings import setting
+from zmqps.core import exits
+from zmqps.errors import PSError
+from zmqps.logs import set_up_logging
+
+
+@click.command()
+@setting("--address", shared=False, default="tcp://127.0.0.1:5570", help="Where to listen; port 0 takes a free one.")
+@settings.cluster_settings
+@setting("--workers", type=click.IntRange(min=1), help="How many workers the job expects; by default whoever comes.")
+@setting("--name", shared=False, help="How logs and errors call this node.")
+@settings.insecure
+@settings.log_settings
+@settings.parent_fd
+def coordinator(
+    address: str,
+    servers: int,
+    heartbeat_interval: float,
+    heartbeat_timeout: float,
+    idle_timeout: float,
+    slice_size: int,
+    workers: int | None,
+    name: str | None,
+    insecure: bool,
+    log_json: bool,
+    log_level: str,
+    parent_fd: int | None,
+) -> int:
+    """Run a coordinator: it knows who is there, places the job, holds barriers."""
+    set_up_logging(name or "coordinator", level=log_level, as_json=log_json)
+    from zmqps.coordinator import CoordinatorConfig, run
+    from zmqps.core.coordinator import CoordinatorOptions
+
+    options = CoordinatorOptions(servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_size)
+    return _run(lambda: run(CoordinatorConfig(address, options, name, insecure), parent_fd), parent_fd)
+
+
+@click.command()
+@setting("--coordinator", default="tcp://127.0.0.1:5570", help="The coordinator's endpoint.")
+@setting(
+    "--address", shared=False, default="tcp://127.0.0.1:0", help="Where workers reach it; port 0 takes a free one."
+)
+@settings.kernels
+@setting("--name", shared=False, help="How logs and errors call this node.")
+@settings.insecure
+@settings.log_settings
+@settings.parent_fd
+def server(
+    coordinator: str,
+    address: str,
+    kernels: str,
+    name: str | None,
+    insecure: bool,
+    log_json: bool,
+    log_level: str,
+    parent_fd: int | None,
+) -> int:
+    """Run a server: it holds a shard of the model and applies gradients to it."""
+    set_up_logging(name or "server", level=log_level, as_json=log_json)
+    from zmqps.server import ServerConfig, run
+
+    return _run(lambda: run(ServerConfig(coordinator, address, name, kernels, insecure), parent_fd), parent_fd)
+
+
+def _run(node: Callable[[], Any], parent_fd: int | None) -> int:
+    """Run a node; what keeps it from starting is told by its parent process, if it has one that asks."""
+    try:
+        return int(node())
+    except PSError as error:
+        if parent_fd is None:
+            raise
+        from zmqps.processes import refuse
+
+        refuse(parent_fd, error)
+        return exits.FAILED

@@ -1,0 +1,167 @@
+"""What the processes of a cluster say: into one file each, and onto the terminal, coloured by node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import IO, TextIO
+
+from zmqps.logs import NAME_WIDTH, read_line, without_date, write_line
+
+COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
+#: A longer line is broken: a worker that never ends one must not fill the memory.
+MAX_LINE_NBYTES = 64 << 10
+#: Lines the terminal may lag behind before some are left out there; the files have them all.
+MAX_BACKLOG = 10_000
+
+
+class Painter:
+    """Prints log lines; on a terminal without the date and in one colour a node."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self._stream = stream
+        self._console = Console(file=stream, highlight=False, soft_wrap=True) if stream.isatty() else None
+        self._colours: dict[str, str] = {}
+
+    def print(self, line: str) -> None:
+        """Print a line."""
+        if self._console is None:
+            print(line, file=self._stream, flush=True)
+            return
+        from rich.text import Text
+
+        entry = read_line(line)
+        text = Text.from_ansi(without_date(line))
+        if entry is not None and not line.startswith("{"):
+            colour = self._colours.setdefault(entry[0], COLOURS[len(self._colours) % len(COLOURS)])
+            text.stylize(colour, 0, max(NAME_WIDTH, len(entry[0])) + 2)
+        self._console.print(text)
+
+
+class Terminal:
+    """Shows lines, on a thread of its own: a paused terminal (Ctrl-S) must not stop the cluster.
+
+    Parameters
+    ----------
+    stream
+        Where to; coloured if it is a terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._painter = Painter(stream)
+        self._lines: queue.Queue[str | None] = queue.Queue(MAX_BACKLOG)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._main, name="zmqps-terminal", daemon=True)
+        self._thread.start()
+
+    def show(self, line: str) -> None:
+        """Show a log line, unless too many wait already."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._left_out += 1
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Show what is waiting, if that takes no longer than ``timeout``."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=timeout)
+            self._thread.join(timeout)
+
+    def _main(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone: the files go on
+            while (line := self._lines.get()) is not None:
+                left_out, self._left_out = self._left_out, 0
+                if left_out:
+                    self._painter.print(f"({left_out} lines left out here, the log files have them)")
+                self._painter.print(line)
+
+
+class LogFile:
+    """The log of one process.
+
+    Parameters
+    ----------
+    node
+        Its name.
+    path
+        The file, begun anew.
+    terminal
+        Shows the lines as well.
+    as_json
+        How lines are written that are not log entries yet.
+    """
+
+    def __init__(self, node: str, path: Path, terminal: Terminal | None, *, as_json: bool) -> None:
+        self.node = node
+        self.path = path
+        self._file: IO[bytes] = path.open("wb", buffering=0)
+        self._terminal = terminal
+        self._as_json = as_json
+
+    def say(self, level: str, message: str, *, shown: bool = True) -> None:
+        """Write an entry, to be ``shown`` on the terminal as well or not."""
+        now = datetime.now().astimezone()
+        self._write(write_line(self.node, level, message, now, as_json=self._as_json).split("\n"), shown)
+
+    def take(self, lines: Sequence[str]) -> None:
+        """Write what a process said: a node's entries as they are, anything else as an entry."""
+        for line in lines:
+            entry = read_line(line)
+            if entry is not None and entry[0] == self.node:
+                self._write([line], True)
+            else:
+                self.say("info", line)
+
+    def _write(self, lines: Sequence[str], shown: bool) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not end the training
+            self._file.write("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+        if self._terminal is not None and shown:
+            for line in lines:
+                self._terminal.show(line)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Pump:
+    """Moves the output of a process from its pipe into its log, line by line."""
+
+    def __init__(self, pipe: IO[bytes], log: LogFile) -> None:
+        self.log = log
+        self.ended = asyncio.Event()
+        self._pipe = pipe
+        self._rest = b""
+        os.set_blocking(pipe.fileno(), False)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipe.fileno(), MAX_LINE_NBYTES)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > MAX_LINE_NBYTES):
+            lines.append(self._rest)
+            self._rest = b""
+        # of a progress bar, which returns to the start of its line, only the last state
+        texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
+        self.log.take(texts)
+        if not data:
+            self.close()
+
+    def close(self) -> None:
+        """Stop, also when a process that nobody waits for still holds the other end."""
+        if not self.ended.is_set():
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+            self._pipe.close()
+            self.log.close()
+            self.ended.set()

@@ -1,0 +1,152 @@
+"""Options that a flag, an environment variable or the configuration file can set, in this order.
+
+A variable is ``ZMQPS_<COMMAND>_<OPTION>`` or, for every command that has the option,
+``ZMQPS_<OPTION>``; the more specific one wins. In the file a table ``[command]`` and the top level
+do the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from zmqps.errors import ConfigurationError
+from zmqps.logs import LEVELS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
+
+
+class Setting(click.Option):
+    """An option of a command.
+
+    Parameters
+    ----------
+    shared
+        Whether it means the same for every command that has it, so that ``ZMQPS_<OPTION>`` and the
+        top level of the file may set it. An address to bind is not: two nodes cannot have one.
+    """
+
+    def __init__(self, *args: Any, shared: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.shared = shared
+        self.show_envvar = False
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Return the value of the command's variable, else of the shared one."""
+        specific = super().resolve_envvar_value(ctx)
+        if specific is not None or not self.shared or self.name is None or not self.allow_from_autoenv:
+            return specific
+        self.envvar = f"ZMQPS_{self.name.upper()}"
+        try:
+            return super().resolve_envvar_value(ctx)
+        finally:
+            self.envvar = None
+
+
+def setting(*names: str, **kwargs: Any) -> Callable[[F], F]:
+    """Declare a `Setting`; its default is shown in the help."""
+    return click.option(*names, cls=Setting, **{"show_default": True, **kwargs})
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
+    """A number of bytes: 1048576, 512KiB, 1MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
+        if match is None or match[2] not in UNITS:
+            self.fail(f"{value!r} is no size; write 1048576, 512KiB or 1MiB", param, ctx)
+        return int(float(match[1]) * UNITS[match[2]])
+
+
+def log_settings(command: F) -> F:
+    """Add the options every node has."""
+    json = setting("--log-json", is_flag=True, help="Log one JSON object a line.")
+    level = setting("--log-level", type=click.Choice(LEVELS), default="info", help="What to log.")
+    return json(level(command))
+
+
+def cluster_settings(command: F) -> F:
+    """Add what a coordinator is told; the defaults are those of `CoordinatorOptions`, which a test compares."""
+    options = (
+        setting("--servers", type=click.IntRange(min=1), default=1, help="How many servers make the cluster."),
+        setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
+        setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
+        setting(
+            "--idle-timeout", type=click.FloatRange(min=0), default=600.0,
+            help="Seconds without a worker after which the cluster ends; 0: never.",
+        ),
+        setting("--slice-size", type=Size(), default="1MiB", help="Bytes of parameters that one message carries."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+insecure = setting("--insecure", is_flag=True, help="Allow to bind beyond this host, without encryption or passwords.")
+kernels = setting(
+    "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
+)
+directory = setting(
+    "--directory", type=click.Path(file_okay=False, path_type=Path), default=Path(),
+    help="Where runs/ and .zmqps/ are.",
+)  # fmt: skip
+parent_fd = click.option("--parent-fd", type=int, hidden=True, allow_from_autoenv=False)
+
+
+# --- the file ---------------------------------------------------------------------------------
+
+
+def read_config(path: Path, group: click.Group) -> dict[str, Any]:
+    """Return a configuration file as click's ``default_map``.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read; or names the key that no command knows.
+    """
+    try:
+        entries = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"cannot read {path}: {error}") from None
+    options = {name: _options(command) for name, command in group.commands.items()}
+    shared = {name for settings in options.values() for name, setting in settings.items() if setting.shared}
+    defaults: dict[str, dict[str, Any]] = {name: {} for name in options}
+    for key, value in entries.items():
+        name = key.replace("-", "_")
+        if not isinstance(value, dict):
+            if name not in shared:
+                known = [command for command, settings in options.items() if name in settings]
+                raise _unknown(path, key, shared, f"; it belongs into [{'] or ['.join(known)}]" if known else "")
+            for command, settings in options.items():
+                if name in settings:
+                    defaults[command].setdefault(name, value)
+            continue
+        if key not in options:
+            raise _unknown(path, key, set(options))
+        for inner, inner_value in value.items():
+            inner_name = inner.replace("-", "_")
+            if inner_name not in options[key] or isinstance(inner_value, dict):
+                raise _unknown(path, f"{key}.{inner}", set(options[key]))
+            defaults[key][inner_name] = inner_value
+    return defaults
+
+
+def _options(command: click.Command) -> dict[str, Setting]:
+    return {param.name: param for param in command.params if isinstance(param, Setting) and param.name}
+
+
+def _unknown(path: Path, key: str, known: set[str], hint: str = "") -> ConfigurationError:
+    close = difflib.get_close_matches(key.rpartition(".")[2].replace("-", "_"), sorted(known), n=1)
+    hint = hint or (f"; did you mean {close[0].replace('_', '-')!r}?" if close else "")
+    return ConfigurationError(f"{path}: unknown key {key!r}{hint}")

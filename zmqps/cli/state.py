@@ -1,0 +1,126 @@
+"""Which cluster runs here: ``.zmqps/cluster.json``, locked by the supervisor as long as it lives.
+
+The lock is the kernel's, so a supervisor that was killed leaves a file that nobody takes for a
+running cluster, and the process id in a locked file is never another process's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from zmqps.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the file says.
+
+    Attributes
+    ----------
+    pid
+        The supervisor's.
+    name
+        The cluster's.
+    address
+        The coordinator's endpoint; empty until it is known.
+    logs
+        Directory of the log files.
+    started
+        When, in local time.
+    running
+        Whether the supervisor lives.
+    """
+
+    pid: int
+    name: str
+    address: str
+    logs: str
+    started: str
+    running: bool = True
+
+
+def state_path(directory: Path) -> Path:
+    """Return where the state of the cluster of a directory is kept."""
+    return directory / ".zmqps" / "cluster.json"
+
+
+def read_state(directory: Path) -> State | None:
+    """Return the state, also of a cluster whose supervisor was killed; None if there is none."""
+    try:
+        file = state_path(directory).open("rb")
+    except OSError:
+        return None
+    with file:
+        running = not _lock(file.fileno(), fcntl.LOCK_SH)
+        try:
+            return State(**{**json.load(file), "running": running})
+        except (ValueError, TypeError):
+            # being written, or damaged; who holds the lock is running all the same
+            return State(0, "", "", "", "", running)
+
+
+def forget_state(directory: Path) -> None:
+    """Remove the file, and its directory if that is all there was."""
+    state_path(directory).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        state_path(directory).parent.rmdir()
+
+
+class Claim:
+    """The right to run the one cluster of a directory; a context manager."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._fd = -1
+
+    def __enter__(self) -> Self:
+        path = state_path(self._directory)
+        while True:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            except FileNotFoundError:
+                continue  # the one before us has just removed the directory
+            if not _lock(self._fd, fcntl.LOCK_EX):
+                os.close(self._fd)
+                self._refuse_if_running()
+                continue  # somebody was just reading it
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self._fd), path.stat()):
+                    return self
+            os.close(self._fd)  # the one before us has removed the file between our open and our lock
+
+    def _refuse_if_running(self) -> None:
+        state = read_state(self._directory)
+        if state is None or not state.running:
+            return
+        which = f" at {state.address} (supervisor pid {state.pid})" if state.address else ""
+        raise ConfigurationError(
+            f"a cluster is running here already{which}; end it with `zmqps down`, or start another one "
+            "with --directory DIR and another --address"
+        )
+
+    def write(self, state: State) -> None:
+        """Say what runs."""
+        facts: dict[str, Any] = asdict(state)
+        del facts["running"]
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps(facts, indent=2).encode() + b"\n", 0)
+
+    def __exit__(self, *_: object) -> None:
+        forget_state(self._directory)
+        os.close(self._fd)
+
+
+def _lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

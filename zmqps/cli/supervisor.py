@@ -1,0 +1,217 @@
+"""Runs a cluster and its workers from their start to their end: what ``zmqps up`` is, attached or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from zmqps.cli.output import LogFile, Pump, Terminal
+from zmqps.cli.state import Claim, State
+from zmqps.cluster import GRACE_S, ClusterConfig, Nodes
+from zmqps.core import exits
+from zmqps.errors import PSError
+from zmqps.processes import (
+    Process,
+    describe_exit,
+    end,
+    node_environment,
+    tail,
+    worker_command,
+    worker_environment,
+)
+
+#: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
+DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig:
+    """What ``zmqps up`` is told.
+
+    Parameters
+    ----------
+    cluster
+        The coordinator and servers.
+    command
+        What each worker runs; empty: workers are started by hand.
+    num_workers
+        How many of them.
+    name
+        The cluster's, for its folder under ``runs/``.
+    directory
+        Where ``runs/`` and ``.zmqps/`` are.
+    timeout
+        Seconds to wait for the start.
+    """
+
+    cluster: ClusterConfig
+    command: Sequence[str]
+    num_workers: int
+    name: str
+    directory: Path
+    timeout: float
+
+    @property
+    def logs(self) -> Path:
+        """Where the log files go."""
+        return self.directory / "runs" / self.name / "logs"
+
+
+class Supervisor:
+    """Starts everything, watches it, and ends it in order: workers, coordinator, servers.
+
+    Ctrl-C, SIGTERM and SIGHUP end the cluster; a second one does so at once.
+
+    Parameters
+    ----------
+    config
+        What to run.
+    terminal
+        Shows what happens; None in the background.
+    ready
+        Called once all servers have joined.
+    """
+
+    def __init__(self, config: UpConfig, terminal: Terminal | None, ready: Callable[[State], None]) -> None:
+        self._config = config
+        self._terminal = terminal
+        self._ready = ready
+        self._nodes = Nodes(config.cluster, self._spawn_node)
+        self._workers: list[Process] = []
+        self._pumps: list[Pump] = []
+        self._node_watches: list[asyncio.Task[None]] = []
+        self._node_failed = False
+        self._asked: signal.Signals | None = None
+        self._ending = False
+
+    async def run(self) -> int:
+        """Run the cluster until its end; return the exit code.
+
+        Raises
+        ------
+        PSError
+            What kept the cluster from starting; nothing is left behind.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._ask, number, task)
+        config = self._config
+        with Claim(config.directory) as claim, contextlib.ExitStack() as stack:
+            logs = config.logs.absolute()
+            logs.mkdir(parents=True, exist_ok=True)
+            for old in logs.glob("*.log"):
+                old.unlink()
+            self._log = LogFile("zmqps", logs / "supervisor.log", self._terminal, as_json=config.cluster.log_json)
+            stack.callback(self._log.close)
+            started = datetime.now().astimezone().isoformat(timespec="seconds")
+            state = State(os.getpid(), config.name, "", str(logs), started)
+            claim.write(state)
+            try:
+                await self._nodes.start(config.timeout)
+                state = replace(state, address=self._nodes.address)
+                claim.write(state)
+                self._log.say("info", f"cluster at {state.address}, logs in {logs}")
+                self._ready(state)
+                return await self._supervise()
+            except asyncio.CancelledError:
+                if self._asked is None:
+                    raise
+                return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
+            except Exception as error:
+                text = str(error) if isinstance(error, PSError) else traceback.format_exc()
+                self._log.say("error", text, shown=False)  # whoever catches it shows it
+                raise
+            finally:
+                self._ending = True
+                await self._end()
+
+    async def _supervise(self) -> int:
+        self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.processes]
+        if not self._config.command:
+            code = await self._nodes.coordinator.exited()
+            await self._nodes.ended_by_themselves()
+            await asyncio.gather(*self._node_watches)
+            if code == exits.IDLE:
+                return code
+            return exits.FAILED if self._node_failed else exits.OK
+        for index in range(self._config.num_workers):
+            self._spawn_worker(index)
+        codes = await asyncio.gather(*map(self._watch_worker, self._workers))
+        if any(codes):
+            return exits.WORKERS_FAILED
+        self._log.say("info", f"all {len(codes)} workers have ended well")
+        return exits.FAILED if self._node_failed else exits.OK
+
+    async def _watch_worker(self, worker: Process) -> int:
+        code = await worker.exited()
+        if code and not self._ending and self._asked is None:
+            others = sum(not other.ended for other in self._workers)
+            await self._drained(worker.name)
+            text = f"{worker.name} failed with {describe_exit(code)}; its last lines:\n{tail(worker.log)}"
+            self._log.say("error", text)
+            if others:
+                self._log.say("info", f"{others} workers go on")
+        return code
+
+    async def _watch_node(self, node: Process) -> None:
+        code = await node.exited()
+        if code not in (exits.OK, exits.IDLE) and not self._ending and self._asked is None:
+            self._node_failed = True
+            await self._drained(node.name)
+            self._log.say("error", str(node.failure(code)))
+
+    async def _drained(self, name: str) -> None:
+        """Wait for the last words of a process that has ended."""
+        pump = next(pump for pump in self._pumps if pump.log.node == name)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pump.ended.wait(), DRAIN_S)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
+        if self._ending or self._asked is not None:
+            for process in [*self._workers, *self._nodes.processes]:
+                process.kill()
+            return
+        self._asked = number
+        if hasattr(self, "_log"):
+            self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")
+        task.cancel()
+
+    async def _end(self) -> None:
+        number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
+        await end(self._workers, number, GRACE_S)
+        await self._nodes.stop()
+        for pump in self._pumps:
+            await self._drained(pump.log.node)
+            pump.close()
+        for watch in self._node_watches:
+            watch.cancel()
+        await asyncio.gather(*self._node_watches, return_exceptions=True)
+        self._nodes.close()
+
+    # --- children -----------------------------------------------------------------------------
+
+    def _spawn_node(self, name: str, command: Sequence[str]) -> Process:
+        return self._spawn(name, command, node_environment(), is_node=True)
+
+    def _spawn_worker(self, index: int) -> None:
+        env = worker_environment(self._nodes.address, index)
+        self._workers.append(self._spawn(f"worker-{index}", worker_command(self._config.command), env))
+
+    def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:
+        path = self._log.path.with_name(f"{name}.log")
+        log = LogFile(name, path, self._terminal, as_json=self._config.cluster.log_json)
+        process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
+        assert process.popen.stdout is not None
+        self._pumps.append(Pump(process.popen.stdout, log))
+        return process

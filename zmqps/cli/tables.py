@@ -1,0 +1,112 @@
+"""The status as tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+Facts = Mapping[str, Any]
+
+PIPE_WIDTH = 200
+
+
+def new_console() -> Console:
+    """Return a console for tables; into a file or pipe they are as wide as they need."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
+
+
+def status_view(status: Facts) -> RenderableType:
+    """Return the whole status."""
+    parts: list[RenderableType] = [_headline(status), *(Text(f"• {text}", "yellow") for text in status["waiting"])]
+    if status["members"] or status["gone"]:
+        parts += [_nodes(status), _traffic(status)]
+    if rows := status["job"].get("placement"):
+        parts.append(placement_table(rows))
+    return Group(*parts)
+
+
+def placement_table(rows: Sequence[Facts]) -> Table:
+    """Return which parameters are where, a row a shard."""
+    table = _table("placement", "shard", ">bytes", ">share", ">slices", ">parameters", "first", "last")
+    for row in rows:
+        table.add_row(
+            str(row["shard"]), num_bytes(row["nbytes"]), f"{100 * row['share']:.2f} %", str(row["slices"]),
+            str(row["parameters"]), escape(row["first"]), escape(row["last"]),
+        )  # fmt: skip
+    return table
+
+
+def _headline(status: Facts) -> Text:
+    text = Text.assemble("cluster at ", (status["endpoint"], "bold"), ", ", (status["state"], "green"))
+    text.append(f", up {_duration(status['uptime_s'])}")
+    if job := status["job"]:
+        text.append(f"\n{status['mode']}, {job['optimizer'].get('name', '?')}, {job['parameters']} parameters, ")
+        text.append(f"{num_bytes(job['nbytes'])}, job of {job['owner']}")
+    return text
+
+
+def _nodes(status: Facts) -> Table:
+    table = _table("nodes", "node", "name", "host", ">pid", "endpoint", "last sign of life")
+    for member in status["members"]:
+        table.add_row(*_who(member), f"{_duration(member['silent_s'])} ago")
+    for member in status["gone"]:
+        how = "[red]lost[/red]" if member["how"] == "lost" else member["how"]
+        table.add_row(*_who(member), f"{_duration(member['last_seen_ago_s'])} ago, {how}")
+    return table
+
+
+def _who(member: Facts) -> list[str]:
+    texts = f"{member['role']} {member['rank']}", member["name"], member["host"], str(member["pid"]), member["endpoint"]
+    return [escape(text) for text in texts]
+
+
+def _traffic(status: Facts) -> Table:
+    """Servers count what they received and sent, workers what they sent and received: both under the same heads."""
+    table = _table("traffic", "node", ">pushes", ">pulls", ">pushed", ">pulled", ">refused", ">memory", ">staleness")
+    for member in [*status["members"], *status["gone"]]:
+        counters = member["counters"]
+        cells = [f"{member['role']} {member['rank']}", *(str(counters.get(key, 0)) for key in ("pushes", "pulls"))]
+        if member["role"] == "server":
+            cells += [num_bytes(counters.get(key, 0)) for key in ("pushed_nbytes", "pulled_nbytes")]
+            cells += [str(counters.get("refused", 0)), num_bytes(counters.get("arena_nbytes", 0)), ""]
+        else:
+            cells += [num_bytes(counters.get(key, 0)) for key in ("bytes_sent", "bytes_received")]
+            cells += [str(counters.get("nonfinite", 0)), ""]
+            cells.append(f"{counters.get('staleness_mean', 0):.2f}, max {counters.get('staleness_max', 0)}")
+        table.add_row(*cells)
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=SIMPLE_HEAD)
+    for number, column in enumerate(columns):
+        justify: JustifyMethod = "right" if column.startswith(">") else "left"
+        table.add_column(column.lstrip(">"), justify=justify, overflow="fold", no_wrap=number == 0)
+    return table
+
+
+def num_bytes(number: float) -> str:
+    """Return a number of bytes in words: 512 B, 1.05 MB."""
+    if number < 1000:
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        number /= 1000
+        if number < 999.5 or unit == "TB":
+            break
+    return f"{number:.3g} {unit}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
