@@ -164,6 +164,7 @@ def run(args: argparse.Namespace) -> int:
         # open until the values are read: the cluster stays as long as somebody looks on
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
+        console.print(f"coordinator at {cluster.address}", highlight=False)
         try:
             for number in range(args.workers):
                 workers.append(Worker(number, cluster.address, args))

@@ -51,7 +51,7 @@ def accuracy(params, x, y):
 
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
-    worker.init(initial_params(), optimizer=zmqps.optim.adam(1e-3), staleness=MODES[args.mode])
+    worker.init(initial_params(), optimizer=zmqps.optim.adam(2e-3), staleness=MODES[args.mode])
     curve = []
     for number in range(args.passes):
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
