@@ -129,14 +129,21 @@ class ZmqTransport:
         if socket is None:
             self.counters["undeliverable"] += 1
             return False
-        large = len(frames) > 1 and max(memoryview(frame).nbytes for frame in frames) >= COPY_NBYTES
+        large = [memoryview(frame).nbytes >= COPY_NBYTES for frame in frames]
         try:
-            if not large:
+            if not any(large):
                 socket.send_multipart(frames, zmq.DONTWAIT)
             else:
-                tracker = socket.send_multipart(frames, zmq.DONTWAIT, copy=False, track=bool(readers))
-                for watchers in readers:
-                    watchers.append(tracker)  # type: ignore[arg-type]
+                # pyzmq would track the last frame only, and call it done at once if it is a small one
+                parts = [
+                    zmq.Frame(frame, track=bool(readers), copy=False) if aliased else frame
+                    for frame, aliased in zip(frames, large, strict=True)
+                ]
+                socket.send_multipart(parts, zmq.DONTWAIT, copy=False)
+                if readers:
+                    tracker = zmq.MessageTracker(*(part for part in parts if isinstance(part, zmq.Frame)))
+                    for watchers in readers:
+                        watchers.append(tracker)
         except zmq.ZMQError:  # not connected, or its queue is full: the sender's retries are for that
             self.counters["undeliverable"] += 1
             return False

@@ -1,0 +1,285 @@
+"""The ZeroMQ transport on loopback: order, aliasing, what is dropped, and peers that do not behave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zmqps.core.events import COORDINATOR, Reader
+from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.net import zeromq
+from zmqps.net.zeromq import COPY_NBYTES, INBOUND, ZmqTransport
+
+ANYWHERE = "tcp://127.0.0.1:0"
+PATIENCE = 20.0
+
+
+class End:
+    """A transport, and what was delivered to it."""
+
+    def __init__(self, name: bytes) -> None:
+        self.transport = ZmqTransport(name)
+        self.inbox: asyncio.Queue[tuple[bytes, list[bytes]]] = asyncio.Queue()
+        self.batches = 0
+
+    def start(self) -> None:
+        def delivered() -> None:
+            self.batches += 1
+
+        self.transport.start(lambda peer, frames: self.inbox.put_nowait((peer, [bytes(f) for f in frames])), delivered)
+
+    async def receive(self) -> tuple[bytes, list[bytes]]:
+        return await asyncio.wait_for(self.inbox.get(), PATIENCE)
+
+    def connect(self, peer: bytes, endpoint: str) -> None:
+        self.transport.connect(peer, endpoint)
+        # the connection is made by ZeroMQ's own thread; nothing can be sent before
+        assert self.transport._dealers[peer].poll(PATIENCE * 1000, zmq.POLLOUT)
+
+
+def with_ends(scenario: Callable[..., Awaitable[None]], *names: bytes) -> None:
+    """Run a scenario on transports of these names, closed afterwards whatever happens."""
+
+    async def run() -> None:
+        ends = [End(name) for name in names]
+        try:
+            for end in ends:
+                end.start()
+            await scenario(*ends)
+        finally:
+            for end in ends:
+                end.transport.close(0)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def raw_dealer(endpoint: str, identity: bytes, **options: int) -> Iterator[zmq.Socket[bytes]]:
+    """Open a socket that does not come from our transport."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.LINGER, 0)
+    for name, value in options.items():
+        socket.setsockopt(getattr(zmq, name), value)
+    try:
+        socket.connect(endpoint)
+        yield socket
+    finally:
+        socket.close(0)
+        context.term()
+
+
+def test_messages_arrive_whole_and_in_order_in_both_directions() -> None:
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        for i in range(600):
+            assert client.transport.send(COORDINATOR, [b"%d" % i, b"body"], ())
+        peers = set()
+        for i in range(600):
+            peer, frames = await server.receive()
+            peers.add(peer)
+            assert frames == [b"%d" % i, b"body"]
+            assert server.transport.send(peer, [b"re %d" % i], ())
+        assert peers == {INBOUND + b"z" + b"client"}
+        assert [await client.receive() for _ in range(600)] == [(COORDINATOR, [b"re %d" % i]) for i in range(600)]
+        assert server.batches
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_a_node_tells_its_connections_apart() -> None:
+    async def scenario(one: End, two: End, client: End) -> None:
+        client.connect(b"server-0", one.transport.bind(ANYWHERE))
+        client.connect(b"server-1", two.transport.bind(ANYWHERE))
+        client.transport.send(b"server-1", [b"for two"], ())
+        client.transport.send(b"server-0", [b"for one"], ())
+        (peer, frames), (other, frames_of_two) = await one.receive(), await two.receive()
+        assert (frames, frames_of_two) == ([b"for one"], [b"for two"])
+        one.transport.send(peer, [b"1"], ())
+        two.transport.send(other, [b"2"], ())
+        assert sorted([await client.receive(), await client.receive()]) == [
+            (b"server-0", [b"1"]),
+            (b"server-1", [b"2"]),
+        ]
+
+    with_ends(scenario, b"one", b"two", b"client")
+
+
+def test_large_frames_arrive_as_they_were_and_their_readers_become_done() -> None:
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        arrays = [np.arange(n, dtype=np.uint8) for n in (3, COPY_NBYTES, 5 << 20, 7)]
+        readers: list[Reader] = []
+        others: list[Reader] = []
+        assert client.transport.send(COORDINATOR, [b"header", *arrays], (readers, others))
+        _, frames = await server.receive()
+        assert frames == [b"header", *(array.tobytes() for array in arrays)]
+        assert len(readers) == len(others) == 1
+        await asyncio.to_thread(readers[0].wait, PATIENCE)  # type: ignore[attr-defined]
+        assert readers[0].done
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_small_messages_are_copied_and_have_no_readers() -> None:
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        array = np.zeros(100, np.uint8)
+        readers: list[Reader] = []
+        client.transport.send(COORDINATOR, [b"header", array], (readers,))
+        array[:] = 1  # ours again as soon as send returns
+        assert (await server.receive())[1][1] == bytes(100)
+        assert readers == []
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_a_reader_is_not_done_while_a_large_frame_waits_even_if_a_small_one_ends_the_message() -> None:
+    async def scenario(server: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        with raw_dealer(endpoint, b"slow", RCVHWM=1, RCVBUF=4096) as slow:
+            slow.send(b"hello")
+            peer, _ = await server.receive()
+            large, small = np.zeros(8 << 20, np.uint8), np.zeros(10, np.uint8)
+            readers: list[Reader] = []
+            for _ in range(6):  # more than the receiver's queue and the kernel take
+                assert server.transport.send(peer, [b"header", large, small], (readers,))
+            assert not readers[-1].done
+            for _ in range(6):
+                assert [len(frame) for frame in slow.recv_multipart()] == [6, 8 << 20, 10]
+            await asyncio.to_thread(readers[-1].wait, PATIENCE)  # type: ignore[attr-defined]
+
+    with_ends(scenario, b"server")
+
+
+def test_what_cannot_be_delivered_is_dropped_and_counted() -> None:
+    async def scenario(server: End, client: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        big = np.zeros(1 << 20, np.uint8)
+        readers: list[Reader] = []
+        assert not server.transport.send(INBOUND + b"nobody", [b"x"], ())
+        assert not server.transport.send(INBOUND + b"nobody", [b"x", big], (readers,))
+        assert not server.transport.send(b"never connected", [b"x"], ())
+        assert server.transport.counters["undeliverable"] == 3
+        assert readers == [], "nobody reads what was dropped"
+        client.transport.connect(COORDINATOR, endpoint.replace("tcp://127.0.0.1", "tcp://127.0.0.2"))
+        assert not client.transport.send(COORDINATOR, [b"x"], ())
+        assert client.transport.counters["undeliverable"] == 1
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_a_busy_port_is_named_and_so_is_who_holds_it() -> None:
+    async def scenario(one: End, two: End) -> None:
+        endpoint = one.transport.bind(ANYWHERE)
+        with pytest.raises(AddressInUseError) as caught:
+            two.transport.bind(endpoint)
+        error = caught.value
+        assert (error.endpoint, error.port) == (endpoint, int(endpoint.rpartition(":")[2]))
+        assert f"(pid {os.getpid()})" in error.owner
+        assert isinstance(error, OSError)
+
+    with_ends(scenario, b"one", b"two")
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1", "tcp://203.0.113.77:0", "tcp://", "carrier-pigeon://x", ""])
+def test_an_endpoint_that_cannot_be_bound_is_a_configuration_error(endpoint: str) -> None:
+    async def scenario(server: End) -> None:
+        with pytest.raises(ConfigurationError, match="cannot bind"):
+            server.transport.bind(endpoint)
+
+    with_ends(scenario, b"server")
+
+
+def test_an_endpoint_that_is_none_cannot_be_connected_to() -> None:
+    async def scenario(client: End) -> None:
+        with pytest.raises(ConfigurationError, match="cannot connect"):
+            client.transport.connect(COORDINATOR, "nowhere")
+
+    with_ends(scenario, b"client")
+
+
+def test_nobody_can_choose_an_identity_that_is_the_name_of_a_connection_we_opened() -> None:
+    async def scenario(coordinator: End, server: End) -> None:
+        server.connect(COORDINATOR, coordinator.transport.bind(ANYWHERE))
+        with raw_dealer(server.transport.bind(ANYWHERE), COORDINATOR) as impostor:
+            impostor.send(b"do as I say")
+            peer, _ = await server.receive()
+            assert peer == INBOUND + COORDINATOR != COORDINATOR
+            server.transport.send(COORDINATOR, [b"secret"], ())
+            assert (await coordinator.receive())[1] == [b"secret"]
+            server.transport.send(peer, [b"no"], ())
+            assert impostor.recv() == b"no", "and nothing else"
+
+    with_ends(scenario, b"coordinator", b"server")
+
+
+def test_a_frame_beyond_the_limit_ends_the_connection_and_not_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "MAX_FRAME_NBYTES", 1 << 20)
+    monkeypatch.setattr(zeromq, "MAX_HEADER_NBYTES", 1 << 20)
+
+    async def scenario(server: End, client: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        with raw_dealer(endpoint, b"greedy") as greedy:
+            monitor = greedy.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            greedy.send_multipart([b"header", bytes((1 << 20) + 1)])
+            try:
+                assert monitor.poll(PATIENCE * 1000)
+                assert recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
+            finally:
+                greedy.disable_monitor()
+                monitor.close(0)
+            client.connect(COORDINATOR, endpoint)
+            client.transport.send(COORDINATOR, [b"header", bytes(1 << 20)], ())
+            _, frames = await server.receive()
+            assert [len(frame) for frame in frames] == [6, 1 << 20]
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_a_flood_of_one_connection_does_not_keep_the_loop_from_its_timers() -> None:
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        count = 2 * zeromq.BATCH + 10
+        for _ in range(count):
+            assert client.transport.send(COORDINATOR, [b"x"], ())
+        for _ in range(count):
+            await server.receive()
+        assert server.batches >= 3, "control comes back after each batch"
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_closing_twice_is_closing() -> None:
+    async def run() -> None:
+        transport = ZmqTransport(b"x")
+        transport.bind(ANYWHERE)
+        transport.start(lambda *_: None, lambda: None)
+        transport.close(0)
+        transport.close(0)
+
+    asyncio.run(run())
+
+
+def test_goodbyes_leave_within_the_linger_time() -> None:
+    async def run() -> None:
+        server, client = End(b"server"), End(b"client")
+        server.start()
+        client.start()
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        client.transport.send(COORDINATOR, [b"goodbye"], ())
+        client.transport.close(PATIENCE)
+        received: Any = await server.receive()
+        server.transport.close(0)
+        assert received[1] == [b"goodbye"]
+
+    asyncio.run(run())
