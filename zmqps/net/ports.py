@@ -31,10 +31,18 @@ def _listening_inodes(port: int) -> set[str]:
 
 def _holds(directory: Path, inodes: set[str]) -> bool:
     try:
-        links = [os.readlink(entry) for entry in (directory / "fd").iterdir()]
+        entries = os.listdir(directory / "fd")
     except OSError:  # not ours to look at, or gone
         return False
+    links = (_link(directory / "fd" / entry) for entry in entries)
     return any(link.removeprefix("socket:[").removesuffix("]") in inodes for link in links)
+
+
+def _link(path: Path) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:  # closed meanwhile, as is the one that listed them
+        return ""
 
 
 def _read(path: Path) -> str:
