@@ -100,13 +100,21 @@ class Driver:
         self._do(lambda: self.machine.handle(event, asyncio.get_running_loop().time()))
 
     def _do(self, ask: Callable[[], list[Action]]) -> None:
-        """Execute what the machine says; a defect in it is logged, and the node goes on."""
+        """Execute what the machine says; a defect is logged, and the node and its other actions go on."""
         try:
-            for action in ask():
-                self._execute(action)
+            actions = ask()
         except Exception:
-            self.counters["internal_errors"] += 1
-            self.log.exception("internal error; please report it")
+            self._log_defect()
+            return
+        for action in actions:
+            try:
+                self._execute(action)
+            except Exception:
+                self._log_defect()
+
+    def _log_defect(self) -> None:
+        self.counters["internal_errors"] += 1
+        self.log.exception("internal error; please report it")
 
     def _execute(self, action: Action) -> None:
         match action:

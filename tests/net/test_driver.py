@@ -1,0 +1,258 @@
+"""The driver loop: events in, actions out, one timer, and no defect ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from zmqps.core.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Exit,
+    Log,
+    Received,
+    Resolve,
+    Returned,
+    Run,
+    Send,
+    Undecodable,
+)
+from zmqps.core.messages import Left, Released, Status
+from zmqps.core.wire import MAX_HEADER_NBYTES, decode, encode
+from zmqps.errors import ProtocolError
+from zmqps.net.driver import LINGER_S, Driver
+
+LOG = logging.getLogger("zmqps.test")
+
+
+class FakeTransport:
+    """Notes what the driver asks for; ``receive`` plays the network."""
+
+    def __init__(self) -> None:
+        self.started: Callable[[], None] = lambda: None
+        self.connected: list[tuple[bytes, str]] = []
+        self.sent: list[tuple[bytes, Any, Any]] = []
+        self.closed: list[float] = []
+
+    def start(self, deliver: Callable[..., None], delivered: Callable[[], None]) -> None:
+        self._deliver, self._delivered = deliver, delivered
+        asyncio.get_running_loop().call_soon(self.started)
+
+    def receive(self, *frames: bytes) -> None:
+        self._deliver(COORDINATOR, frames)
+        self._delivered()
+
+    def bind(self, endpoint: str) -> str:
+        raise NotImplementedError
+
+    def connect(self, peer: bytes, endpoint: str) -> None:
+        self.connected.append((peer, endpoint))
+
+    def send(self, peer: bytes, frames: Sequence[Any], readers: Sequence[list[Any]]) -> bool:
+        self.sent.append((peer, decode(frames), readers))
+        return True
+
+    def close(self, linger: float) -> None:
+        self.closed.append(linger)
+
+
+class FakeMachine:
+    """Answers each event by what the test says."""
+
+    def __init__(self, answer: Callable[[Any], list[Action]], start: Sequence[Action] = ()) -> None:
+        self.answer = answer
+        self.first = list(start)
+        self.events: list[Any] = []
+        self.deadline: float | None = None
+        self.rung: list[float] = []
+        self.on_ring: Callable[[], list[Action]] = lambda: [Exit(0, "rung")]
+
+    def start(self, now: float) -> list[Action]:
+        return self.first
+
+    def handle(self, event: Any, now: float) -> list[Action]:
+        self.events.append(event)
+        return self.answer(event)
+
+    def next_deadline(self) -> float | None:
+        return self.deadline
+
+    def on_deadline(self, now: float) -> list[Action]:
+        self.rung.append(now)
+        self.deadline = None
+        return self.on_ring()
+
+    def validate(self) -> None:
+        pass
+
+
+def drive(
+    machine: FakeMachine,
+    scenario: Callable[[Driver, FakeTransport], None] = lambda driver, transport: None,
+    resolve: Callable[[Any, Any], None] | None = None,
+) -> tuple[Exit, Driver, FakeTransport]:
+    """Run a driver until it exits, the scenario being played once it runs."""
+    transport = FakeTransport()
+    driver = Driver(machine, transport, LOG, resolve)
+
+    transport.started = lambda: scenario(driver, transport)
+
+    async def run() -> Exit:
+        return await asyncio.wait_for(driver.run(), 20)
+
+    return asyncio.run(run()), driver, transport
+
+
+def test_actions_are_executed_and_exit_ends_it() -> None:
+    readers: list[Any] = []
+    resolved: list[Any] = []
+    actions = [Connect(COORDINATOR, "tcp://x:1"), Send(COORDINATOR, Left(), (readers,)), Resolve("op", 5), Exit(3, "x")]
+    machine = FakeMachine(lambda event: [], actions)
+    end, _, transport = drive(machine, resolve=lambda *pair: resolved.append(pair))
+    assert end == Exit(3, "x")
+    assert transport.connected == [(COORDINATOR, "tcp://x:1")]
+    assert transport.sent == [(COORDINATOR, Left(), (readers,))]
+    assert resolved == [("op", 5)]
+    assert transport.closed == [LINGER_S]
+
+
+def test_what_comes_is_decoded_or_handed_over_as_undecodable() -> None:
+    machine = FakeMachine(lambda event: [Exit(0, "")] if len(machine.events) == 2 else [])
+
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        transport.receive(b"\xc1")
+        transport.receive(*encode(Released(4)))
+
+    _, driver, _ = drive(machine, scenario)
+    bad, good = machine.events
+    assert isinstance(bad, Undecodable)
+    assert isinstance(bad.error, ProtocolError)
+    assert good == Received(COORDINATOR, Released(4))
+    assert driver.counters == {"undecodable": 1}
+
+
+def test_the_first_exit_counts() -> None:
+    end, _, _ = drive(FakeMachine(lambda event: [], [Exit(1, "first"), Exit(2, "second")]))
+    assert end == Exit(1, "first")
+
+
+def test_the_timer_is_set_when_the_machine_starts() -> None:
+    machine = FakeMachine(lambda event: [])
+    machine.deadline = 0.0  # long ago
+    end, _, _ = drive(machine)
+    assert end.reason == "rung"
+
+
+def test_the_timer_moves_with_the_deadline() -> None:
+    def sooner(event: Any) -> list[Action]:
+        machine.deadline = asyncio.get_running_loop().time()
+        return []
+
+    machine = FakeMachine(sooner)
+    machine.deadline = 1e12
+    assert drive(machine, lambda driver, transport: driver.submit("hurry"))[0].reason == "rung"
+    machine = FakeMachine(sooner)
+    machine.deadline = 1e12
+    assert drive(machine, lambda driver, transport: transport.receive(*encode(Left())))[0].reason == "rung"
+
+
+def test_the_timer_rings_no_earlier_than_the_deadline_and_again_for_the_next() -> None:
+    dues: list[float] = []
+
+    def ring_again() -> list[Action]:
+        if len(dues) == 4:
+            return [Exit(0, "")]
+        dues.append(asyncio.get_running_loop().time() + 0.002)
+        machine.deadline = dues[-1]
+        return []
+
+    machine = FakeMachine(lambda event: [])
+    machine.deadline = 0.0
+    machine.on_ring = ring_again
+    drive(machine)
+    resolution = 1e-3  # of the loop's clock
+    assert all(rung >= due - resolution for due, rung in zip(dues, machine.rung[1:], strict=True))
+
+
+def test_a_deadline_that_goes_away_takes_its_timer_along() -> None:
+    def nothing_due(event: Any) -> list[Action]:
+        if event == "last":
+            return [Exit(0, "not rung")]
+        machine.deadline = None
+        return []
+
+    machine = FakeMachine(nothing_due)
+
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        machine.deadline = asyncio.get_running_loop().time()
+        driver.submit("arm")
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.005, driver.submit, "last")
+
+    assert drive(machine, scenario)[0].reason == "not rung"
+    assert machine.rung == []
+
+
+def test_long_work_is_done_aside_and_its_outcome_comes_back() -> None:
+    threads: list[threading.Thread] = []
+
+    def work() -> str:
+        threads.append(threading.current_thread())
+        return "built"
+
+    def broken() -> None:
+        raise MemoryError("no room")
+
+    machine = FakeMachine(
+        lambda event: [Exit(0, "")] if len(machine.events) == 2 else [], [Run("a", work), Run("b", broken)]
+    )
+    drive(machine)
+    outcomes = {event.tag: event.value for event in machine.events if isinstance(event, Returned)}
+    assert outcomes["a"] == "built"
+    assert isinstance(outcomes["b"], MemoryError)
+    assert threads != [threading.current_thread()]
+
+
+def test_a_defect_of_the_machine_is_logged_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    def answer(event: Any) -> list[Action]:
+        if event == "defect":
+            raise ZeroDivisionError("a defect")
+        return [Exit(0, "went on")]
+
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        driver.submit("defect")
+        driver.submit("next")
+
+    end, driver, _ = drive(FakeMachine(answer), scenario)
+    assert end.reason == "went on"
+    assert driver.counters["internal_errors"] == 1
+    assert "please report it" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_action_that_fails_does_not_take_the_others_along(caplog: pytest.LogCaptureFixture) -> None:
+    too_long = Send(COORDINATOR, Status(1, {"text": "x" * MAX_HEADER_NBYTES}))
+    _, driver, transport = drive(FakeMachine(lambda event: [], [too_long, Send(COORDINATOR, Left()), Exit(0, "")]))
+    assert [message for _, message, _ in transport.sent] == [Left()]
+    assert driver.counters["internal_errors"] == 1
+    assert "LimitError" in caplog.text
+
+
+def test_words_go_to_the_log_at_their_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "zmqps.test")
+    levels = ["debug", "info", "warning", "error"]
+    drive(FakeMachine(lambda event: [], [*(Log(level, f"100% {level}") for level in levels), Exit(0, "")]))
+    assert [(r.levelname.lower(), r.message) for r in caplog.records] == [(level, f"100% {level}") for level in levels]
+
+
+def test_events_after_the_end_are_ignored() -> None:
+    machine = FakeMachine(lambda event: [], [Exit(0, "")])
+    _, driver, _ = drive(machine)
+    driver.submit("too late")
+    assert machine.events == []
