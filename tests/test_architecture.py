@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
-PURE = ("zmqps/errors.py", "zmqps/core/", "zmqps/optim/", "zmqps/codecs/")
+PURE = ("zmqps/errors.py", "zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqps/jit.py")
 
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
 PURE_MAY_IMPORT = {
@@ -26,12 +26,14 @@ PURE_MAY_IMPORT = {
     *("hashlib", "heapq", "inspect", "itertools", "math", "numbers", "operator", "reprlib", "string", "struct"),
     *("types", "typing"),
     "numpy",
-    *("zmqps.errors", "zmqps.core", "zmqps.optim", "zmqps.codecs"),
+    *("zmqps.errors", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.jit"),
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {
     "zmqps/core/wire.py": {"msgpack"},
     "zmqps/optim/kernels.py": {"numba"},
+    "zmqps/codecs/kernels.py": {"numba"},
+    "zmqps/jit.py": {"numba"},
     "zmqps/optim/registry.py": {"importlib"},  # an optimizer's module by its name; a user's by its entry point
 }
 #: … and what may stand under `if TYPE_CHECKING:`, for it is never imported.
@@ -43,7 +45,7 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 ONLY_IN = {
     "msgpack": {"zmqps/core/wire.py"},
     "zmq": {"zmqps/net/zeromq.py"},
-    "numba": {"zmqps/optim/kernels.py"},
+    "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.

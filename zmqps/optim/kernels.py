@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import OptimizerError
+from ..jit import compiled
 from . import loops
 from .base import Rule
 
@@ -224,7 +225,7 @@ def _compiled(
     for role, function in inner.items():
         inner[role] = numba.njit(error_model="numpy")(_renamed(function, f"{role}_{equation.name}"))
     try:
-        return _njit(_renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **inner), signature)
+        return compiled(_renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **inner), signature)
     except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
         raise OptimizerError(
             f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "
@@ -242,7 +243,7 @@ def _finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[An
     bits = numba.from_dtype(integers)
     received = types.Array(bits, 1, "C", readonly=True, aligned=False)
     exponent = np.array(np.inf, dtype).view(integers)[()]
-    return _njit(loops.finite, types.boolean(received, bits)), integers, exponent
+    return compiled(loops.finite, types.boolean(received, bits)), integers, exponent
 
 
 def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
@@ -252,13 +253,3 @@ def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
     )
     copy.__qualname__ = name
     return copy
-
-
-def _njit(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-    """Compile a loop for one signature, or load it from disk; only compile it where no directory can be written."""
-    import numba
-
-    try:
-        return numba.njit([signature], nogil=True, error_model="numpy", cache=True)(loop)
-    except (RuntimeError, OSError):  # no cache directory; one that is full or was made read-only
-        return numba.njit([signature], nogil=True, error_model="numpy")(loop)

@@ -1,0 +1,131 @@
+"""One bit a value: its sign, with two scales a block; what that misses waits in the residual."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .base import Array, Bytes, Codec, block_size, num_blocks, padded_blocks
+from .bits import num_octets, pack, unpack
+from .kernels import VALUES, Backend, Kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+def _encode_loop(x: Any, residual: Any, up: Any, down: Any, negative: Any, block: Any) -> None:
+    for b in range(up.size):
+        part = slice(b * block, b * block + block)  # without it numba allows for negative indices
+        xs, rest, signs = x[part], residual[part], negative[part]
+        for i in range(rest.size):
+            rest[i] = xs[i] + rest[i]
+        above = below = 0.0
+        for i in range(rest.size):
+            v = np.float64(rest[i])
+            above += abs(v) + v  # twice the positive part, without a branch that random signs would mislead
+            below += abs(v) - v
+        num_below = np.uint32(0)
+        for i in range(rest.size):
+            signs[i] = rest[i] < 0
+            num_below += np.uint32(signs[i])
+        positive_mean = np.float32(0.5 * above / max(rest.size - float(num_below), 1.0))
+        negative_mean = np.float32(-0.5 * below / max(float(num_below), 1.0))
+        up[b] = positive_mean
+        down[b] = negative_mean
+        for i in range(rest.size):
+            v = rest[i]
+            rest[i] = v - (negative_mean if v < 0 else positive_mean)
+
+
+def _encode_numpy(x: Any, residual: Any, up: Any, down: Any, negative: Any, block: Any) -> None:
+    residual += x
+    rows = padded_blocks(residual.astype(np.float64), block)
+    sizes = np.minimum(block, x.size - block * np.arange(up.size))
+    num_below = (rows < 0).sum(axis=1)
+    # cumsum adds one by one, as the loop does
+    above = np.cumsum(np.abs(rows) + rows, axis=1)[:, -1]
+    below = np.cumsum(np.abs(rows) - rows, axis=1)[:, -1]
+    up[:] = 0.5 * above / np.maximum(sizes - num_below, 1)
+    down[:] = -0.5 * below / np.maximum(num_below, 1)
+    negative[:] = residual < 0
+    residual -= np.where(rows < 0, down[:, None], up[:, None]).reshape(-1)[: x.size]
+
+
+def _decode_loop(up: Any, down: Any, negative: Any, out: Any, block: Any) -> None:
+    for b in range(up.size):
+        part = slice(b * block, b * block + block)
+        signs, outs = negative[part], out[part]
+        up_bits = np.float32(up[b]).view(np.uint32)
+        difference = np.uint32(up_bits ^ np.float32(down[b]).view(np.uint32))
+        for i in range(outs.size):  # on bits, as branches would be mispredicted
+            mask = np.uint32(np.uint32(0) - np.uint32(signs[i]))
+            outs[i] = np.uint32(up_bits ^ (difference & mask)).view(np.float32)
+
+
+def _decode_numpy(up: Any, down: Any, negative: Any, out: Any, block: Any) -> None:
+    rows = padded_blocks(negative, block)
+    out[:] = np.where(rows, down[:, None], up[:, None]).reshape(-1)[: out.size]
+
+
+ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=(VALUES, "f4", "f4", "u1"), scalars=("i8",))
+DECODE = Kernel(_decode_loop, _decode_numpy, reads=("f4", "f4", "u1"), writes=(VALUES,), scalars=("i8",))
+
+
+@dataclass(frozen=True)
+class OneBit(Codec):
+    """See `onebit`."""
+
+    name: ClassVar[str] = "onebit"
+    error_feedback: ClassVar[bool] = True
+
+    block: int = block_size()
+
+    def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
+        """Return the size of a blob: the float32 means of both signs, then a bit a value."""
+        return 8 * num_blocks(size, self.block) + num_octets(size)
+
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+        scales = np.empty((2, num_blocks(array.size, self.block)), np.float32)
+        negative = np.empty(array.size, np.uint8)
+        ENCODE(backend, array.dtype, array, residual, *scales, negative, self.block)
+        return np.concatenate([scales.reshape(-1).view(np.uint8), pack(negative)])
+
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+        blob = self._whole_blob(blob, self.encoded_nbytes(size, dtype))
+        one = 4 * num_blocks(size, self.block)
+        up, down = blob[:one].view(np.float32), blob[one : 2 * one].view(np.float32)
+        array = np.empty(size, dtype)
+        DECODE(backend, dtype, up, down, unpack(blob[2 * one :], size), array, self.block)
+        return array, blob.nbytes
+
+
+def onebit(block: int = 1024) -> OneBit:
+    r"""Return the codec that sends signs, and for each block the mean of either sign.
+
+    With the residual :math:`e` and the gradient :math:`g`, at each step and in each block:
+
+    .. math:: v = g + e, \qquad \mathrm{sent}_i = \begin{cases}
+        \mathrm{mean}\{v_j : v_j \ge 0\} & v_i \ge 0 \\ \mathrm{mean}\{v_j : v_j < 0\} & v_i < 0
+        \end{cases}, \qquad e \leftarrow v - \mathrm{sent}
+
+    The two means are the two numbers with the least squared error, which makes the codec a
+    contraction: :math:`\lVert v - \mathrm{sent} \rVert \le \lVert v \rVert`.
+
+    Parameters
+    ----------
+    block : int
+        How many values share the two means.
+
+    Notes
+    -----
+    A block with an infinity or NaN decodes to nothing but those.
+
+    References
+    ----------
+    Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+    Training of Speech DNNs", Interspeech 2014. Karimireddy et al., "Error Feedback Fixes SignSGD and
+    other Gradient Compression Schemes", ICML 2019.
+    """
+    return OneBit(block)

@@ -1,0 +1,42 @@
+"""The bytes of the values, as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .base import Array, Bytes, Codec
+from .kernels import Backend
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+@dataclass(frozen=True)
+class Raw(Codec):
+    """See `raw`."""
+
+    name: ClassVar[str] = "raw"
+
+    def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
+        """Return the size of a blob."""
+        return size * np.dtype(dtype).itemsize
+
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+        return array.view(np.uint8)
+
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+        nbytes = self.encoded_nbytes(size, dtype)
+        array = self._whole_blob(blob, nbytes).view(dtype)
+        return array if array.flags.aligned else array.copy(), nbytes
+
+
+def raw() -> Raw:
+    """Return the codec that changes nothing.
+
+    Encoding and decoding copy nothing either: both results alias what they were given, unless that
+    is unaligned.
+    """
+    return Raw()
