@@ -79,8 +79,12 @@ def comparable(message: Message) -> tuple[Any, ...]:
         value = getattr(message, field.name)
         if field.name == "payload":
             value = b"".join(bytes(buffer) for buffer in value)
-        values.append(list(value) if isinstance(value, tuple) else value)
+        values.append(_lists(value))
     return tuple(values)
+
+
+def _lists(value: Any) -> Any:
+    return [_lists(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def as_bytes(frames: Sequence[Any]) -> list[bytes]:

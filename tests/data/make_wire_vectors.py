@@ -1,0 +1,196 @@
+"""Write wire_vectors.json: every message of the protocol in words and in bytes, and bytes that are none.
+
+Run ``python -m tests.data.make_wire_vectors`` after a change of the protocol; what exists may only be added to.
+In JSON, bytes are ``{"hex": "..."}``; a payload is a list of buffers, each in hex.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from zmqps.core.messages import (
+    BY_KIND,
+    PROTOCOL_VERSION,
+    Ack,
+    Assign,
+    Enter,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Init,
+    Job,
+    Leave,
+    Left,
+    Load,
+    Lost,
+    Message,
+    Pull,
+    Push,
+    Ready,
+    Released,
+    Shutdown,
+    Status,
+    StatusRequest,
+    Values,
+    Waiting,
+    Welcome,
+    Withdraw,
+)
+from zmqps.core.wire import INLINE_NBYTES, decode, encode
+from zmqps.errors import NonFiniteGradientError, ProtocolError
+
+PATH = Path(__file__).with_name("wire_vectors.json")
+
+WORKER, SERVER = bytes(range(16)), bytes(range(16, 32))
+JOB = {
+    "parameters": [["w", [3, 2], "float32"], ["b", [2], "float64"]],
+    "optimizer": {
+        "name": "sgd",
+        "hyper": {"weight_decay": 0.0},
+        "learning_rate": 0.5,
+        "clip_value": None,
+        "groups": [],
+    },
+    "staleness": None,
+    "nonfinite": "reject",
+}
+CUTS = {"cuts": [[0, 6], [0, 2]], "slice_nbytes": 1 << 20}
+REFUSED = NonFiniteGradientError(worker="w (host, pid 1)", parameters="'w'")
+W, B = np.array([1, -2, 0.5, 0, 3, 4], "<f4"), np.array([0.25, -1], "<f8")
+LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
+
+MESSAGES: dict[str, Message] = {
+    "hello of a worker": Hello("zmqps", 1, "worker", WORKER, "worker-a", "host-a", 4711),
+    "hello of a server": Hello("zmqps", 1, "server", SERVER, "server-b", "host-b", 12, "tcp://10.0.0.2:5571", ("x",)),
+    "welcome": Welcome(1, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
+    "heartbeat": Heartbeat({"pushes": 12, "staleness_mean": 0.5, "loaded": True, "nested": {"list": [1, None, "x"]}}),
+    "heartbeat answered": HeartbeatAck(4),
+    "leave": Leave("finished"),
+    "left": Left(),
+    "error with facts": Error(7, REFUSED.code, str(REFUSED), REFUSED.facts()),
+    "error about no request": Error(0, 21, "x", {"ours": 1, "theirs": 2}),
+    "lost": Lost("worker", 1, "worker-a", WORKER, 10.25),
+    "shutdown": Shutdown("the job is finished"),
+    "init": Init(1, JOB),
+    "init for the job as it is": Init(2, {}),
+    "job": Job(1, 1, JOB, {**CUTS, "servers": [{"name": "server-b", "endpoint": "tcp://10.0.0.2:5571"}]}, 1),
+    "assign": Assign(1, 0, JOB, CUTS),
+    "ready": Ready(1, 1),
+    "enter": Enter(3, "epoch-1"),
+    "released": Released(3),
+    "withdraw": Withdraw(3),
+    "waiting": Waiting(3, "worker 1 (wörker-ß, host, pid 5)"),
+    "status request": StatusRequest(1),
+    "status": Status(1, {"state": "training", "uptime_s": 1.5, "members": []}),
+    "load": Load(1, 1, ((0, 0, ()),), (W,)),
+    "push of a slice": Push(2, 1, 1, 0, 1, "raw", ((0, 0, ()),), (W,)),
+    "push of ranges in two slices with a reply": Push(
+        3, 2, 1, 1, 0, "raw", ((0, 1, (0, 2, 4, 6)), (1, 1, ())), (W[:4], B)
+    ),
+    "push beside the header": Push(4, 3, 1, 0, 1, "raw", ((0, 7, ()),), (LARGE,)),
+    "push in two frames": Push(5, 4, 1, 0, 1, "raw", ((0, 7, ()), (1, 7, ())), (LARGE, B)),
+    "pull": Pull(6, 1, "raw", ((0, 0, ()), (1, 0, (0, 1)))),
+    "ack of a load": Ack(1, (), ()),
+    "ack of a push": Ack(2, (1,), (0,)),
+    "ack with large numbers": Ack((1 << 64) - 1, (1 << 40, 255, 65536), (0, 256, 1 << 33)),
+    "values": Values(6, "raw", (2, 2), (), (W, B)),
+    "values of a push": Values(3, "raw", (2, 2), (0, 1), (W[:4], B)),
+    "values of nothing": Values(9, "raw", (), (), ()),
+    "values beside the header": Values(10, "raw", (8,), (), (LARGE,)),
+}
+
+MALFORMED: dict[str, list[bytes]] = {
+    "no frame": [],
+    "an empty header": [b""],
+    "no msgpack": [b"\xc1"],
+    "a map": [msgpack.packb({"kind": 6})],
+    "no kind": [msgpack.packb([])],
+    "an unknown kind": [msgpack.packb([200, 1])],
+    "a kind that is true": [msgpack.packb([True])],
+    "too few fields": [msgpack.packb([35, 1, []])],
+    "too many fields": [msgpack.packb([6, 1])],
+    "bytes behind the header": [msgpack.packb([6]) + b"\x00"],
+    "text that is not utf-8": [b"\x92\x09\xa2\xff\xfe"],
+    "an extension type": [msgpack.packb([9, msgpack.ExtType(3, b"x")])],
+    "a negative request": [msgpack.packb([15, -1])],
+    "an epoch of 33 bits": [msgpack.packb([13, 1 << 32, 0])],
+    "an incarnation of 15 bytes": [msgpack.packb([8, "worker", 0, "n", bytes(15), 0.0])],
+    "a negative duration": [msgpack.packb([8, "worker", 0, "n", bytes(16), -1.0])],
+    "a text of 4097 characters": [msgpack.packb([9, "x" * 4097])],
+    "lists nested nine deep": [msgpack.packb([3, {"a": [[[[[[[[1]]]]]]]]}])],
+    "a map key that is a number": [msgpack.packb([3, {1: 1}])],
+    "an empty range": [msgpack.packb([34, 1, 1, "raw", [[0, 0, [2, 2]]]])],
+    "ranges that do not ascend": [msgpack.packb([34, 1, 1, "raw", [[0, 0, [4, 6, 0, 2]]]])],
+    "a list of four billion": [b"\x92\x03\xdd\xff\xff\xff\xff"],
+    "frames for a message without payload": [msgpack.packb([6]), b"x"],
+    "a frame beside an inline payload": [msgpack.packb([36, 1, "raw", [], [], b"1234"]), b"1234"],
+    "an inline payload of 4097 bytes": [msgpack.packb([36, 1, "raw", [], [], bytes(INLINE_NBYTES + 1)])],
+    "a frame that is missing": [msgpack.packb([36, 1, "raw", [], [], [4, 4]]), b"1234"],
+    "a frame too many": [msgpack.packb([36, 1, "raw", [], [], [4]]), b"1234", b"1234"],
+    "a frame shorter than announced": [msgpack.packb([36, 1, "raw", [], [], [8]]), b"1234"],
+    "a frame longer than announced": [msgpack.packb([36, 1, "raw", [], [], [2]]), b"1234"],
+}
+
+
+def to_json(message: Message) -> dict[str, Any]:
+    """Return a message as JSON has it."""
+    values = {}
+    for field in fields(message):  # type: ignore[arg-type]
+        value = getattr(message, field.name)
+        if field.name == "payload":
+            value = [bytes(buffer).hex() for buffer in value]
+        values[field.name] = {"hex": value.hex()} if isinstance(value, bytes) else value
+    return {"type": type(message).__name__, "kind": message.kind, "fields": values}
+
+
+def from_json(entry: dict[str, Any]) -> Message:
+    """Return the message of `to_json`."""
+    values = {}
+    for name, value in entry["fields"].items():
+        if name == "payload":
+            values[name] = tuple(bytes.fromhex(buffer) for buffer in value)
+        elif isinstance(value, dict) and set(value) == {"hex"}:
+            values[name] = bytes.fromhex(value["hex"])
+        else:
+            values[name] = value
+    return BY_KIND[entry["kind"]](**values)
+
+
+def refusal(frames: list[bytes]) -> str:
+    """Return the class of the error that `decode` raises."""
+    try:
+        decode(frames)
+    except ProtocolError as error:
+        return type(error).__name__
+    raise AssertionError("this is a message")
+
+
+def vectors() -> dict[str, Any]:
+    """Return the whole document."""
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "messages": [
+            {"name": name, "message": to_json(message), "frames": [bytes(frame).hex() for frame in encode(message)]}
+            for name, message in MESSAGES.items()
+        ],
+        "malformed": [
+            {"name": name, "frames": [frame.hex() for frame in frames], "error": refusal(frames)}
+            for name, frames in MALFORMED.items()
+        ],
+    }
+
+
+def render() -> str:
+    """Return the file's text."""
+    return json.dumps(vectors(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    PATH.write_text(render(), encoding="utf-8")
