@@ -1,0 +1,98 @@
+"""The exception tree: complete, documented, and the same on both ends of a connection."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import zmqps.errors
+from zmqps.core.messages import Error
+from zmqps.core.wire import decode, encode
+from zmqps.errors import BY_CODE, DeadlineError, LimitError, PSError, UnknownParameterError, from_wire
+
+PROTOCOL = Path(__file__).resolve().parents[1] / "docs" / "protocol.md"
+FACTS = {"str": "a text", "int": 7, "float": 1.5}
+
+
+def example(cls: type[PSError]) -> PSError:
+    """Return an error of a class, with facts of the types it annotates."""
+    owner = next(base for base in cls.__mro__ if set(cls.fact_names) <= set(vars(base).get("__annotations__", ())))
+    return cls(**{name: FACTS[owner.__annotations__[name]] for name in cls.fact_names})
+
+
+every_class = pytest.mark.parametrize("cls", BY_CODE.values(), ids=lambda cls: cls.__name__)
+
+
+def test_the_docstring_is_the_tree() -> None:
+    doc = zmqps.errors.__doc__ or ""
+    drawn = re.findall(r"^\s{4}([│├└─ ]*)([A-Z]\w+)(?: \((\w+)\))?", doc, re.MULTILINE)
+    above: list[str] = []
+    tree = {}
+    for indent, name, builtin in drawn:
+        del above[len(indent) // 4 :]
+        tree[name] = (above[-1] if above else "Exception", builtin)
+        above.append(name)
+    bases = {cls.__name__: [base.__name__ for base in cls.__bases__] for cls in BY_CODE.values()}
+    assert {name: [base for base in entry if base] for name, entry in tree.items()} == bases
+
+
+def test_every_class_has_a_number_of_its_own() -> None:
+    def tree(cls: type[PSError]) -> list[type[PSError]]:
+        return [cls, *(inner for sub in cls.__subclasses__() for inner in tree(sub))]
+
+    assert sorted(cls.code for cls in tree(PSError)) == sorted(BY_CODE)
+
+
+@every_class
+def test_both_ends_of_a_connection_raise_the_same(cls) -> None:  # type: ignore[no-untyped-def]
+    error = example(cls)
+    message = decode(encode(Error(1, error.code, str(error), error.facts())))
+    assert isinstance(message, Error)
+    again = from_wire(message.code, message.text, message.facts)
+    assert type(again) is cls
+    assert again.facts() == error.facts()
+    assert str(again) == str(error)
+
+
+@every_class
+def test_an_error_can_be_pickled_by_the_users_own_tools(cls) -> None:  # type: ignore[no-untyped-def]
+    again = pickle.loads(pickle.dumps(example(cls)))
+    assert type(again) is cls
+    assert str(again) == str(example(cls))
+
+
+def test_facts_are_exactly_those_of_the_class() -> None:
+    with pytest.raises(TypeError, match="what"):
+        LimitError("too much")
+    with pytest.raises(TypeError, match="reason"):
+        PSError()
+    assert DeadlineError(operation="pull", seconds=2.0, waiting_for="x").seconds == 2.0
+
+
+def test_a_key_error_reads_like_a_sentence() -> None:
+    assert str(UnknownParameterError(name="w", hint="there is 'v'")) == "no parameter named 'w'; there is 'v'"
+
+
+@given(
+    st.integers(0, 60),
+    st.text(max_size=10),
+    st.dictionaries(
+        st.sampled_from(["reason", "what", "got", "limit", "ours", "theirs", "x"]),
+        st.none() | st.integers() | st.text(max_size=5) | st.booleans() | st.floats(),
+        max_size=4,
+    ),
+)
+def test_whatever_a_peer_sends_as_an_error_is_an_error(code, text, facts) -> None:  # type: ignore[no-untyped-def]
+    assert isinstance(from_wire(code, text, facts), PSError)
+
+
+def test_the_protocol_lists_every_error_with_its_number_and_facts() -> None:
+    section = PROTOCOL.read_text().partition("## Errors")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE)
+    documented = {int(code): (name, tuple(re.findall(r"`(\w+)`", facts))) for code, name, facts in rows}
+    assert documented == {code: (cls.__name__, cls.fact_names) for code, cls in BY_CODE.items()}
