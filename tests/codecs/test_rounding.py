@@ -1,0 +1,117 @@
+"""Error bounds of the codecs that round: bf16, fp16 and int8."""
+
+from __future__ import annotations
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.codecs.cases import BACKENDS, DTYPES, gradient
+from zmqps import codecs
+
+
+def floats(largest: float) -> st.SearchStrategy[np.ndarray]:
+    elements = st.floats(-largest, largest, width=32)
+    return hnp.arrays(np.float32, st.integers(0, 70), elements=elements)
+
+
+def round_trip(codec: codecs.Codec, values: np.ndarray, **options) -> np.ndarray:
+    return codec.decode(codec.encode(values, **options), values.size, values.dtype)[0]
+
+
+@hypothesis.given(floats(float(np.finfo(np.float32).max)), st.sampled_from(DTYPES))
+def test_bf16_is_within_half_a_step(values: np.ndarray, dtype: str) -> None:
+    values = values.astype(dtype)
+    error = np.abs(round_trip(codecs.bf16(), values).astype(np.float64) - values)
+    assert (error <= np.maximum(2.0**-8 * np.abs(values), 2.0**-134)).all()
+
+
+@hypothesis.given(floats(65504.0), st.sampled_from(DTYPES))
+def test_fp16_is_within_half_a_step(values: np.ndarray, dtype: str) -> None:
+    values = values.astype(dtype)
+    error = np.abs(round_trip(codecs.fp16(), values).astype(np.float64) - values)
+    assert (error <= np.maximum(2.0**-11 * np.abs(values), 2.0**-25)).all()
+
+
+@hypothesis.given(floats(float(np.finfo(np.float32).max)), st.sampled_from(DTYPES), st.booleans())
+def test_int8_is_within_half_a_step_or_stochastic_within_one(values: np.ndarray, dtype: str, stochastic: bool) -> None:
+    values = values.astype(dtype)
+    for start in range(0, values.size, 16):
+        block = values[start : start + 16]
+        step = np.abs(block.astype(np.float64)).max() / 127
+        error = np.abs(round_trip(codecs.int8(16, stochastic), block).astype(np.float64) - block)
+        assert (error <= step * ((1.0 if stochastic else 0.5) + 1e-4) + 1.5e-36).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("value", "rounded"),
+    [
+        (1.0 + 2.0**-8, 1.0),  # ties go to the even one
+        (1.0 + 3 * 2.0**-8, 1.0 + 2.0**-6),
+        (1.0 + 2.0**-8 + 2.0**-20, 1.0 + 2.0**-7),
+        (3.4028235e38, 3.3895314e38),
+        (-3.4028235e38, -3.3895314e38),
+        (np.inf, np.inf),
+        (-np.inf, -np.inf),
+        (np.nan, np.nan),
+        (2.0**-134, 0.0),
+        (-0.0, -0.0),
+    ],
+)
+def test_bf16_of_one_value(value: float, rounded: float, dtype: str, backend) -> None:
+    got = round_trip(codecs.bf16(), np.full(9, value, dtype), backend=backend)
+    np.testing.assert_array_equal(got, np.full(9, rounded, "float32").astype(dtype))
+    assert (np.signbit(got) == np.signbit(rounded)).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("payload", [0x7F800001, 0xFF800001, 0x7FFFFFFF, 0x7FC00000, 0xFFFFFFFF])
+def test_bf16_keeps_every_nan_a_nan(payload: int, backend) -> None:
+    values = np.full(9, payload, np.uint32).view(np.float32)
+    assert np.isnan(round_trip(codecs.bf16(), values, backend=backend)).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fp16_is_numpys_except_that_the_finite_stays_finite(backend) -> None:
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 1 << 32, 100_000, np.uint32).view(np.float32)
+    near = rng.standard_normal(100_000) * 2.0 ** rng.uniform(-28, 17, 100_000)  # where halves are
+    values = np.concatenate([values, near.astype(np.float32)])
+    with np.errstate(all="ignore"):
+        expected = values.astype(np.float16).astype(np.float32)
+    beyond = np.isinf(expected) & np.isfinite(values)
+    expected[beyond] = np.copysign(np.float32(65504), values[beyond])
+    np.testing.assert_array_equal(round_trip(codecs.fp16(), values, backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_half_survives_fp16(backend) -> None:
+    with np.errstate(invalid="ignore"):
+        values = np.arange(65536).astype(np.uint16).view(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(round_trip(codecs.fp16(), values, backend=backend), values)
+
+
+def test_stochastic_rounding_is_right_on_average() -> None:
+    values = gradient(2000)
+    codec = codecs.int8(block=500, stochastic=True)
+    repeats = 400
+    mean = sum(round_trip(codec, values, seed=seed).astype(np.float64) for seed in range(repeats)) / repeats
+    step = np.abs(values.reshape(-1, 500)).max(axis=1).repeat(500) / 127
+    deviations = (mean - values) / step * np.sqrt(repeats)  # a standard deviation is at most a half
+    assert np.abs(deviations).max() < 3.0
+    assert abs(deviations.mean()) < 3.0 * 0.5 / np.sqrt(values.size)
+
+
+def test_stochastic_rounding_depends_on_nothing_but_the_seed() -> None:
+    codec = codecs.int8(stochastic=True)
+    assert codec.encode(gradient(500), seed=1).tobytes() == codec.encode(gradient(500), seed=1).tobytes()
+    assert codec.encode(gradient(500), seed=1).tobytes() != codec.encode(gradient(500), seed=2).tobytes()
+
+
+def test_a_block_too_small_to_scale_becomes_zero() -> None:
+    values = np.array([1e-37] * 16 + [1.0] * 16, np.float32)
+    assert round_trip(codecs.int8(block=16), values).tolist() == [0.0] * 16 + [1.0] * 16
