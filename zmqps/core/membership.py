@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqps.core.events import Peer
 from zmqps.core.messages import Hello
-from zmqps.errors import LimitError
+from zmqps.errors import LimitError, ProtocolError
 
 MAX_MEMBERS = 4096
 #: Of those who left, the status shows this many; older ones are forgotten.
@@ -71,6 +71,8 @@ class Membership:
 
     def join(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
         """Add a member under the lowest free rank of its role; the same incarnation keeps its rank."""
+        if self._peers.get(peer, hello.incarnation) != hello.incarnation:
+            raise ProtocolError("a connection belongs to one incarnation; open another one")
         member = self.members.get(hello.incarnation)
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
