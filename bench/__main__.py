@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import click
 
-from bench.cases import pull, push, push_pull
+from bench import compare, suite
+from bench.cases import apply, core, latency, memory, pull, push, push_pull
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def main() -> None:
-    """Measure zmqps beside what this machine can do at best."""
+    """Measure zmqps beside what this machine can do at best in the same run.
+
+    Times on a busy machine are noisy. Read the ratios: what is compared took turns, so the same
+    noise met both sides.
+    """
 
 
-for case in (push, pull, push_pull):
-    main.add_command(case.command)
+for module in (push, pull, push_pull, latency, apply, core, memory, suite, compare):
+    main.add_command(module.command)
 
 if __name__ == "__main__":
     main(prog_name="python -m bench")

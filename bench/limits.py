@@ -170,12 +170,14 @@ class PlainSockets:
         self._stack.close()
 
 
-def copy_seconds(nbytes: int, repeats: int) -> list[float]:
-    """Return what it takes to copy so many bytes from memory to memory, again and again."""
-    source, target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    seconds = []
-    for _ in range(repeats):
+class Copy:
+    """A copy of so many bytes from memory to memory."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._source, self._target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
+
+    def step(self) -> float:
+        """Return the seconds one copy takes."""
         started = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - started)
-    return seconds
+        np.copyto(self._target, self._source)
+        return time.perf_counter() - started

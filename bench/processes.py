@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
@@ -30,3 +31,11 @@ class BusyTime:
 def resident_nbytes(pid: int) -> int:
     """Return how much memory a process holds."""
     return int(psutil.Process(pid).memory_info().rss)
+
+
+def peak_nbytes(pid: int) -> int:
+    """Return the most that a process ever held, where the system tells (Linux), else what it holds now."""
+    status = Path(f"/proc/{pid}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peaks = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]
+    return peaks[0] if peaks else resident_nbytes(pid)

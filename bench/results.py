@@ -17,7 +17,7 @@ from bench.stats import Times, ratio_spread
 REPOSITORY = Path(__file__).resolve().parent.parent
 ENVIRONMENT = ("machine", "versions", "commit")
 PACKAGES = ("numba", "numpy", "pyzmq", "msgpack")
-KEY = ("case", "model", "servers", "workers", "transport", "optimizer", "codec")
+KEY = ("case", "model", "servers", "workers", "transport", "optimizer", "codec", "kernels")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Row:
 
     Attributes
     ----------
-    case, model, servers, workers, transport, optimizer, codec
+    case, model, servers, workers, transport, optimizer, codec, kernels
         What was done; None where it plays no part.
     median_s, p90_s, min_s, steps
         Seconds of a step, and how many were measured (of all workers together).
@@ -49,6 +49,7 @@ class Row:
     transport: str | None = None
     optimizer: str | None = None
     codec: str | None = None
+    kernels: str | None = None
     median_s: float | None = None
     p90_s: float | None = None
     min_s: float | None = None
@@ -71,7 +72,7 @@ class Row:
         """The key as text, say ``push_pull resnet50 1×1 tcp sgd``: servers × workers, and raw goes without saying."""
         nodes = f"{self.servers}×{self.workers}" if self.servers and self.workers else None
         codec = self.codec if self.codec != "raw" else None
-        parts = (self.case, self.model, nodes, self.transport, self.optimizer, codec)
+        parts = (self.case, self.model, nodes, self.transport, self.optimizer, codec, self.kernels)
         return " ".join(part for part in parts if part)
 
     def flat(self) -> dict[str, Any]:

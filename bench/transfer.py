@@ -28,6 +28,8 @@ OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
 LEARNING_RATE = 1e-3
 GRADIENT_SCALE = 1e-2
 CODEC = "raw"
+#: Steps before those that count: pages get mapped, sockets find their buffer sizes.
+WARM_UP = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,6 @@ class Setup:
     transport: str = "tcp"
     optimizer: str = "sgd"
     steps: int = 20
-    warm_up: int = 3
 
 
 class TransferWorker:
@@ -78,6 +79,13 @@ class TransferWorker:
             self._work()
             seconds.append(time.perf_counter() - started)
         return seconds
+
+    def pipelined(self, count: int) -> float:
+        """Start so many push_pulls at once and wait for all; return the seconds it took."""
+        started = time.perf_counter()
+        for future in [self._worker.push_pull_async(self._gradients, out=self._out) for _ in range(count)]:
+            future.result(TIMEOUT)
+        return time.perf_counter() - started
 
     def error(self, pushes: int) -> float:
         """Return how far the servers' values are from where so many SGD steps of everybody lead."""
@@ -117,20 +125,20 @@ def measure(operation: str, setup: Setup) -> Row:
             worker.result()
         processes = [*cluster.pids.values(), *(worker.pid for worker in workers)]
         busy = BusyTime(processes), BusyTime(limit.pids)
-        for turn in range(setup.warm_up + setup.steps):
-            if turn == setup.warm_up:
+        for turn in range(WARM_UP + setup.steps):
+            if turn == WARM_UP:
                 for side in busy:
                     side.restart()
             measured = call_all(workers, "steps", f"step {turn}", batch)
             plain = limit.steps(batch)
             one = plain if alone else link.steps(batch)
-            if turn >= setup.warm_up:
+            if turn >= WARM_UP:
                 ours += [seconds for times in measured for seconds in times]
                 limits += plain
                 links += one
         cpu, limit_cpu = (side.seconds() / (setup.steps * batch * setup.workers) for side in busy)
         if setup.optimizer == "sgd":
-            pushes = batch * (setup.warm_up + setup.steps) * setup.workers if pushed else 0
+            pushes = batch * (WARM_UP + setup.steps) * setup.workers if pushed else 0
             if (error := workers[0].call("error", pushes)) > 1e-3:
                 raise RuntimeError(
                     f"after {pushes} pushes the values are off by {error}: the benchmark is worth nothing"

@@ -1,0 +1,149 @@
+"""core: messages per second through the machines of the core, without sockets or kernels."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import zmqps
+from bench import models
+from bench.options import json_option, model_option, report, steps_option
+from bench.results import Row
+from bench.stats import Times
+from bench.transfer import CODEC, GRADIENT_SCALE, WARM_UP
+from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.events import COORDINATOR, Action, Connect, Peer, Received, Resolve, Returned, Run, Send, server_peer
+from zmqps.core.job import JobSpec
+from zmqps.core.keyspace import Placement
+from zmqps.core.member import Identity
+from zmqps.core.operations import Attached, Init, Operation, Transfer, plan
+from zmqps.core.server import ServerMachine
+from zmqps.core.session import SessionMachine
+from zmqps.core.shard import Kernel, Shard
+from zmqps.core.wire import decode, encode
+from zmqps.tensors import describe
+
+FOREVER = 1e9
+
+
+class NoRules:
+    """An optimizer that does nothing, in no time."""
+
+    slot_fill: tuple[float, ...] = ()
+
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+        """Return the one kernel there is, for all."""
+        return [lambda w, g, out, slots, step: None], [0] * len(names)
+
+    def all_finite(self, g: Any, /) -> bool:
+        """Never look."""
+        return True
+
+
+class Wires:
+    """A coordinator, a server and a worker in one thread; messages between them are encoded and decoded."""
+
+    def __init__(self) -> None:
+        names = {"coordinator": "inproc://c", "server": "inproc://s", "worker": ""}
+        identities = {
+            role: Identity(role, role.encode().ljust(16), role, "here", 1, endpoint) for role, endpoint in names.items()
+        }
+        self.messages = 0
+        self._server = ServerMachine(identities["server"], "inproc://c", self._shard)
+        self._session = SessionMachine(identities["worker"], "inproc://c", lambda array: True)
+        self._coordinator = CoordinatorMachine(identities["coordinator"], CoordinatorOptions(servers=1, workers=1))
+        self._machines: dict[str, Any] = {
+            "coordinator": self._coordinator,
+            "server": self._server,
+            "worker": self._session,
+        }
+        self._frames: deque[tuple[str, Peer, list[Any]]] = deque()
+        self._resolved: dict[Operation, Any] = {}
+        for name, machine in self._machines.items():
+            self._execute(name, machine.start(0.0))
+
+    @staticmethod
+    def _shard(job: JobSpec, placement: Placement, index: int) -> Shard:
+        return Shard(placement, index, NoRules())
+
+    def run(self, operation: Operation) -> Any:
+        """Let the worker do something; return its result once no message is under way any more."""
+        self._execute("worker", self._session.handle(operation, 0.0))
+        while self._frames:
+            name, peer, frames = self._frames.popleft()
+            self._execute(name, self._machines[name].handle(Received(peer, decode(frames)), 0.0))
+        value = self._resolved.pop(operation)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    def _execute(self, name: str, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Send(peer, message):
+                    self.messages += 1
+                    # the name of a connection one opened, or of who opened it
+                    to = {COORDINATOR: "coordinator", server_peer(0): "server"}.get(peer) or peer[1:].decode()
+                    known = (
+                        {"coordinator": COORDINATOR, "server": server_peer(0)}.get(name) if peer[:1] == b"@" else None
+                    )
+                    self._frames.append((to, known or b"@" + name.encode(), encode(message)))
+                case Resolve(operation, value):
+                    self._resolved[operation] = value
+                case Run(tag, work):
+                    self._execute(name, self._machines[name].handle(Returned(tag, work()), 0.0))
+                case Connect():
+                    pass
+
+
+def measure(model: str, steps: int) -> Row:
+    """Time push_pulls of a model whose arrays nobody copies over a wire."""
+    values = models.arrays(models.find(model), 1.0)
+    parameters, flat = describe(values)
+    job = JobSpec(parameters, zmqps.optim.sgd().to_wire())
+    wires = Wires()
+    attached: Attached = wires.run(Init(FOREVER, job=job, values=flat))
+    gradients = [np.full_like(array, GRADIENT_SCALE) for array in flat]
+    cargoes = plan(attached.placement)
+    seconds = []
+    for step in range(WARM_UP + steps):
+        before = wires.messages
+        transfer = Transfer(FOREVER, kind="push_pull", cargoes=cargoes, source=gradients, out=flat)
+        started = time.perf_counter()
+        wires.run(transfer)
+        if step >= WARM_UP:
+            seconds.append(time.perf_counter() - started)
+    messages = wires.messages - before
+    times = Times(tuple(seconds))
+    return Row(
+        case="core",
+        model=model,
+        codec=CODEC,
+        median_s=times.median,
+        p90_s=times.p90,
+        min_s=times.minimum,
+        steps=len(seconds),
+        extra={
+            "messages": messages,
+            "messages_per_s": messages / times.median,
+            "best_messages_per_s": messages / times.minimum,
+        },
+    )
+
+
+@click.command("core")
+@model_option("1KB")
+@steps_option
+@json_option
+def command(model: str, steps: int, json_path: Path | None) -> None:
+    """A push_pull through the core's machines in one thread: no sockets, no processes, no kernels.
+
+    What is left is what Python does for a message: coding, bookkeeping, landing the values.
+    """
+    report(measure(model, steps), json_path)
