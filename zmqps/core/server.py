@@ -97,7 +97,8 @@ class ServerMachine:
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
-        return self.member.start(now)
+        identity = self.member.identity
+        return [Log("info", f"server {identity.name} at {identity.endpoint}"), *self.member.start(now)]
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
