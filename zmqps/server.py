@@ -98,9 +98,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         raise
     identity = new_identity("server", name=config.name, endpoint=endpoint, incarnation=identity.incarnation)
     machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config.kernels, *job))
-    log = logging.getLogger("zmqps.server")
-    log.info("server %s at %s", identity.name, endpoint)
-    return await run_node(Driver(machine, transport, log), endpoint, parent_fd)
+    return await run_node(Driver(machine, transport, logging.getLogger("zmqps.server")), endpoint, parent_fd)
 
 
 def run(config: ServerConfig, parent_fd: int | None = None) -> int:
