@@ -26,7 +26,9 @@ coordinator = setting(
     help="Its endpoint; by default that of the cluster started here, else the usual one.",
     show_default=f"as in .zmqps/, or {DEFAULT_ADDRESS}",
 )
-timeout = setting("--timeout", type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait for it.")
+timeout = setting(
+    "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait for it."
+)
 as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print the plain data.")
 
 

@@ -64,7 +64,8 @@ def _nodes(status: Facts) -> Table:
 
 
 def _who(member: Facts) -> list[str]:
-    texts = f"{member['role']} {member['rank']}", member["name"], member["host"], str(member["pid"]), member["endpoint"]
+    endpoint = member["endpoint"].partition(" ")[0]  # what follows are other ways, for those on the same host
+    texts = f"{member['role']} {member['rank']}", member["name"], member["host"], str(member["pid"]), endpoint
     return [escape(text) for text in texts]
 
 

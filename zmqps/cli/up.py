@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import os
 import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
-@setting("--timeout", type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
+@setting("--timeout", shared=False, type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
 @setting("--detach", "-d", is_flag=True, shared=False, help="Return when the servers have joined.")
 @settings.log_settings
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -68,6 +66,8 @@ def up(**told: Any) -> int:
 
 
 def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[[State], None]) -> int:
+    import asyncio
+
     from zmqps.cli.supervisor import Supervisor, UpConfig
     from zmqps.cluster import ClusterConfig
     from zmqps.core.coordinator import CoordinatorOptions
@@ -146,9 +146,18 @@ def _report(writer: int, state: State) -> None:
 
 @click.command()
 @settings.directory
-@setting("--timeout", type=click.FloatRange(min=0), default=20.0, help="Seconds until the processes are killed.")
+@setting(
+    "--timeout",
+    shared=False,
+    type=click.FloatRange(min=0),
+    default=20.0,
+    help="Seconds until the processes are killed.",
+)
 def down(directory: Path, timeout: float) -> int:
     """End the cluster that `zmqps up` has started here, and wait until all its processes are gone."""
+    import asyncio
+
+    from zmqps.cli.ending import end_rest, end_supervisor
     from zmqps.cli.state import forget_state, read_state
 
     state = read_state(directory)
@@ -157,51 +166,14 @@ def down(directory: Path, timeout: float) -> int:
         return exits.OK
     if not state.running:
         forget_state(directory)
-        asyncio.run(_end_rest(state.pid, timeout))
+        asyncio.run(end_rest(state.pid, timeout))
         click.echo(f"no cluster runs here; the last one's supervisor (pid {state.pid}) had been killed")
         return exits.OK
     if not state.pid:
         raise PSError("a cluster is starting here at this very moment; try again")
-    if asyncio.run(_end_supervisor(state.pid, timeout)):
+    if asyncio.run(end_supervisor(state.pid, timeout)):
         click.echo(f"ended the cluster at {state.address}")
     else:
         forget_state(directory)
         click.echo(f"killed the cluster at {state.address}: it had not ended within {timeout:g} s")
     return exits.OK
-
-
-async def _end_supervisor(pid: int, timeout: float) -> bool:
-    """Ask a supervisor to end; kill it and its children when it does not. Return which."""
-    from zmqps.processes import children_of, gone
-
-    ended = asyncio.ensure_future(gone(pid))
-    await asyncio.sleep(0)  # it holds on to the process now, before its number can be given away
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    if (await asyncio.wait([ended], timeout=timeout))[0]:
-        return True
-    await _kill([pid, *children_of(pid)], timeout)
-    await ended
-    return False
-
-
-async def _end_rest(pid: int, timeout: float) -> None:
-    """Wait for what a killed supervisor has left to end by itself; kill it when it does not."""
-    from zmqps.processes import gone, session_of
-
-    rest = session_of(pid)
-    if rest and (await asyncio.wait([asyncio.ensure_future(gone(process)) for process in rest], timeout=timeout))[1]:
-        await _kill(session_of(pid), timeout)
-
-
-async def _kill(pids: Sequence[int], timeout: float) -> None:
-    """Kill processes and the groups they lead, and wait until they are gone."""
-    from zmqps.processes import gone
-
-    waits = [asyncio.ensure_future(gone(pid)) for pid in pids]
-    await asyncio.sleep(0)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL) if os.getpgid(pid) == pid else os.kill(pid, signal.SIGKILL)
-    if waits:
-        await asyncio.wait(waits, timeout=timeout)

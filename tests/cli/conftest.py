@@ -1,0 +1,96 @@
+"""Running ``zmqps`` as a user does: a process, its output, its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Seconds that anything here may take; a machine under load is slow, a hang is for ever.
+PATIENCE = 30.0
+
+
+def environment() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_")}
+    return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+class Running:
+    """A ``zmqps`` process in the foreground; output is read as it comes."""
+
+    def __init__(self, arguments: Sequence[str], directory: Path) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "zmqps", *arguments], cwd=directory, env=environment(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        assert self.popen.stdout is not None
+        self._pipe = self.popen.stdout
+        os.set_blocking(self._pipe.fileno(), False)
+        self.output = ""
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Read until the output matches."""
+        deadline = time.monotonic() + PATIENCE
+        while not (match := re.search(pattern, self.output)):
+            ready, _, _ = select.select([self._pipe], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._pipe.fileno(), 65536) if ready else b""
+            assert data, f"no {pattern!r} in:\n{self.output}"
+            self.output += data.decode()
+        return match
+
+    def exit_code(self) -> int:
+        """Wait for the end; read what is left to read."""
+        os.set_blocking(self._pipe.fileno(), True)
+        self.output += self._pipe.read().decode()
+        return self.popen.wait(PATIENCE)
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            with contextlib.suppress(psutil.Error):
+                for child in psutil.Process(self.pid).children(recursive=True):
+                    child.kill()
+            self.popen.send_signal(signal.SIGKILL)
+            self.popen.wait(PATIENCE)
+        self._pipe.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start ``zmqps`` with arguments, in the test's directory."""
+    running: list[Running] = []
+
+    def begin(*arguments: str, directory: Path = tmp_path) -> Running:
+        running.append(Running(arguments, directory))
+        return running[-1]
+
+    yield begin
+    for process in running:
+        process.end()
+
+
+@pytest.fixture
+def zmqps(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run ``zmqps`` with arguments, in the test's directory, to its end."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "zmqps", *arguments], cwd=tmp_path, env=environment(), capture_output=True,
+            text=True, timeout=PATIENCE,
+        )  # fmt: skip
+
+    return run

@@ -1,0 +1,85 @@
+"""``zmqps coordinator`` and ``zmqps server`` as processes: exit codes, busy ports, any order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from zmqps.core import exits
+
+ANYWHERE = "tcp://127.0.0.1:0"
+NODES = {
+    "coordinator": ("coordinator", "--address", ANYWHERE),
+    "server": ("server", "--coordinator", "tcp://127.0.0.1:1"),
+}
+
+
+@pytest.fixture
+def busy_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("role", NODES)
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
+)
+def test_a_signal_ends_a_node_with_its_exit_code(start, role, number, code) -> None:
+    node = start(*NODES[role])
+    node.wait_for(r"at tcp://127\.0\.0\.1:\d+")
+    node.popen.send_signal(number)
+    assert node.exit_code() == code
+    assert f"exit: {number.name}" in node.output
+    assert "Traceback" not in node.output
+
+
+@pytest.mark.parametrize("role", NODES)
+def test_a_busy_port_is_named_with_its_owner(zmqps, role, busy_port) -> None:
+    result = zmqps(*NODES[role], "--address", f"tcp://127.0.0.1:{busy_port}")
+    assert result.returncode == exits.ADDRESS_IN_USE
+    assert f"port {busy_port} is in use by" in result.stderr
+    assert f"(pid {os.getpid()})" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_binding_beyond_this_host_is_refused(zmqps) -> None:
+    result = zmqps("server", "--address", "tcp://0.0.0.0:0")
+    assert result.returncode == exits.USAGE
+    assert "--insecure" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_cluster_without_workers_ends_after_its_lease(start) -> None:
+    node = start("coordinator", "--address", ANYWHERE, "--idle-timeout", "0.2")
+    assert node.exit_code() == exits.IDLE
+    assert "no worker" in node.output
+
+
+def test_a_server_started_first_says_whom_it_waits_for_and_joins_when_it_can(start) -> None:
+    with socket.socket() as reserved:  # bound, not listening: nobody else gets the port meanwhile
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{reserved.getsockname()[1]}"
+    server = start("server", "--coordinator", address, "--name", "early")
+    server.wait_for(f"waiting for the coordinator at {address}")
+    coordinator = start(
+        "coordinator", "--address", address, "--heartbeat-interval", "0.1", "--heartbeat-timeout", "0.5"
+    )
+    server.wait_for("joined as server 0")
+    coordinator.wait_for(r"server 0 \(early")
+    coordinator.popen.kill()
+    assert server.exit_code() == exits.COORDINATOR_LOST
+
+
+def test_the_log_can_be_json(start) -> None:
+    node = start("coordinator", "--address", ANYWHERE, "--log-json", "--name", "chief")
+    node.wait_for("\n")
+    entry = json.loads(node.output.splitlines()[0])
+    assert set(entry) == {"time", "level", "node", "message"}
+    assert entry["node"] == "chief"
+    node.popen.terminate()
+    node.exit_code()

@@ -1,0 +1,145 @@
+"""Flags, environment and file: who wins, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from zmqps.cli.main import cli, run
+from zmqps.cli.settings import Setting, Size, read_config
+from zmqps.core import exits
+from zmqps.core.coordinator import CoordinatorOptions
+from zmqps.errors import ConfigurationError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Parse a command line; return what the command was told."""
+
+    def parse(*arguments: str) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        for command in cli.commands.values():
+            monkeypatch.setattr(command, "callback", lambda **values: told.update(values))
+        assert run(arguments) == exits.OK
+        return told
+
+    return parse
+
+
+def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(parsed, monkeypatch, tmp_path) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text("[coordinator]\nservers = 3\n")
+    assert parsed("coordinator")["servers"] == 1
+    assert parsed("--config", str(file), "coordinator")["servers"] == 3
+    monkeypatch.setenv("ZMQPS_COORDINATOR_SERVERS", "4")
+    assert parsed("--config", str(file), "coordinator")["servers"] == 4
+    assert parsed("--config", str(file), "coordinator", "--servers", "5")["servers"] == 5
+
+
+def test_a_variable_or_key_of_the_command_wins_over_the_shared_one(parsed, monkeypatch, tmp_path) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text('kernels = "numpy"\nservers = 2\n[up]\nservers = 3\n')
+    monkeypatch.setenv("ZMQPS_CONFIG", str(file))
+    assert parsed("server")["kernels"] == "numpy"
+    assert parsed("coordinator")["servers"] == 2
+    assert parsed("up")["servers"] == 3
+    monkeypatch.setenv("ZMQPS_KERNELS", "numba")
+    assert parsed("server")["kernels"] == "numba"
+    monkeypatch.setenv("ZMQPS_SERVER_KERNELS", "numpy")
+    assert parsed("server")["kernels"] == "numpy"
+    assert parsed("up")["kernels"] == "numba"
+
+
+def test_one_variable_names_the_coordinator_for_all_commands(parsed, monkeypatch) -> None:
+    monkeypatch.setenv("ZMQPS_COORDINATOR", "tcp://127.0.0.1:7")
+    assert parsed("server")["coordinator"] == parsed("status")["coordinator"] == "tcp://127.0.0.1:7"
+
+
+def test_an_address_to_bind_is_never_shared(parsed, monkeypatch) -> None:
+    monkeypatch.setenv("ZMQPS_ADDRESS", "tcp://127.0.0.1:7")
+    assert parsed("server")["address"] == "tcp://127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[coordinator]\nserver = 2\n", "unknown key 'coordinator.server'; did you mean 'servers'?"),
+        ("heartbeat-timout = 2\n", "unknown key 'heartbeat-timout'; did you mean 'heartbeat-timeout'?"),
+        ("[cordinator]\n", "unknown key 'cordinator'; did you mean 'coordinator'?"),
+        ('address = "tcp://127.0.0.1:0"\n', "unknown key 'address'; it belongs into [up] or [coordinator] or [server]"),
+        ("[server]\nparent_fd = 3\n", "unknown key 'server.parent_fd'"),
+        ("[server.kernels]\na = 1\n", "unknown key 'server.kernels'"),
+        ("servers = \n", "cannot read"),
+    ],
+)
+def test_a_key_nobody_knows_is_an_error_that_names_it(tmp_path, text, message) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        read_config(file, cli)
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_a_missing_file_is_one_line_and_exit_code_2(capsys) -> None:
+    assert run(["--config", "/nowhere/zmqps.toml", "status"]) == exits.USAGE
+    assert capsys.readouterr().err.startswith("zmqps: cannot read /nowhere/zmqps.toml")
+
+
+def test_a_value_of_the_wrong_kind_is_a_usage_error(tmp_path, capsys) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text('[up]\nservers = "two"\n')
+    assert run(["--config", str(file), "up"]) == exits.USAGE
+    assert "--servers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("4096", 4096), (4096, 4096), ("1MiB", 1 << 20), ("512 KiB", 512 << 10), ("1.5MB", 1500000)]
+)
+def test_sizes_are_read_with_their_units(text, number) -> None:
+    assert Size().convert(text, None, None) == number
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1 parsec", "-1"])
+def test_what_is_no_size_is_refused(text) -> None:
+    with pytest.raises(click.BadParameter, match="is no size"):
+        Size().convert(text, None, None)
+
+
+def test_the_defaults_are_those_of_the_core(parsed) -> None:
+    told, options = parsed("coordinator"), CoordinatorOptions()
+    assert told["slice_size"] == options.slice_nbytes
+    for name in ("servers", "workers", "heartbeat_interval", "heartbeat_timeout", "idle_timeout"):
+        assert told[name] == getattr(options, name)
+
+
+@pytest.mark.parametrize("name", cli.commands)
+def test_the_example_file_holds_every_option_with_its_default(parsed, name) -> None:
+    path = ROOT / "deploy" / "cluster.toml"
+    defaults = parsed(name)
+    assert parsed("--config", str(path), name) == defaults
+    options = [p for p in cli.commands[name].params if isinstance(p, Setting) and (p.shared or not p.is_flag)]
+    in_file = read_config(path, cli)[name]
+    assert [o.name for o in options if defaults[o.name] is not None and o.name not in in_file] == []
+
+
+def test_help_loads_neither_numpy_nor_zeromq() -> None:
+    program = "import sys; from zmqps.cli.main import run; run(['--help']); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"numpy", "zmq", "numba", "rich", "asyncio"}.isdisjoint(result.stdout.splitlines()[-1].split())
+
+
+def test_every_option_is_explained() -> None:
+    for command in cli.commands.values():
+        assert command.help
+        for param in command.params:
+            if isinstance(param, click.Option) and not param.hidden:
+                assert param.help, f"{command.name} {param.opts}"

@@ -1,0 +1,179 @@
+"""``zmqps up`` and ``down``: whole clusters, from their start to when nothing is left."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+
+import psutil
+import pytest
+
+from zmqps.cli.state import Claim, State, read_state, state_path
+from zmqps.core import exits
+from zmqps.errors import ConfigurationError
+
+ANYWHERE = ("--address", "tcp://127.0.0.1:0")
+UP = ("up", *ANYWHERE, "--kernels", "numpy")
+PATIENCE = 20.0
+
+
+def processes_of(supervisor: int) -> list[psutil.Process]:
+    parent = psutil.Process(supervisor)
+    return [parent, *parent.children(recursive=True)]
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_detached_cluster_is_found_looked_at_and_ended(zmqps, tmp_path) -> None:
+    started = zmqps(*UP, "--servers", "2", "--detach")
+    assert started.returncode == exits.OK, started.stderr
+    state = json.loads(state_path(tmp_path).read_text())
+    assert state["address"] in started.stdout
+    assert state["logs"] in started.stdout
+    processes = processes_of(state["pid"])
+    assert len(processes) == 4
+
+    status = json.loads(zmqps("status", "--json").stdout)
+    assert [member["role"] for member in status["members"]] == ["server", "server"]
+    tables = zmqps("status").stdout
+    assert state["address"] in tables
+    assert "waiting for a worker's init" in tables
+    assert "no job is placed yet" in zmqps("placement").stdout
+
+    again = zmqps(*UP)
+    assert again.returncode == exits.USAGE
+    assert state["address"] in again.stderr
+
+    logs = zmqps("logs").stdout.splitlines()
+    assert {line.split()[0] for line in logs} == {"coordinator", "server-0", "server-1", "zmqps"}
+    times = [line.split("| ")[1][:23] for line in logs]
+    assert times == sorted(times)
+    assert {line.split()[0] for line in zmqps("logs", "server-1").stdout.splitlines()} == {"server-1"}
+    assert zmqps("logs", "server-7").returncode == exits.USAGE
+
+    ended = zmqps("down")
+    assert ended.returncode == exits.OK
+    assert state["address"] in ended.stdout
+    assert_gone(processes)
+    assert not state_path(tmp_path).parent.exists()
+    assert zmqps("down").stdout == "no cluster runs here\n"
+    assert zmqps("logs").stdout  # they stay
+
+
+def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
+    script = "echo $ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR; echo trouble >&2; printf unfinished"
+    result = zmqps(*UP, "--workers", "2", "--", "sh", "-c", script)
+    assert result.returncode == exits.OK, result.stdout + result.stderr
+    for index in (0, 1):
+        log = (tmp_path / f"runs/cluster/logs/worker-{index}.log").read_text()
+        assert [line[:11].rstrip() for line in log.splitlines()] == [f"worker-{index}"] * 3
+        assert f" {index} of tcp://127.0.0.1:" in log
+        assert log.endswith(" unfinished\n")
+        assert set(log.splitlines()) <= set(result.stdout.splitlines())
+    assert not state_path(tmp_path).exists()
+
+
+def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:
+    script = '[ $ZMQPS_WORKER_INDEX = 0 ] && { echo "out of luck"; exit 9; }; exec 3<>/dev/null; echo fine'
+    result = zmqps(*UP, "--workers", "2", "--log-json", "--", "sh", "-c", script)
+    assert result.returncode == exits.WORKERS_FAILED
+    entries = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {"fine", "out of luck"} <= {entry["message"] for entry in entries}
+    (failure,) = [entry["message"] for entry in entries if entry["level"] == "error"]
+    assert failure == "worker-0 failed with exit code 9; its last lines:\n  out of luck"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
+)
+def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code) -> None:
+    up = start(*UP, "--workers", "1", "--", "sh", "-c", "echo at work; sleep 1000 & wait")
+    up.wait_for("worker-0 .* at work")
+    processes = processes_of(up.pid)
+    assert len(processes) == 5  # the worker's own child included
+    up.popen.send_signal(number)
+    assert up.exit_code() == code
+    assert "coordinator | " in up.output.partition(f"{number.name}: ending")[2]
+    assert_gone(processes)
+    assert not state_path(tmp_path).exists()
+
+
+def test_a_supervisor_that_is_killed_leaves_no_orphans(start, zmqps, tmp_path) -> None:
+    up = start(*UP, "--workers", "1", "--", "sh", "-c", "echo at work; exec sleep 1000")
+    up.wait_for("worker-0 .* at work")
+    processes = processes_of(up.pid)
+    up.popen.kill()
+    assert_gone(processes)
+    state = read_state(tmp_path)
+    assert state is not None
+    assert not state.running
+    result = zmqps("down")
+    assert (result.returncode, "had been killed" in result.stdout) == (exits.OK, True)
+    assert not state_path(tmp_path).exists()
+
+
+@pytest.mark.parametrize("mode", [(), ("--detach",)], ids=["attached", "detached"])
+def test_a_busy_port_ends_the_start_and_leaves_nothing(zmqps, tmp_path, mode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        result = zmqps("up", "--address", f"tcp://127.0.0.1:{port}", *mode)
+    assert result.returncode == exits.ADDRESS_IN_USE
+    assert result.stderr.startswith(f"zmqps: cannot bind tcp://127.0.0.1:{port}: port {port} is in use by ")
+    assert result.stderr.count("\n") == 1
+    assert not state_path(tmp_path).exists()
+
+
+def test_a_start_that_takes_too_long_says_what_is_missing(zmqps, tmp_path) -> None:
+    result = zmqps(*UP, "--timeout", "0.001")
+    assert result.returncode == exits.COORDINATOR_LOST
+    assert "waiting for the coordinator to start" in result.stderr
+    assert not state_path(tmp_path).exists()
+
+
+def test_a_command_that_does_not_exist_is_refused_before_anything_starts(zmqps, tmp_path) -> None:
+    result = zmqps(*UP, "--", "no-such-command")
+    assert result.returncode == exits.USAGE
+    assert "no-such-command" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_down_kills_what_does_not_end(start, zmqps) -> None:
+    up = start(*UP, "--workers", "1", "--", "sh", "-c", "trap '' TERM INT; echo at work; while :; do sleep 1000; done")
+    up.wait_for("worker-0 .* at work")
+    processes = processes_of(up.pid)
+    result = zmqps("down", "--timeout", "0.1")
+    assert result.returncode == exits.OK
+    assert "killed the cluster" in result.stdout
+    assert_gone(processes)
+
+
+def test_a_status_nobody_answers_says_so(zmqps) -> None:
+    result = zmqps("status", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "0.2")
+    assert result.returncode == exits.COORDINATOR_LOST
+    assert result.stderr == (
+        "zmqps: status timed out after 0.2 s, waiting for the coordinator at tcp://127.0.0.1:1 to answer\n"
+    )
+
+
+def test_a_claim_is_exclusive_and_ends_with_its_process(tmp_path) -> None:
+    with Claim(tmp_path) as claim:
+        claim.write(State(1234, "cluster", "tcp://127.0.0.1:5", "logs", "now"))
+        state = read_state(tmp_path)
+        assert state is not None
+        assert state.running
+        with pytest.raises(ConfigurationError, match="running here already at tcp://"), Claim(tmp_path):
+            pass
+    assert read_state(tmp_path) is None
+    with Claim(tmp_path):
+        pass
+
+
+def test_make_needs_no_address(tmp_path) -> None:
+    make = ["make", "--no-print-directory", "--dry-run", "VENV=", "up", "SERVERS=3", "PORT=7"]
+    result = subprocess.run(make, capture_output=True, text=True, check=True)
+    assert "up --detach --servers 3 --address tcp://127.0.0.1:7" in result.stdout

@@ -1,0 +1,102 @@
+"""`zmqps.aio`: the worker, to await."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import zmqps
+from zmqps.errors import ClosedError, DeadlineError, UnknownParameterError
+
+PARAMS = {"w": np.zeros((4, 3), np.float32)}
+GRADS = {"w": np.ones((4, 3), np.float32)}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with zmqps.LocalCluster(kernels="numpy") as cluster:
+        yield cluster.address
+
+
+async def start(worker: zmqps.aio.AsyncWorker) -> None:
+    await worker.init(PARAMS, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+
+
+def test_everything_of_a_worker_can_be_awaited(address) -> None:
+    async def main() -> None:
+        async with zmqps.aio.connect(address, name="a") as worker:
+            await start(worker)
+            before = (await worker.pull())["w"]
+            await worker.push(GRADS)
+            after = await worker.push_pull(GRADS)
+            np.testing.assert_array_equal(after["w"], before - 2.0)
+            await worker.barrier("here", timeout=10.0)
+            assert (worker.rank, worker.num_workers) == (0, 1)
+            assert [m["name"] for m in (await worker.status())["members"]] == ["server-0", "a"]
+            assert (await worker.statistics()).pushes == 2
+            await worker.finish()
+            assert (await worker.statistics()).pushes == 2
+            with pytest.raises(ClosedError):
+                await worker.pull()
+            await worker.close()
+
+    asyncio.run(main())
+
+
+def test_workers_can_share_a_loop_and_each_can_do_many_things_at_once(address) -> None:
+    async def main() -> None:
+        one, two = await asyncio.gather(zmqps.aio.connect(address), zmqps.aio.connect(address))
+        async with one, two:
+            await asyncio.gather(start(one), start(two))
+            before = (await one.pull())["w"]
+            await asyncio.gather(*(worker.push(GRADS) for worker in (one, two) for _ in range(10)))
+            np.testing.assert_array_equal((await two.pull())["w"], before - 20.0)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_leaves_the_operation_to_its_end(address) -> None:
+    async def main() -> None:
+        async with zmqps.aio.connect(address) as worker, zmqps.aio.connect(address) as other:
+            await start(worker)
+            waiting = asyncio.create_task(worker.barrier("later", timeout=10.0))
+            while not any("later" in text for text in (await other.status())["waiting"]):
+                pass
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            await other.barrier("later", timeout=10.0)  # the first is still in it
+
+    asyncio.run(main())
+
+
+def test_errors_are_those_of_the_worker(address) -> None:
+    async def main() -> None:
+        async with zmqps.aio.connect(address) as worker:
+            await start(worker)
+            with pytest.raises(UnknownParameterError):
+                await worker.push({"v": GRADS["w"]})
+        with pytest.raises(DeadlineError):
+            await zmqps.aio.connect("tcp://127.0.0.1:1", timeout=0.1)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_connect_closes_what_comes_of_it(address) -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await zmqps.aio.connect(address)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["init", "pull", "push", "push_pull", "barrier", "status", "finish", "close"])
+def test_names_and_arguments_are_those_of_the_worker(name) -> None:
+    ours, theirs = getattr(zmqps.aio.AsyncWorker, name), getattr(zmqps.Worker, name)
+    assert inspect.iscoroutinefunction(ours)
+    assert inspect.signature(ours) == inspect.signature(theirs)
