@@ -12,11 +12,11 @@ COORDINATOR ?= $(ADDRESS)
 ifeq ($(strip $(VENV)),)
 # `make VENV= ...`: no virtualenv, use $(PYTHON) as it is; what is installed there is the caller's business.
 PY        := $(PYTHON)
-ZMQPS     := zmqps
+ZMQPS     := $(PYTHON) -m zmqps
 INSTALLED :=
 else
 PY        := $(VENV)/bin/python
-ZMQPS     := $(VENV)/bin/zmqps
+ZMQPS     := $(VENV)/bin/python -m zmqps
 INSTALLED := $(VENV)/.installed
 endif
 
@@ -64,7 +64,7 @@ demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WOR
 ##@ A cluster on this machine
 
 up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2 PORT=5570
-	$(ZMQPS) up --detach --servers $(SERVERS) --port $(PORT)
+	$(ZMQPS) up --detach --servers $(SERVERS) --address $(ADDRESS)
 
 down: $(INSTALLED) ## end what `make up` started
 	$(ZMQPS) down
@@ -83,9 +83,9 @@ coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp:/
 server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://127.0.0.1:5570
 	$(ZMQPS) server --coordinator $(COORDINATOR)
 
-worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py COORDINATOR=tcp://...
+worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS=... COORDINATOR=tcp://127.0.0.1:5570
 	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }
-	$(PY) $(SCRIPT) --coordinator $(COORDINATOR)
+	ZMQPS_COORDINATOR=$(COORDINATOR) $(PY) $(SCRIPT) $(ARGS)
 
 ##@ Housekeeping
 
