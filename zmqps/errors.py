@@ -124,7 +124,7 @@ class PeerLostError(PSError, ConnectionError):
     """A node gave no sign of life for longer than the heartbeat timeout."""
 
     code = 6
-    text = "lost {role} {name}: last sign of life {silent_s:.1f} s ago; {advice}"
+    text = "lost {name}: last sign of life {silent_s:.1f} s ago; {advice}"
     role: str
     name: str
     silent_s: float

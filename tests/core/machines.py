@@ -11,9 +11,9 @@ from zmqps.core.events import Action, Exit, Log, Peer, Received, Resolve, Send
 from zmqps.core.job import JobSpec, Parameter
 from zmqps.core.keyspace import KeySpace, Placement
 from zmqps.core.member import Identity
-from zmqps.core.messages import Error, Hello, Init, Message, Ready
+from zmqps.core.messages import Error, Heartbeat, Hello, Init, Message, Ready
 from zmqps.core.shard import Shard
-from zmqps.optim import sgd
+from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.training import ReferenceRules
 
 M = TypeVar("M", bound=Message)
@@ -43,8 +43,6 @@ def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placeme
 
 
 def make_shard(spec: JobSpec, where: Placement, index: int) -> Shard:
-    from zmqps.optim import OptimizerSpec
-
     rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
     return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject")
 
@@ -117,12 +115,10 @@ class Coordinator:
 
     def wait(self, until: float, *alive: str) -> list[Action]:
         """Let time pass up to ``until``; those alive give signs of life."""
-        from zmqps.core.messages import Heartbeat
-
         actions: list[Action] = []
-        while self.now < until:
+        while self.now < until and not exits_of(actions):
             due = self.machine.next_deadline()
-            self.now = min(until, self.now + 1.0 if due is None else max(due, self.now), self.now + 1.0)
+            self.now = min(until, self.now + 1.0, self.now + 1.0 if due is None else max(due, self.now))
             for name in alive:
                 actions += self.take(name, Heartbeat({}))
             due = self.machine.next_deadline()

@@ -38,6 +38,10 @@ from zmqps.errors import EvictedError, JobError, NotJoinedError, PeerLostError, 
 
 #: How long the end of the cluster waits for the servers to say goodbye.
 GOODBYE_S = 3.0
+#: How often those who wait are told for whom, when that changes: one message each, not one each time.
+TELL_S = 0.1
+#: Of those who are awaited, so many are named.
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,9 @@ class CoordinatorMachine:
         self._started_at = 0.0
         self._idle_since: float | None = None
         self._reminder_due = 0.0
+        self._tell_due: float | None = None
         self._counts = {"refused": 0, "heartbeats": 0}
+        self._lost_shard: PSError | None = None  # a server of the running job is gone
         self._ending: Exit | None = None
         self._end_due = 0.0
 
@@ -104,6 +110,8 @@ class CoordinatorMachine:
                 return [Send(event.peer, Status(message.request, self.status(now)))]
             member = self.membership.find(event.peer)
             if member is None:
+                if self.membership.was_lost_at(event.peer):
+                    raise EvictedError("this node was silent for too long and taken for dead; connect again")
                 raise NotJoinedError(f"{type(message).__name__} before Hello")
             member.seen_at = now
             return self._from_member(member, message, now)
@@ -112,7 +120,7 @@ class CoordinatorMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self._reminder_due, self.membership.next_deadline()]
+        dues = [self._reminder_due, self._tell_due, self.membership.next_deadline()]
         if self._idle_since is not None and self.options.idle_timeout:
             dues.append(self._idle_since + self.options.idle_timeout)
         if self._ending is not None:
@@ -123,7 +131,10 @@ class CoordinatorMachine:
         """Notice the lost, remind of whom we wait for, end an idle cluster."""
         actions: list[Action] = []
         for member in self.membership.overdue(now):
-            actions += self._lose(member, now)
+            silent = now - member.seen_at
+            actions += [*self._lose(member, "lost", now), Send(member.peer, _evicted(member, silent))]
+        if self._tell_due is not None and now >= self._tell_due:
+            actions += self._tell()
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += self._remind()
@@ -168,7 +179,7 @@ class CoordinatorMachine:
                 self._idle_since = None
             actions.append(Log("info", f"{member.title} joined"))
             actions += self.startup.place(self.membership.of("server"))
-            actions += self._tell_parked()
+            self._tell_soon(now)
         return actions
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
@@ -179,27 +190,40 @@ class CoordinatorMachine:
         if isinstance(message, Leave):
             farewell = Send(member.peer, Left())
             how = "finished" if message.reason == "finished" else "closed"
+            if member.role == "server" and self._ending is None:
+                return [farewell, *self._lose(member, how, now)]  # it takes its shard with it
             return [farewell, Log("info", f"{member.title} {how}"), *self._depart(member, how, now)]
         if isinstance(message, Withdraw):
             self.barriers.withdraw(member.incarnation, message.request)
+            self._tell_soon(now)
             return self.startup.withdraw(member.incarnation, message.request)
         if member.role == "server":
             if isinstance(message, Ready):
-                return [*self.startup.progress(member, message.epoch, bool(message.loaded)), *self._tell_parked()]
+                self._tell_soon(now)
+                return self.startup.progress(member, message.epoch, bool(message.loaded))
             if isinstance(message, Error):
                 error = from_wire(message.code, message.text, message.facts)
                 if message.request not in (0, self.startup.epoch):
                     return []  # about the shard of a job that was given up
                 return [Log("error", f"{member.title}: {error}"), *self._fail_startup(error)]
         elif isinstance(message, Init):
+            if self._lost_shard is not None:
+                raise self._lost_shard
             actions = self.startup.init(member, message)
-            return [*actions, *self.startup.place(self.membership.of("server")), *self._tell_parked()]
+            actions += self.startup.place(self.membership.of("server"))
+            if (member.incarnation, message.request) in self.startup.parked:
+                text = self.startup.waiting_for(self.membership.of("server"))
+                actions.append(Send(member.peer, Waiting(message.request, text)))
+            return actions
         elif isinstance(message, Enter) and member.role == "worker":
             barrier = self.barriers.enter(message.barrier, member.incarnation, message.request, now)
-            return self._release(barrier) or self._tell(barrier)
+            self._tell_soon(now)
+            awaited = Waiting(message.request, self._awaited(barrier))
+            return self._release(barrier) or [Send(member.peer, awaited)]
         raise ProtocolError(f"the coordinator does not take {type(message).__name__} from a {member.role}")
 
-    def _lose(self, member: MemberInfo, now: float) -> list[Action]:
+    def _lose(self, member: MemberInfo, how: str, now: float) -> list[Action]:
+        """A member is gone whom others count on: tell everybody who waits for it."""
         silent = now - member.seen_at
         advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
@@ -209,12 +233,13 @@ class CoordinatorMachine:
             for barrier in awaited:
                 waiters = self.barriers.close(barrier)
                 actions += [self._error(self.membership.members[who].peer, request, error) for who, request in waiters]
-        else:
-            actions += self._fail_startup(error) if self.startup.placement is not None else []
-        actions += self._depart(member, "lost", now)
+        elif member.role == "server" and self.startup.placement is not None:
+            self._lost_shard = error if self.startup.ready else None
+            actions += self._fail_startup(error)
+        actions += self._depart(member, how, now)
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         others = self.membership.members.values()
-        return [*actions, *(Send(other.peer, lost) for other in others), Send(member.peer, _evicted(member, silent))]
+        return [*actions, *(Send(other.peer, lost) for other in others)]
 
     def _depart(self, member: MemberInfo, how: str, now: float) -> list[Action]:
         self.membership.remove(member, how, now)
@@ -222,7 +247,7 @@ class CoordinatorMachine:
         actions = self.startup.withdraw(member.incarnation)
         for barrier in list(self.barriers.by_name.values()):
             actions += self._release(barrier)
-        actions += self._tell_parked()
+        self._tell_soon(now)
         if self.membership.of("worker", "observer"):
             return actions
         if self._ending is not None:
@@ -242,11 +267,17 @@ class CoordinatorMachine:
 
     # --- waiting -------------------------------------------------------------------------------
 
-    def _awaited(self, barrier: Barrier) -> list[str]:
-        live = {member.incarnation: member for member in self.membership.of("worker")}
-        names = [live[incarnation].title for incarnation in barrier.awaited(live)]
+    def _awaited(self, barrier: Barrier) -> str:
+        """Say whom a barrier waits for; nothing when everybody has entered."""
+        members = self.membership.members
+        awaited = barrier.awaited(member.incarnation for member in self.membership.of("worker"))
+        texts = [members[incarnation].title for incarnation in awaited[:MOST_NAMED]]
+        if len(awaited) > MOST_NAMED:
+            texts.append(f"{len(awaited) - MOST_NAMED} more workers")
         to_come = (self.options.workers or 0) - self.membership.num_joined.get("worker", 0)
-        return names + ([f"{to_come} workers to join"] if to_come > 0 else [])
+        if to_come > 0:
+            texts.append(f"{to_come} workers to join")
+        return ", ".join(texts)
 
     def _release(self, barrier: Barrier) -> list[Action]:
         if self._awaited(barrier):
@@ -254,18 +285,21 @@ class CoordinatorMachine:
         members = self.membership.members
         return [Send(members[who].peer, Released(request)) for who, request in self.barriers.close(barrier)]
 
-    def _tell(self, barrier: Barrier) -> list[Action]:
-        text = ", ".join(self._awaited(barrier))
-        members = self.membership.members
-        return [Send(members[who].peer, Waiting(request, text)) for who, request in barrier.waiters.items()]
+    def _tell_soon(self, now: float) -> None:
+        """Whom somebody waits for may just have changed."""
+        if self._tell_due is None and (self.startup.parked or self.barriers.by_name):
+            self._tell_due = now + TELL_S
 
-    def _tell_parked(self) -> list[Action]:
-        """Tell everybody who waits whom for, since that may just have changed."""
+    def _tell(self) -> list[Action]:
+        """Tell everybody who waits whom for."""
+        self._tell_due = None
         text = self.startup.waiting_for(self.membership.of("server"))
         parked = self.startup.parked.items()
         actions: list[Action] = [Send(member.peer, Waiting(request, text)) for (_, request), (member, _) in parked]
+        members = self.membership.members
         for barrier in self.barriers.by_name.values():
-            actions += self._tell(barrier)
+            text = self._awaited(barrier)
+            actions += [Send(members[who].peer, Waiting(request, text)) for who, request in barrier.waiters.items()]
         return actions
 
     def _missing(self) -> str:
@@ -278,7 +312,7 @@ class CoordinatorMachine:
     def _remind(self) -> list[Action]:
         if self.startup.ready or self._ending is not None:
             barriers = self.barriers.by_name.values()
-            texts = [f"barrier {b.name!r} waits for {', '.join(self._awaited(b))}" for b in barriers]
+            texts = [f"barrier {b.name!r} waits for {self._awaited(b)}" for b in barriers]
         elif self.startup.parked:
             texts = [f"init waits for {self.startup.waiting_for(self.membership.of('server'))}"]
         else:
@@ -317,6 +351,8 @@ class CoordinatorMachine:
         """Return the whole view of the cluster as plain data."""
         if self._ending is not None:
             state = f"ending: {self._ending.reason}"
+        elif self._lost_shard is not None:
+            state = f"failed: {self._lost_shard}"
         else:
             state = "training" if self.startup.ready else "starting"
         job = self.startup.status()

@@ -67,7 +67,7 @@ class Membership:
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
         self.num_joined: dict[str, int] = {}  # by role, ever
         self._peers: dict[Peer, bytes] = {}
-        self._lost: dict[bytes, None] = {}  # incarnations that may not speak any more
+        self._lost: dict[bytes, Peer] = {}  # incarnations that may not speak any more
 
     def join(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
         """Add a member under the lowest free rank of its role; the same incarnation keeps its rank."""
@@ -93,8 +93,11 @@ class Membership:
         return None if incarnation is None else self.members[incarnation]
 
     def of(self, *roles: str) -> list[MemberInfo]:
-        """Return the members of these roles, by rank."""
-        return sorted((m for m in self.members.values() if m.role in roles), key=lambda m: m.rank)
+        """Return the members of these roles, role by role, by rank."""
+        return [m for role in roles for m in sorted(self._of(role), key=lambda m: m.rank)]
+
+    def _of(self, role: str) -> list[MemberInfo]:
+        return [m for m in self.members.values() if m.role == role]
 
     def remove(self, member: MemberInfo, how: str, now: float) -> None:
         """A member has gone."""
@@ -102,13 +105,17 @@ class Membership:
         del self._peers[member.peer]
         self.gone.append(Departure(member, how, now))
         if how == "lost":
-            self._lost[member.incarnation] = None
+            self._lost[member.incarnation] = member.peer
             while len(self._lost) > MAX_MEMBERS:
                 del self._lost[next(iter(self._lost))]
 
     def was_lost(self, incarnation: bytes) -> bool:
         """Whether the others went on without this incarnation."""
         return incarnation in self._lost
+
+    def was_lost_at(self, peer: Peer) -> bool:
+        """Whether the others went on without who was behind this connection."""
+        return peer in self._lost.values()
 
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""
