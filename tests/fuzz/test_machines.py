@@ -1,0 +1,208 @@
+"""Fuzzing without sockets: whatever a peer sends, a machine answers it, stays sound and keeps its values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.core.strategies import NOISE, almost, messages, mutated
+from tests.fuzz.cluster import (
+    EPOCH,
+    INCARNATIONS,
+    JOB,
+    PLACEMENT,
+    hello,
+    ready_server,
+    sends,
+    values_of,
+)
+from zmqps.core import membership, server
+from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.events import Exit, Received, Undecodable
+from zmqps.core.messages import (
+    BY_KIND,
+    Ack,
+    Enter,
+    Error,
+    Heartbeat,
+    Hello,
+    Init,
+    Leave,
+    Load,
+    Message,
+    Pull,
+    Push,
+    Ready,
+    Values,
+    Withdraw,
+)
+from zmqps.core.wire import decode
+from zmqps.errors import BY_CODE, PSError
+from zmqps.node import new_identity
+
+PEERS = st.sampled_from([b"@one", b"@two", b"@three"])
+HELLOS = st.builds(hello, st.sampled_from(["worker", "observer", "server"]), st.sampled_from(INCARNATIONS))
+
+INDICES = st.integers(0, len(PLACEMENT.slices[0]))
+RANGES = st.lists(st.integers(0, 16), max_size=4, unique=True).map(sorted).filter(lambda r: len(r) % 2 == 0).map(tuple)
+PARTS = st.lists(st.tuples(INDICES, st.integers(0, 3), RANGES), max_size=3).map(tuple)
+EPOCHS = st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 2])
+SIZES = st.sampled_from([0, 8, 16, 32, 48, 64, 12, 200])
+PAYLOADS = st.lists(SIZES.map(bytes) | SIZES.map(lambda n: b"\xff" * n), max_size=3).map(tuple)
+CODECS = st.sampled_from(["raw", "raw", "raw", "zip", ""])
+#: Requests that come close to what the server has.
+DATA = (
+    st.builds(Push, st.just(1), st.integers(0, 5), EPOCHS, st.integers(0, 2), st.just(0), CODECS, PARTS, PAYLOADS)
+    | st.builds(Pull, st.just(1), EPOCHS, CODECS, PARTS)
+    | st.builds(Load, st.just(1), EPOCHS, PARTS, PAYLOADS)
+)
+CONTROL = (
+    st.builds(Init, st.integers(0, 3), st.sampled_from([JOB.to_wire(), {}, {**JOB.to_wire(), "nonfinite": "allow"}]))
+    | st.builds(Enter, st.integers(0, 3), st.sampled_from(["a", "b"]))
+    | st.builds(Withdraw, st.integers(0, 3))
+    | st.builds(Ready, st.integers(0, 2), st.integers(0, 1))
+    | st.builds(Leave, st.sampled_from(["finished", "closed", "x"]))
+    | st.builds(Heartbeat, st.just({}))
+    | st.builds(Error, st.integers(0, 2), st.sampled_from([*BY_CODE]), st.just("text"), st.just({"reason": "text"}))
+)
+
+
+def event(peer: bytes, frames: list[bytes]) -> Received | Undecodable:
+    """Return what the driver would make of some frames."""
+    try:
+        return Received(peer, decode(frames))
+    except PSError as error:
+        return Undecodable(peer, error)
+
+
+def events(close: st.SearchStrategy[Message]) -> st.SearchStrategy[list[Received | Undecodable]]:
+    well_formed = st.builds(Received, PEERS, HELLOS | close | messages())
+    odd = st.builds(event, PEERS, mutated() | almost() | NOISE)
+    return st.lists(well_formed | well_formed | odd, min_size=1, max_size=12)
+
+
+def check_server(events: list[Received | Undecodable]) -> None:
+    machine = ready_server()
+    for event in events:
+        before, pushes = values_of(machine), machine.counters().get("pushes", 0)
+        answers = sends(machine.handle(event, 1.0))
+        machine.validate()
+        assert [answer.peer for answer in answers] == [event.peer], "one answer, to who asked"
+        answer = answers[0].message
+        if isinstance(answer, Error):
+            assert answer.code in BY_CODE
+            assert values_of(machine) == before
+        if machine.counters().get("pushes", 0) == pushes:
+            assert values_of(machine) == before
+        else:
+            assert isinstance(answer, (Ack, Values))
+            assert isinstance(event, Received)
+            assert isinstance(event.message, Push)
+
+
+def check_coordinator(events: list[Received | Undecodable], servers: int, workers: int | None) -> None:
+    options = CoordinatorOptions(servers=servers, workers=workers, heartbeat_timeout=3.5)
+    machine = CoordinatorMachine(new_identity("coordinator", incarnation=b"c" * 16), options)
+    machine.start(0.0)
+    now = 0.0
+    for event in events:
+        now += 0.5
+        due = machine.next_deadline()
+        if due is not None and due <= now:
+            sends(machine.on_deadline(now))
+            machine.validate()
+        actions = machine.handle(event, now)
+        for answer in sends(actions):
+            assert not isinstance(answer.message, Error) or answer.message.code in BY_CODE
+        machine.validate()
+        if any(isinstance(action, Exit) for action in actions):
+            return
+    machine.status(now)
+    for _ in range(40):  # everybody falls silent: the end is orderly
+        due = machine.next_deadline()
+        if due is None or due > now + 100:
+            break
+        now = max(now, due)
+        sends(machine.on_deadline(now))
+        machine.validate()
+
+
+TO_SERVER = events(DATA | DATA)
+TO_COORDINATOR = events(CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
+
+
+@given(TO_SERVER)
+@settings(max_examples=80)
+def test_a_server_answers_everything_and_changes_values_by_pushes_only(events) -> None:  # type: ignore[no-untyped-def]
+    check_server(events)
+
+
+@given(*TO_COORDINATOR)
+@settings(max_examples=80)
+def test_a_coordinator_stays_sound_whoever_says_what(events, servers, workers) -> None:  # type: ignore[no-untyped-def]
+    check_coordinator(events, servers, workers)
+
+
+@pytest.mark.slow
+@given(TO_SERVER)
+@settings(max_examples=4000)
+def test_a_server_answers_everything_for_long(events) -> None:  # type: ignore[no-untyped-def]
+    check_server(events)
+
+
+@pytest.mark.slow
+@given(*TO_COORDINATOR)
+@settings(max_examples=4000)
+def test_a_coordinator_stays_sound_for_long(events, servers, workers) -> None:  # type: ignore[no-untyped-def]
+    check_coordinator(events, servers, workers)
+
+
+def test_a_server_has_room_for_a_bounded_number_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PEERS", 20)
+    monkeypatch.setattr(server, "MAX_EVICTED", 20)
+    machine = ready_server()
+    for i in range(100):
+        greeting = hello("observer", i.to_bytes(16, "big"))
+        [answer] = sends(machine.handle(Received(b"@%d" % i, greeting), 1.0))
+        machine.validate()
+    assert isinstance(answer.message, Error)
+    assert "number of workers" in answer.message.text
+    known = hello("observer", bytes(16))
+    for i in range(100):  # one incarnation on ever new connections
+        machine.handle(Received(b"@again %d" % i, known), 1.0)
+        machine.validate()
+    assert len(machine._peers) <= 40
+
+
+def test_a_coordinator_has_room_for_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "MAX_MEMBERS", 20)
+    machine = CoordinatorMachine(new_identity("coordinator"), CoordinatorOptions(heartbeat_timeout=1.0))
+    machine.start(0.0)
+    for life in range(5):
+        for i in range(30):
+            machine.handle(Received(b"@%d" % i, hello("observer", bytes([life, i]) * 8)), float(10 * life))
+            machine.validate()
+        assert len(machine.membership.members) == 20
+        machine.on_deadline(10.0 * life + 5)
+        machine.validate()
+        assert not machine.membership.members
+
+
+def test_every_kind_of_message_is_refused_before_hello() -> None:
+    machine = ready_server()
+    seen = set()
+
+    @given(messages())
+    @settings(max_examples=200)
+    def refused(message: Message) -> None:
+        if not isinstance(message, Hello):
+            seen.add(type(message))
+            [answer] = sends(machine.handle(Received(b"@stranger", message), 1.0))
+            assert isinstance(answer.message, Error)
+            assert answer.message.code == 23
+
+    before = values_of(machine)
+    refused()
+    assert values_of(machine) == before
+    assert len(seen) > len(BY_KIND) // 2
