@@ -202,7 +202,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="images per step (default: 16)")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")
     parser.add_argument(
-        "--heartbeat-timeout", type=float, default=5.0, help="seconds of silence until a worker is lost (default: 5)"
+        "--heartbeat-timeout", type=float, default=10.0, help="seconds of silence until a worker is lost (default: 10)"
     )
     return parser.parse_args()
 

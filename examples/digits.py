@@ -75,5 +75,5 @@ if __name__ == "__main__":
     parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
     parser.add_argument("--report", metavar="FILE", default=os.devnull, help="for losses and statistics, in JSON")
     options = parser.parse_args()
-    with zmqps.connect(options.coordinator) as this:
+    with zmqps.connect(options.coordinator, timeout=60) as this:
         train(this, options)
