@@ -112,6 +112,14 @@ def leaked_processes(before: set[psutil.Process]) -> list[str]:
     return texts
 
 
+def is_of_another_run(path: Path) -> bool:
+    """Tell whether a file of shared memory, ``zmqps-<pid>-…``, is in use by a process that is none of ours."""
+    with contextlib.suppress(psutil.Error, ValueError, IndexError):
+        pid = int(path.name.split("-")[1])
+        return pid != os.getpid() and psutil.Process(pid).environ().get(RUN_TAG) != os.environ[RUN_TAG]
+    return False
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test after which a process, a ZeroMQ socket or context, or a shared-memory file remains.
@@ -124,6 +132,6 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     left = leaked_processes(processes)
     left += [f"open {thing!r}" for thing in set(_zmq_objects) - zmq_objects if not thing.closed]
-    left += [f"file {path}" for path in set(SHARED_MEMORY.glob("zmqps*")) - files]
+    left += [f"file {path}" for path in set(SHARED_MEMORY.glob("zmqps*")) - files if not is_of_another_run(path)]
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)

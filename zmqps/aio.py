@@ -135,13 +135,20 @@ class _Connecting:
         await self._worker.close()
 
 
-def connect(address: str, *, timeout: float = 10.0, name: str | None = None, observer: bool = False) -> _Connecting:
+def connect(
+    address: str,
+    *,
+    timeout: float = 10.0,
+    name: str | None = None,
+    observer: bool = False,
+    transport: str | None = None,
+) -> _Connecting:
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
     Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
     comes about nevertheless is closed.
     """
-    return _Connecting(_connect(address, timeout=timeout, name=name, observer=observer))
+    return _Connecting(_connect(address, timeout=timeout, name=name, observer=observer, transport=transport))
 
 
 async def _connect(address: str, **options: Any) -> AsyncWorker:

@@ -14,6 +14,8 @@ from zmqps.core.server import ServerMachine
 from zmqps.core.shard import Kernel, Shard
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
+from zmqps.net.routes import new_local_endpoint
+from zmqps.net.shm import LaneTransport
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_bind, check_endpoint, new_identity
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel, warm_up
@@ -90,13 +92,15 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         The endpoint cannot be bound.
     """
     identity = new_identity("server", name=config.name)
-    transport = ZmqTransport(identity.incarnation)
+    transport = LaneTransport(ZmqTransport(identity.incarnation))
     try:
-        endpoint = transport.bind(config.bind)
+        endpoint = advertised = transport.bind(config.bind)
+        if endpoint.startswith("tcp://") and (local := new_local_endpoint()):
+            advertised += f" {transport.bind(local)}"
     except BaseException:
         transport.close(0)
         raise
-    identity = new_identity("server", name=config.name, endpoint=endpoint, incarnation=identity.incarnation)
+    identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
     machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config.kernels, *job))
     return await run_node(Driver(machine, transport, logging.getLogger("zmqps.server")), endpoint, parent_fd)
 

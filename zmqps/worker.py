@@ -8,6 +8,7 @@ operation and wait for its future, or return the future.
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
@@ -33,6 +34,8 @@ from zmqps.core.operations import (
 )
 from zmqps.core.session import SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError
+from zmqps.net.routes import check_transport
+from zmqps.net.shm import LaneTransport
 from zmqps.net.thread import SessionThread
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_endpoint, new_identity
@@ -40,16 +43,17 @@ from zmqps.optim import OptimizerSpec, all_finite
 from zmqps.tensors import Tables, Target, check_names, describe, flatten
 
 DEFAULT_TIMEOUT = 60.0
+TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 #: Distinct subsets of the parameters whose message plan is kept.
 MAX_PLANS = 64
 
 _open: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-def _start(address: str, role: str, name: str | None) -> SessionThread:
+def _start(address: str, role: str, name: str | None, transport: str) -> SessionThread:
     identity = new_identity(role, name=name)
     machine = SessionMachine(identity, address, lambda array: all_finite(array, "numba"))
-    return SessionThread(machine, lambda: ZmqTransport(identity.incarnation))
+    return SessionThread(machine, lambda: LaneTransport(ZmqTransport(identity.incarnation), transport))
 
 
 class Worker:
@@ -61,8 +65,9 @@ class Worker:
     After a `DeadlineError` a push may still be applied, once or not at all.
     """
 
-    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool) -> None:
+    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
         check_endpoint(address)
+        check_transport(transport)
         self.address = address
         self._timeout = timeout
         self._attached: Attached | None = None
@@ -71,7 +76,7 @@ class Worker:
         self._tables = Tables()
         self._last_statistics = Statistics()
         self._closed = False
-        self._thread = _start(address, "observer" if observer else "worker", name)
+        self._thread = _start(address, "observer" if observer else "worker", name, transport)
         _open.add(self)
         try:
             self._thread.submit(Join(0.0), timeout).result()
@@ -396,7 +401,14 @@ class Worker:
         return f"<zmqps.Worker {self.rank} of {self.num_workers} at {self.address}{' closed' if self._closed else ''}>"
 
 
-def connect(address: str, *, timeout: float = 10.0, name: str | None = None, observer: bool = False) -> Worker:
+def connect(
+    address: str,
+    *,
+    timeout: float = 10.0,
+    name: str | None = None,
+    observer: bool = False,
+    transport: str | None = None,
+) -> Worker:
     """Join a cluster as a worker.
 
     Parameters
@@ -409,6 +421,10 @@ def connect(address: str, *, timeout: float = 10.0, name: str | None = None, obs
         How logs and errors call this worker; by default made of host and pid.
     observer : bool
         Only look: pull, but never push, be counted or waited for.
+    transport : {"auto", "tcp", "ipc", "shm"}, optional
+        How arrays travel to and from the servers; by default what ``ZMQPS_TRANSPORT`` says, or
+        ``auto``: through shared memory where a server is on this host and can share it, over TCP
+        otherwise. With ``ipc`` and ``shm`` the first operation fails where that is impossible.
 
     Returns
     -------
@@ -420,9 +436,10 @@ def connect(address: str, *, timeout: float = 10.0, name: str | None = None, obs
     DeadlineError
         The coordinator did not answer.
     ConfigurationError
-        ``address`` is no endpoint.
+        ``address`` is no endpoint, or there is no such transport.
     """
-    return Worker(address, timeout=timeout, name=name, observer=observer)
+    transport = transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
+    return Worker(address, timeout=timeout, name=name, observer=observer, transport=transport)
 
 
 @atexit.register

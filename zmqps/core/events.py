@@ -50,6 +50,14 @@ class Undecodable:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A connection that was asked for cannot be had, now or later."""
+
+    peer: Peer
+    error: PSError
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The process was asked to end (a signal, ``close()``)."""
 

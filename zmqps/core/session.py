@@ -20,6 +20,7 @@ from zmqps.core.events import (
     Send,
     Stop,
     Undecodable,
+    Unreachable,
     server_peer,
 )
 from zmqps.core.job import JobSpec
@@ -127,7 +128,7 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: Received | Undecodable | Stop | Operation, now: float) -> list[Action]:
+    def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
         """Take an event."""
         if isinstance(event, Operation):
             return self._begin(event, now)
@@ -135,9 +136,11 @@ class SessionMachine:
             return [*self._goodbye(event.reason), *self._fail_all(ClosedError("the worker was closed")), Exit(0, "")]
         if isinstance(event, Undecodable):
             return [Log("warning", f"dropped what {event.peer!r} sent: {event.error}")]
+        link = self._by_peer.get(event.peer)
+        if isinstance(event, Unreachable):
+            return [Log("error", str(event.error)), *(self._fail_link(link, event.error) if link is not None else [])]
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
-        link = self._by_peer.get(event.peer)
         return self._from_server(link, event.message, now) if link is not None else []
 
     def next_deadline(self) -> float | None:

@@ -9,6 +9,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from zmqps.core import exits
@@ -26,7 +27,9 @@ from zmqps.core.events import (
     Send,
     Stop,
     Undecodable,
+    Unreachable,
 )
+from zmqps.core.messages import Heartbeat, Hello, Message, Welcome
 from zmqps.core.wire import decode, encode
 from zmqps.errors import PSError
 from zmqps.net.transport import Transport
@@ -91,12 +94,14 @@ class Driver:
             self._arm()
 
     def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
-        event: Received | Undecodable
+        event: Received | Undecodable | Unreachable
         try:
-            event = Received(peer, decode(frames))
+            message = decode(frames)
         except PSError as error:
             self.counters["undecodable"] += 1
             event = Undecodable(peer, error)
+        else:
+            event = self._greeted(peer, message) if isinstance(message, Hello | Welcome) else Received(peer, message)
         self._do(lambda: self.machine.handle(event, asyncio.get_running_loop().time()))
 
     def _do(self, ask: Callable[[], list[Action]]) -> None:
@@ -119,6 +124,8 @@ class Driver:
     def _execute(self, action: Action) -> None:
         match action:
             case Send(peer, message, readers):
+                if isinstance(message, Hello | Welcome | Heartbeat):
+                    message = self._complete(peer, message)
                 self.transport.send(peer, encode(message), readers)
             case Resolve(operation, value):
                 assert self._resolve is not None
@@ -126,7 +133,10 @@ class Driver:
             case Log(level, text):
                 self.log.log(LEVELS[level], "%s", text)
             case Connect(peer, endpoint):
-                self.transport.connect(peer, endpoint)
+                try:
+                    self.transport.connect(peer, endpoint)
+                except PSError as error:
+                    self._unreachable(peer, error)
             case Run(tag, work):
                 task = asyncio.create_task(self._run(tag, work))
                 self._tasks.add(task)
@@ -135,6 +145,28 @@ class Driver:
                 assert self._exit is not None
                 if not self._exit.done():
                     self._exit.set_result(action)
+
+    # Transports negotiate by means of capabilities, of which the core knows nothing.
+
+    def _greeted(self, peer: Peer, message: Hello | Welcome) -> Received | Unreachable:
+        try:
+            self.transport.greeted(peer, message.capabilities)
+        except PSError as error:
+            return Unreachable(peer, error)
+        return Received(peer, message)
+
+    def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat) -> Message:
+        """Add what the transport has to say."""
+        if isinstance(message, Heartbeat):
+            return Heartbeat({**message.counters, **self.transport.facts(), **self.counters})
+        try:
+            return replace(message, capabilities=(*message.capabilities, *self.transport.greeting(peer)))
+        except PSError as error:
+            self._unreachable(peer, error)
+            return message
+
+    def _unreachable(self, peer: Peer, error: PSError) -> None:
+        self._do(lambda: self.machine.handle(Unreachable(peer, error), asyncio.get_running_loop().time()))
 
     async def _run(self, tag: Any, work: Callable[[], Any]) -> None:
         value: Any

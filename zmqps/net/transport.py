@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zmqps.core.events import Peer, Reader
@@ -25,10 +25,25 @@ class Transport(Protocol):
         """Accept connections; return the endpoint with its port filled in."""
 
     def connect(self, peer: Peer, endpoint: str) -> None:
-        """Open a connection in the background and call it ``peer``."""
+        """Open a connection in the background to one of the ``endpoint``'s and call it ``peer``."""
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
         """Queue a message; False if it was dropped because the peer is not connected or not reading."""
+
+    def greeting(self, peer: Peer) -> tuple[str, ...]:
+        """Return the capabilities to add to the Hello or Welcome that is about to be sent."""
+
+    def greeted(self, peer: Peer, capabilities: Sequence[str]) -> None:
+        """Take the capabilities of a Hello or Welcome before the machine sees it.
+
+        Raises
+        ------
+        PSError
+            The connection cannot be what was asked for.
+        """
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what to show in the status."""
 
     def close(self, linger: float) -> None:
         """Close everything, giving queued messages ``linger`` seconds to leave."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -58,7 +58,7 @@ class ZmqTransport:
             self._watch(socket)
 
     def bind(self, endpoint: str) -> str:
-        """Accept connections on an endpoint such as ``tcp://127.0.0.1:0``.
+        """Accept connections on an endpoint such as ``tcp://127.0.0.1:0``; may be called for several.
 
         Raises
         ------
@@ -67,21 +67,23 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is none, or names an interface this host does not have.
         """
-        router = self._context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
-        self._limit(router)
+        router = self._router or self._new_router()
         try:
             router.bind(endpoint)
         except zmq.ZMQError as error:
-            router.close(0)
             if error.errno == zmq.EADDRINUSE:
                 port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
                 raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
             raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
-        self._router = router
-        self._add(b"", router)
         return str(router.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+
+    def _new_router(self) -> zmq.Socket[bytes]:
+        self._router = router = self._context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
+        self._limit(router)
+        self._add(b"", router)
+        return router
 
     def connect(self, peer: Peer, endpoint: str) -> None:
         """Open a connection in the background; it comes back by itself when it breaks.
@@ -183,6 +185,17 @@ class ZmqTransport:
         if not empty:
             self._schedule()
         self._delivered()
+
+    def greeting(self, peer: Peer) -> tuple[str, ...]:
+        """Nothing to negotiate."""
+        return ()
+
+    def greeted(self, peer: Peer, capabilities: Sequence[str]) -> None:
+        """Nothing was negotiated."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Nothing but the counters."""
+        return dict(self.counters)
 
     def close(self, linger: float) -> None:
         """Close the sockets and end the context; queued messages get ``linger`` seconds."""

@@ -1,0 +1,81 @@
+"""Which of the endpoints a server advertises to take, and whether it is on this host.
+
+A server advertises its endpoints separated by spaces: the one it was told to bind, and one in
+Linux's abstract socket namespace (``ipc://@…``), which leaves no file behind. That one can be
+reached from this host only, so whoever can connect to it is on this host.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import sys
+from typing import NamedTuple
+
+from zmqps.errors import ConfigurationError
+
+TRANSPORTS = ("auto", "tcp", "ipc", "shm")
+
+
+class Route(NamedTuple):
+    """A connection to make; ``shared``: offer to move payloads through shared memory."""
+
+    endpoint: str
+    shared: bool
+
+
+def check_transport(transport: str) -> str:
+    """Raise `ConfigurationError` unless there is such a transport."""
+    if transport not in TRANSPORTS:
+        raise ConfigurationError(f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
+    return transport
+
+
+def choose(advertised: str, transport: str) -> Route:
+    """Return how to connect to a server.
+
+    Parameters
+    ----------
+    advertised
+        Its endpoints.
+    transport
+        One of `TRANSPORTS`. ``auto``: shared memory on one host, TCP beyond.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be reached this way; says why.
+    """
+    endpoints = advertised.split()
+    local = next((endpoint for endpoint in endpoints if is_reachable_locally(endpoint)), None)
+    remote = next((endpoint for endpoint in endpoints if not endpoint.startswith("ipc://")), None)
+    if transport == "ipc" and local is None:
+        raise ConfigurationError(f"transport='ipc', but the server at {advertised} has no socket on this host")
+    if transport == "tcp" and remote is None:
+        raise ConfigurationError(f"transport='tcp', but the server is reached at {advertised} only")
+    endpoint = remote if transport == "tcp" else local or remote
+    if endpoint is None:
+        raise ConfigurationError(f"the server at {advertised} cannot be reached from this host")
+    # asked for, it is offered even where the sockets of one host do not see each other
+    return Route(endpoint, transport == "shm" or (transport == "auto" and endpoint == local))
+
+
+def is_reachable_locally(endpoint: str) -> bool:
+    """Whether this is an ``ipc://`` endpoint that somebody listens at."""
+    scheme, _, path = endpoint.partition("://")
+    if scheme != "ipc":
+        return False
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect("\0" + path[1:] if path.startswith("@") else path)
+        except BlockingIOError:
+            pass  # a queue of others is before us
+        except (OSError, ValueError):
+            return False
+    return True
+
+
+def new_local_endpoint() -> str:
+    """Return an ipc endpoint to bind beside a TCP one, or nothing where the system has none without files."""
+    return f"ipc://@zmqps-{secrets.token_hex(16)}" if sys.platform == "linux" else ""
