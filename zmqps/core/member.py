@@ -134,7 +134,8 @@ class Member:
         self.left = True
         self.handshake.stop()
         self._reminder_due = self._heartbeat_due = None
-        return [Send(COORDINATOR, Leave(reason))] if known else []
+        # the last word on what it has done, which the status keeps showing
+        return [Send(COORDINATOR, Heartbeat(dict(self._counters()))), Send(COORDINATOR, Leave(reason))] if known else []
 
     def silence(self, now: float) -> float:
         """Return for how many seconds the coordinator has not been heard."""
