@@ -102,8 +102,6 @@ class Supervisor:
         """
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._ask, number, task)
         config = self._config
         with Claim(config.directory) as claim, contextlib.ExitStack() as stack:
             logs = config.logs.absolute()
@@ -112,6 +110,8 @@ class Supervisor:
                 old.unlink()
             self._log = LogFile("zmqps", logs / "supervisor.log", self._terminal, as_json=config.cluster.log_json)
             stack.callback(self._log.close)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self._ask, number, task)
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             state = State(os.getpid(), config.name, "", str(logs), started)
             claim.write(state)
@@ -183,8 +183,7 @@ class Supervisor:
                 process.kill()
             return
         self._asked = number
-        if hasattr(self, "_log"):
-            self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")
+        self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")
         task.cancel()
 
     async def _end(self) -> None:

@@ -171,9 +171,10 @@ def down(directory: Path, timeout: float) -> int:
         return exits.OK
     if not state.pid:
         raise PSError("a cluster is starting here at this very moment; try again")
+    where = f" at {state.address}" if state.address else ", which was starting"
     if asyncio.run(end_supervisor(state.pid, timeout)):
-        click.echo(f"ended the cluster at {state.address}")
+        click.echo(f"ended the cluster{where}")
     else:
         forget_state(directory)
-        click.echo(f"killed the cluster at {state.address}: it had not ended within {timeout:g} s")
+        click.echo(f"killed the cluster{where}: it had not ended within {timeout:g} s")
     return exits.OK
