@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 
 from zmqps.core.arrays import Array, gather, scatter
-from zmqps.core.events import Action, Peer, Send
+from zmqps.core.events import Action, Send
 from zmqps.core.ledger import WINDOW
 from zmqps.core.member import Handshake
 from zmqps.core.messages import Ack, Load, Message, Part, Pull, Push, Values, Welcome
@@ -40,10 +41,23 @@ class Link:
 
     Requests leave in order as long as the window has room; answers may come in any order. As
     long as the server answers at all, nothing is sent twice.
+
+    Parameters
+    ----------
+    title
+        How errors call the server.
+    handshake
+        Of the connection.
+    epoch, num_slices
+        Of the job, and of the server's shard.
+    numbers
+        Of the requests: never one twice on a connection, even if the job on it is another one now.
     """
 
-    def __init__(self, peer: Peer, title: str, handshake: Handshake, epoch: int, num_slices: int) -> None:
-        self.peer = peer
+    def __init__(
+        self, title: str, handshake: Handshake, epoch: int, num_slices: int, numbers: Iterator[int] | None = None
+    ) -> None:
+        self.peer = handshake.peer
         self.title = title
         self.handshake = handshake
         self.lost: PSError | None = None
@@ -54,7 +68,7 @@ class Link:
         self.heard_at = 0.0
         self._epoch = epoch
         self._versions = [0] * num_slices  # of each slice, when last read
-        self._next_request = 1
+        self._numbers = count(1) if numbers is None else numbers
         self._next_seq = 1
         self._retry_s = RETRY_S
         self._retry_due: float | None = None
@@ -79,19 +93,18 @@ class Link:
                 continue
             if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
                 break
-            oldest = next(iter(self.in_flight.values()), request)
-            if oldest.seq and self._next_seq - oldest.seq >= WINDOW:
+            oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
+            if self._next_seq - oldest >= WINDOW:
                 break  # a resend of the oldest must still be inside the server's ledger
             self.queue.popleft()
-            request.number = self._next_request
-            self._next_request += 1
+            request.number = next(self._numbers)
             if request.transfer.kind in ("push", "push_pull"):
                 request.seq = self._next_seq
                 self._next_seq += 1
-            if not self.in_flight:
-                self._restart_retry(now)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
+            if self._retry_due is None:
+                self._restart_retry(now)
             actions.append(Send(self.peer, self._message(request)))
         return actions
 
@@ -126,8 +139,9 @@ class Link:
 
     def on_answer(self, message: Ack | Values, now: float) -> Transfer | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
-        request = self.answered(message.request, now)
+        request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
+            self.answered(message.request, now)
             return None
         transfer = request.transfer
         if isinstance(message, Values):
@@ -138,6 +152,7 @@ class Link:
                 self._versions[cargo.slice.index] = version
         elif transfer.kind in ("pull", "push_pull"):
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
+        self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
         transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
         return transfer
@@ -158,16 +173,16 @@ class Link:
             np.copyto(targets[run][0][offset : offset + array.size], array, casting="unsafe")
         self.counts["bytes_received"] += request.nbytes
 
-    def fail(self, error: PSError) -> set[Transfer]:
+    def fail(self, error: PSError) -> list[Transfer]:
         """The server is gone: return the transfers that now fail."""
         self.lost = error
         self.handshake.stop()
-        failed = {request.transfer for request in [*self.queue, *self.in_flight.values()]}
+        failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
         self.queue.clear()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
         self._retry_due = None
-        return failed
+        return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
         """Say what a transfer still waits for here, or nothing."""
@@ -208,4 +223,5 @@ class Link:
         """Assert that the window holds."""
         assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
+        assert (self._retry_due is not None) == bool(self.in_flight)
         assert all(number == request.number for number, request in self.in_flight.items())

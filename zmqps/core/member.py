@@ -106,6 +106,11 @@ class Member:
         """Whether the coordinator counts on us."""
         return self.welcome is not None and not self.lost and not self.left
 
+    @property
+    def known(self) -> bool:
+        """Whether the coordinator knows us, and so answers."""
+        return self.welcome is not None and not self.lost
+
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
         self.heard_at = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,9 @@ class SessionMachine:
         self.links: list[Link] = []
         self.attached: Attached | None = None
         self._by_peer: dict[Peer, Link] = {}
+        self._endpoints: dict[str, Peer] = {}  # connections to servers
+        self._numbers = count(1)  # of requests to servers
+        self._epoch = 0
         self._all_finite = all_finite
         self.tally = Tally()
         self._operations: dict[Operation, None] = {}  # in the order they came
@@ -182,8 +186,8 @@ class SessionMachine:
 
     def _begin(self, operation: Operation, now: float) -> list[Action]:
         operation.started_at = now
-        if self._fatal is not None and not isinstance(operation, Finish):
-            return self._resolve(operation, self._fatal)
+        if self._fatal is not None:
+            return self._resolve(operation, None if isinstance(operation, Finish) else self._fatal)
         if self._finishing is not None:
             return self._resolve(operation, ClosedError("the worker has finished"))
         if self.member.lost and isinstance(operation, (Init, Enter, AskStatus)):
@@ -197,7 +201,7 @@ class SessionMachine:
             return self._resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._finishing = operation
-            return self._finish_if_idle() if self.member.joined else self._resolve(operation, None)
+            return self._finish_if_idle()
         assert isinstance(operation, (Init, Enter, AskStatus))
         operation.request = self._next_request
         self._requests[operation.request] = operation
@@ -212,7 +216,7 @@ class SessionMachine:
     def _transfer(self, transfer: Transfer, now: float) -> list[Action]:
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
-                return self._resolve(transfer, link.lost)
+                return self._resolve(self._owner(transfer), link.lost)
         if transfer.kind in ("push", "push_pull") and (error := self._nonfinite(transfer)) is not None:
             self.tally.refused()
             return self._resolve(transfer, error)
@@ -304,7 +308,10 @@ class SessionMachine:
         """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation."""
         finishing = self._finishing
         busy = any(isinstance(operation, Transfer) for operation in self._operations)
-        return [] if finishing is None or finishing.done or busy else self._goodbye(finishing.reason)
+        if finishing is None or finishing.done or busy:
+            return []
+        actions = self._goodbye(finishing.reason)
+        return actions if self.member.known else [*actions, *self._resolve(finishing, None)]
 
     def _goodbye(self, reason: str) -> list[Action]:
         if self.member.left:
@@ -333,11 +340,12 @@ class SessionMachine:
             if message.role == "server":
                 actions += self._lose_server(message)
         elif isinstance(message, Shutdown):
-            self.member.leave("closed")
+            actions += self.member.leave("closed")  # the coordinator waits for it
             actions += self._fail_all(ShutdownError(f"the cluster has ended: {message.reason}"))
         elif isinstance(message, Left):
             if self._finishing is not None and not self._finishing.done:
                 actions += self._resolve(self._finishing, None)
+                actions += self._fail_all(ClosedError("the worker has finished"))
         elif isinstance(message, Error) and message.request == 0:
             self.member.leave("closed")
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
@@ -366,11 +374,11 @@ class SessionMachine:
 
     def _job(self, init: Init, message: Job, now: float) -> list[Action]:
         actions: list[Action] = []
-        if self.attached is None:
+        if self.attached is None or message.epoch != self._epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
-            self.attached = Attached(job, placement)
             actions += self._connect(placement, message, now)
+            self.attached, self._epoch = Attached(job, placement), message.epoch
         if not message.load:
             return actions + self._resolve(init, self.attached)
         if init.load is None:
@@ -388,32 +396,34 @@ class SessionMachine:
         servers = message.placement.get("servers")
         if type(servers) is not list or len(servers) != placement.num_shards:
             raise ProtocolError("a job names one server a shard")
-        actions: list[Action] = []
-        for rank, server in enumerate(servers):
+        for server in servers:
             if type(server) is not dict or any(type(server.get(key)) is not str for key in ("name", "endpoint")):
                 raise ProtocolError("a server has a name and an endpoint")
-            peer = server_peer(rank)
-            title = f"server {rank} ({server['name']}, {server['endpoint']})"
-            handshake = Handshake(self.member.identity, peer, server["endpoint"])
-            link = Link(peer, title, handshake, message.epoch, len(placement.slices[rank]))
-            self.links.append(link)
-            self._by_peer[peer] = link
-            actions += handshake.start(now)
+        actions: list[Action] = []
+        self.links = []
+        for rank, server in enumerate(servers):
+            endpoint = server["endpoint"]
+            title = f"server {rank} ({server['name']}, {endpoint})"
+            is_open = endpoint in self._endpoints  # a second connection would take the first one's place
+            peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
+            handshake = Handshake(self.member.identity, peer, endpoint)
+            self.links.append(Link(title, handshake, message.epoch, len(placement.slices[rank]), self._numbers))
+            actions += handshake.on_deadline(now) if is_open else handshake.start(now)
+        self._by_peer = {link.peer: link for link in self.links}
         return actions
 
     def _coordinator_lost(self, now: float) -> PSError:
-        return PeerLostError(
-            role="coordinator", name=self.member.handshake.endpoint, silent_s=round(self.member.silence(now), 3),
-            advice="pull and push go on while the servers live; start the cluster again",
-        )  # fmt: skip
+        name, silent_s = f"the coordinator at {self.member.handshake.endpoint}", round(self.member.silence(now), 3)
+        advice = "pull and push go on while the servers live; start the cluster again"
+        return PeerLostError(role="coordinator", name=name, silent_s=silent_s, advice=advice)
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._coordinator_lost(now)
         actions: list[Action] = [Log("error", str(error))]
         for operation in list(self._operations):
-            if not isinstance(operation, Transfer) and not operation.done:
+            if not isinstance(operation, (Transfer, Finish)) and not operation.done:
                 actions += self._resolve(operation, error)
-        return actions
+        return actions + self._finish_if_idle()
 
     # --- servers -------------------------------------------------------------------------------
 
@@ -429,9 +439,12 @@ class SessionMachine:
         actions: list[Action] = []
         for transfer in link.fail(error):
             if not transfer.done:
-                owner = next((o for o in self._operations if isinstance(o, Init) and o.load is transfer), transfer)
-                actions += self._resolve(owner, error)
+                actions += self._resolve(self._owner(transfer), error)
         return actions
+
+    def _owner(self, transfer: Transfer) -> Operation:
+        """Return the init that a transfer uploads values for, or the transfer itself."""
+        return next((o for o in self._operations if isinstance(o, Init) and o.load is transfer), transfer)
 
     def _from_server(self, link: Link, message: Message, now: float) -> list[Action]:
         if isinstance(message, Welcome):
@@ -451,8 +464,6 @@ class SessionMachine:
             request = link.answered(message.request, now)
             actions = link.pump(now)
             if request is not None and not request.transfer.done:
-                transfer = request.transfer
-                owner = next((o for o in self._operations if isinstance(o, Init) and o.load is transfer), transfer)
-                actions += self._resolve(owner, error)
+                actions += self._resolve(self._owner(request.transfer), error)
             return actions
         return []
