@@ -144,7 +144,7 @@ class ServerMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         assert len(self._clients) <= MAX_PEERS
-        assert set(self._peers.values()) <= set(self._clients)
+        assert set(self._peers.values()) <= set(self._clients) | set(self._evicted)
         for client in self._clients.values():
             client.ledger.validate()
         if self.shard is not None:
@@ -158,10 +158,10 @@ class ServerMachine:
             actions += self._assign(message)
         elif isinstance(message, Lost):
             if message.role != "server":
-                self._forget(message.incarnation)
+                self._clients.pop(message.incarnation, None)
                 self._evicted[message.incarnation] = None
                 while len(self._evicted) > MAX_EVICTED:
-                    self._evicted.popitem(last=False)
+                    self._forget(self._evicted.popitem(last=False)[0])
         elif isinstance(message, Shutdown):
             actions += [*self.member.leave("finished"), Exit(exits.OK, message.reason)]
         elif isinstance(message, Error):
@@ -209,6 +209,8 @@ class ServerMachine:
         incarnation = self._peers.get(peer)
         if incarnation is None:
             raise NotJoinedError(f"{type(message).__name__} before Hello")
+        if incarnation in self._evicted:
+            raise EvictedError("the coordinator took this worker for dead; connect again as a new worker")
         client = self._clients[incarnation]
         if isinstance(message, Push):
             return [self._push(peer, client, message)]
