@@ -224,5 +224,5 @@ class Simulation(Engine):
             self.kill(self.rng.choice(alive))
 
     def _cut_somebody(self) -> None:
-        node = self.rng.choice([node for node in self.nodes.values() if node.alive])
-        self.partition(node, self.rng.expovariate(1.0 / self.faults.partition_s))
+        if alive := [node for node in self.nodes.values() if node.alive]:
+            self.partition(self.rng.choice(alive), self.rng.expovariate(1.0 / self.faults.partition_s))
