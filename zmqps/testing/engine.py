@@ -92,7 +92,7 @@ class Engine:
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._counter = 0
         self._trace: deque[tuple[float, str, Any]] = deque(maxlen=TRACE_LINES)
-        self._endpoints: dict[str, str] = {}
+        self._early: dict[str, dict[Peer, Connection]] = {}  # connections to nodes that have not started yet
 
     def at(self, time: float, do: Callable[[], object]) -> None:
         """Do something at a simulated time."""
@@ -135,7 +135,7 @@ class Engine:
     def start(self, node: Node) -> Node:
         """Let a node begin."""
         self.nodes[node.name] = node
-        self._endpoints[node.identity.endpoint] = node.name
+        node.connections.update(self._early.pop(node.name, {}))
         self.note(node.name, "starts")
         self._do(node, lambda: node.machine.start(self.now))
         if node.program is not None:
@@ -194,12 +194,12 @@ class Engine:
                 self.note(node.name, f"{level}: {text}")
             case Connect(peer, endpoint):
                 assert peer not in node.connections, f"{node.name} opens {peer!r} twice"
-                acceptor = self._endpoints.get(endpoint, "nobody")
+                acceptor = endpoint.removeprefix("sim://")
                 names = peer, b"@" + node.identity.incarnation
                 link = self.network.connect(node.name, acceptor, names, acceptor == "coordinator", self.now)
                 node.connections[peer] = link
-                if acceptor in self.nodes:
-                    self.nodes[acceptor].connections[names[1]] = link
+                there = self.nodes.get(acceptor)
+                (there.connections if there else self._early.setdefault(acceptor, {}))[names[1]] = link
             case Run(tag, work):
                 seconds = self.run_s()
                 self.at(self.now + seconds, lambda: self._event(node, Returned(tag, _outcome(work))))

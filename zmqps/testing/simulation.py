@@ -93,7 +93,7 @@ class Simulation(Engine):
         self._workers_to_come = workers
         self._num_workers = 0
         self._num_running = 0
-        self.start_coordinator()
+        self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
             self.at(rng.random() * 0.3, self.start_server)
         for _ in range(workers):
@@ -142,6 +142,11 @@ class Simulation(Engine):
     def num_workers(self) -> int:
         """How many workers there were or are to come."""
         return self._num_workers + self._workers_to_come
+
+    @property
+    def coordinator_alive(self) -> bool:
+        """Whether there is anything left to join."""
+        return "coordinator" in self.nodes and self.nodes["coordinator"].alive
 
     @property
     def workers(self) -> list[Node]:

@@ -208,7 +208,7 @@ class AsyncTraining(Training):
 
     def restarts(self, simulation: Simulation, worker: Node) -> bool:
         """Start a worker again unless it had finished, as often as its marks allow."""
-        room = simulation.num_workers < self.lives and simulation.nodes["coordinator"].alive
+        room = simulation.num_workers < self.lives and simulation.coordinator_alive
         return self._restart and not worker.finished and room
 
 

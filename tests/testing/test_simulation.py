@@ -1,0 +1,189 @@
+"""The simulator itself: it must see what it is there to see, and replay it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+import zmqps.testing
+from zmqps.core.ledger import Ledger
+from zmqps.core.link import Link
+from zmqps.core.member import Member
+from zmqps.core.operations import Enter, Join
+from zmqps.core.session import SessionMachine
+from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, SimulationError
+from zmqps.testing.network import Network, Packet
+from zmqps.testing.simulate import main
+
+
+def test_it_imports_no_io_library() -> None:
+    names = {
+        name.split(".")[0]
+        for path in Path(zmqps.testing.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    }
+    assert not names & {"zmq", "asyncio", "socket", "threading", "subprocess", "multiprocessing"}
+
+
+# --- what it must see ---------------------------------------------------------------------------
+
+
+def test_it_sees_a_push_that_is_applied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "recall", lambda self, seq: None)
+    monkeypatch.setattr(Ledger, "record", lambda self, seq, result: None)
+    with pytest.raises(SimulationError, match="applied twice"):
+        Simulation(1, faults=Faults(duplication=0.3)).run()
+
+
+def test_it_sees_a_push_that_is_acknowledged_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "recall", lambda self, seq: ((1,), (0,)) if seq == 3 else self.results.get(seq))
+    with pytest.raises(SimulationError, match=r"is missing|does not see"):
+        Simulation(1).run()
+
+
+def test_it_sees_an_operation_that_is_never_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SessionMachine, "_give_up", lambda self, operation, now: [])
+    monkeypatch.setattr(SessionMachine, "_answer", lambda self, operation, message, now: [])
+    with pytest.raises(SimulationError, match=r"beyond the deadline|spins"):
+        Simulation(1).run()
+
+
+def test_it_sees_a_timer_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "on_deadline", lambda self, now: [])
+    with pytest.raises(SimulationError, match="spins"):
+        Simulation(1, training=AsyncTraining(compute_s=2.0)).run()
+
+
+def test_it_sees_a_window_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.link.WINDOW_NBYTES", 256)
+    pump = Link.pump
+
+    def greedy(self: Link, now: float) -> list:  # type: ignore[type-arg]
+        nbytes, self.in_flight_nbytes = self.in_flight_nbytes, -(1 << 30)
+        actions = pump(self, now)
+        self.in_flight_nbytes += nbytes + (1 << 30)
+        return actions
+
+    monkeypatch.setattr(Link, "pump", greedy)
+    with pytest.raises(SimulationError, match=r"WINDOW_NBYTES|AssertionError"):
+        Simulation(1).run()
+
+
+def test_it_sees_a_buffer_that_is_written_to_while_it_is_read() -> None:
+    array = np.zeros(4)
+    readers: list = []  # type: ignore[type-arg]
+    packet = Packet.of([array], [readers])
+    assert not readers[0].done
+    array[0] = 1.0
+    with pytest.raises(AssertionError, match="written to"):
+        packet.left()
+
+
+def test_a_failure_says_its_seed_and_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "on_deadline", lambda self, now: [])
+    with pytest.raises(SimulationError, match=r"(?s)seed 4: .*spins.*server-0 .*starts"):
+        Simulation(4, training=AsyncTraining(compute_s=2.0)).run()
+
+
+# --- programs -----------------------------------------------------------------------------------
+
+
+class Meeting(AsyncTraining):
+    """Everybody meets twice; the second time somebody is missing."""
+
+    def program(self, simulation: Simulation, worker: Node) -> Program:
+        yield Join(0.0), 5.0
+        yield Enter(0.0, barrier="all"), 5.0
+        if worker.number != 0:
+            yield 0.5
+            yield Enter(0.0, barrier="some"), 2.0
+        else:
+            yield 20.0
+
+
+def test_a_program_waits_for_results_and_gets_errors_raised() -> None:
+    report = Simulation(1, servers=1, workers=3, training=Meeting(restart=False)).run()
+    assert report.outcomes == {"DeadlineError": 2, "barrier": 3, "connect": 3}
+    assert report.seconds > 20.0
+
+
+# --- the network --------------------------------------------------------------------------------
+
+
+def network(faults: Faults, seed: int = 1) -> Network:
+    return Network(Random(seed), faults, latency=1e-3, bandwidth=1e6)
+
+
+def test_messages_of_a_connection_stay_in_order_unless_asked_otherwise() -> None:
+    for faults, in_order in ((Faults(delay=0.1), True), (Faults(delay=0.1, reordering=0.3), False)):
+        n = network(faults)
+        connection = n.connect("a", "b", (b"b", b"a"), False, 0.0)
+        times = [time for i in range(50) for time in n.arrivals(connection, 1, 10, i * 1e-3)]
+        assert (times == sorted(times)) is in_order
+
+
+def test_bandwidth_is_shared_by_all_that_a_node_sends() -> None:
+    n = network(Faults())
+    one, two = (n.connect("a", other, (b"x", b"a"), False, 0.0) for other in "bc")
+    assert n.arrivals(one, 1, 1_000_000, 0.0) == [pytest.approx(1.001)]
+    assert n.arrivals(two, 1, 1_000_000, 0.0) == [pytest.approx(2.001)]
+    assert n.arrivals(one, 0, 1_000_000, 0.0) == [pytest.approx(1.001)], "b has a line of its own"
+
+
+def test_a_loss_breaks_the_connection_for_a_while() -> None:
+    n = network(Faults(loss=1.0))
+    connection = n.connect("a", "b", (b"b", b"a"), False, 0.0)
+    assert n.arrivals(connection, 1, 10, 0.0) == []
+    assert connection.life == 1
+    n.quiet = True
+    assert n.arrivals(connection, 1, 10, 0.01) == []
+    assert len(n.arrivals(connection, 0, 10, connection.up_at)) == 1
+
+
+def test_a_partition_delays_or_loses_what_crosses_it_and_nothing_else() -> None:
+    fates = set()
+    for seed in range(20):
+        n = network(Faults(), seed)
+        crossing, inside = n.connect("a", "b", (b"b", b"a"), False, 0.0), n.connect("c", "b", (b"b", b"c"), False, 0.0)
+        n.partition(["a"], 5.0, 0.0)
+        times = n.arrivals(crossing, 1, 10, 1.0)
+        fates.add(bool(times))
+        assert all(time > 5.0 for time in times)
+        assert n.arrivals(inside, 1, 10, 1.0)[0] < 1.1
+        assert n.arrivals(crossing, 1, 10, 6.0)[0] < 6.1
+        late = n.connect("a", "c", (b"c", b"a"), False, 2.0)
+        assert all(time > 5.0 for time in n.arrivals(late, 1, 10, 2.0))
+    assert fates == {True, False}
+
+
+# --- the command line ---------------------------------------------------------------------------
+
+
+def test_the_command_reports_messages_bytes_and_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--workers", "2", "--servers", "1", "--seed", "1", "--steps", "2"]) == 0
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["steps"] == "4"
+    assert set(lines) == {"steps", "messages", "bytes", "simulated", "wall", "outcomes"}
+
+
+def test_the_command_runs_a_range_of_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--workers", "2", "--seeds", "1:4", "--steps", "1", "--faults"]) == 0
+    assert capsys.readouterr().out == "3 of 3 seeds passed\n"
+
+
+def test_the_command_fails_and_says_how_to_replay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: AsyncTraining, simulation: Simulation, node: Node) -> None:
+        raise AssertionError("not good")
+
+    monkeypatch.setattr(AsyncTraining, "check", fail)
+    assert main(["--workers", "3", "--seed", "5", "--faults"]) == 1
+    replay = "--servers 2 --workers 3 --steps 5 --slice-nbytes 256 --seed 5 --faults"
+    assert f"replay: python -m zmqps.testing.simulate {replay}" in capsys.readouterr().err
