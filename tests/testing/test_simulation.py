@@ -185,5 +185,5 @@ def test_the_command_fails_and_says_how_to_replay(
 
     monkeypatch.setattr(AsyncTraining, "check", fail)
     assert main(["--workers", "3", "--seed", "5", "--faults"]) == 1
-    replay = "--servers 2 --workers 3 --steps 5 --slice-nbytes 256 --seed 5 --faults"
+    replay = "--servers 2 --workers 3 --steps 5 --slice-nbytes 4096 --seed 5 --faults"
     assert f"replay: python -m zmqps.testing.simulate {replay}" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5, help="of each worker")
-    parser.add_argument("--slice-nbytes", type=int, default=256, help="size of the slices that messages carry")
+    parser.add_argument("--slice-nbytes", type=int, default=4096, help="size of the slices that messages carry")
     parser.add_argument("--faults", action="store_true", help="delays, losses, duplicates, partitions, crashes")
     parser.add_argument("--no-checks", action="store_true", help="skip the invariants, to measure the core's speed")
     which = parser.add_mutually_exclusive_group()

@@ -112,9 +112,8 @@ class Simulation(Engine):
         """
         try:
             while not self.finished:
-                waiting = {node.name: [o.title for o in node.pending] for node in self.workers if node.alive}
-                assert self.next_at is not None, f"nothing happens any more, yet these wait: {waiting}"
-                assert self.next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {waiting}"
+                assert self.next_at is not None, f"nothing happens any more, yet these wait: {self._waiting()}"
+                assert self.next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {self._waiting()}"
                 self.step()
             finished_at = self.now
             self.network.quiet = True
@@ -128,6 +127,9 @@ class Simulation(Engine):
             self.seed, finished_at, c["steps"], c["events"], c["messages"],
             c["nbytes"], self.network.lost, dict(sorted(self.outcomes.items())),
         )  # fmt: skip
+
+    def _waiting(self) -> dict[str, list[str]]:
+        return {node.name: [o.title for o in node.pending] for node in self.workers if node.alive}
 
     @property
     def finished(self) -> bool:
