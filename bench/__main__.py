@@ -6,6 +6,7 @@ import click
 
 from bench import compare, suite
 from bench.cases import apply, core, latency, memory, pull, push, push_pull
+from bench.peers import command as peers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -17,7 +18,7 @@ def main() -> None:
     """
 
 
-for module in (push, pull, push_pull, latency, apply, core, memory, suite, compare):
+for module in (push, pull, push_pull, latency, apply, core, memory, suite, compare, peers):
     main.add_command(module.command)
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def timed(ours: Times, limit: Times, nbytes: int) -> dict[str, Any]:
 
 
 @cache
-def _environment() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Return machine, versions and commit."""
     return {"machine": _machine(), "versions": _versions(), "commit": _commit()}
 
@@ -153,12 +153,12 @@ def _git(*arguments: str) -> str:
 
 def write_row(path: Path, row: Row) -> None:
     """Write the result of one case: its row and the environment, side by side."""
-    _write(path, {**row.flat(), **_environment()})
+    _write(path, {**row.flat(), **environment()})
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write the results of a suite: the environment, and ``rows``."""
-    _write(path, {**_environment(), "rows": [row.flat() for row in rows]})
+    _write(path, {**environment(), "rows": [row.flat() for row in rows]})
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Other systems doing the same work, each in processes of its own; see README.md."""

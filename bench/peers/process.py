@@ -1,0 +1,111 @@
+"""A peer's process, as the benchmark sees it: started, asked for steps, ended with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from bench.results import REPOSITORY
+
+#: Every descendant inherits it, so that those who left our process tree are found as well.
+TAG = "ZMQPS_BENCH_PEER"
+#: Importing TensorFlow, or starting Ray, on a busy machine.
+TIMEOUT = 180.0
+ENDING = 15.0
+
+
+class PeerError(RuntimeError):
+    """A peer did not do its work; holds its last words."""
+
+
+class PeerProcess:
+    """A script of this folder, running in the peers' environment.
+
+    Parameters
+    ----------
+    python
+        The interpreter of that environment.
+    script
+        A module of ``bench.peers``.
+    arguments
+        Its command line.
+    """
+
+    def __init__(self, python: Path, script: str, arguments: Sequence[str]) -> None:
+        self._tag = uuid.uuid4().hex
+        self._script = script
+        self._log = tempfile.TemporaryFile()
+        environment = {**os.environ, TAG: self._tag, "PYTHONPATH": str(REPOSITORY)}
+        self._popen = subprocess.Popen(
+            [python, "-m", f"bench.peers.{script}", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=REPOSITORY,
+            env=environment,
+        )
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
+
+    def steps(self, count: int) -> list[float]:
+        """Return the seconds of so many steps of every worker."""
+        assert self._popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died: `_answer` says of what
+            self._popen.stdin.write(b"%d\n" % count)
+            self._popen.stdin.flush()
+        seconds: list[float] = self._answer()
+        return seconds
+
+    def _answer(self) -> Any:
+        assert self._popen.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._popen.stdout, selectors.EVENT_READ)
+            line = self._popen.stdout.readline() if selector.select(TIMEOUT) else b""
+        if not line:
+            self._log.seek(0)
+            words = self._log.read().decode(errors="replace").strip().splitlines()
+            raise PeerError(f"{self._script} did not answer within {TIMEOUT:.0f} s, or died:\n" + "\n".join(words[-8:]))
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Ask it to end, then end whatever is left of it."""
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._popen.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(ENDING)
+        for process in self._left():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._popen.wait()
+        self._popen.stdout.close()
+        self._log.close()
+
+    def _left(self) -> list[psutil.Process]:
+        left = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
+                if process.environ().get(TAG) == self._tag:
+                    left.append(process)
+        return left
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,76 @@
+"""How a peer's script is asked for steps: JSON lines on standard input and output.
+
+Imported by the scripts, which run in the peers' environment, without zmqps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench import models
+
+LEARNING_RATE = 1e-3
+GRADIENT_SCALE = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a peer shall do."""
+
+    model: str
+    servers: int
+    workers: int
+    optimizer: str
+    variant: str
+
+    @property
+    def shapes(self) -> models.Shapes:
+        """The model's tensors."""
+        return models.find(self.model)
+
+
+class Peer(Protocol):
+    """A system that is up and running."""
+
+    def steps(self, count: int) -> list[float]:
+        """Let all workers push gradients and pull values so many times; return the seconds of each."""
+
+    def close(self) -> None:
+        """End it and its processes."""
+
+
+def serve(start: Callable[[Work], Peer]) -> None:
+    """Start what the command line asks for, then do as many steps as each line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adam"))
+    parser.add_argument("--variant", default="")
+    work = Work(**vars(parser.parse_args()))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the system itself prints must not be taken for an answer
+    peer = start(work)
+    try:
+        print(json.dumps("ready"), file=answers, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(peer.steps(int(line))), file=answers, flush=True)
+    finally:
+        peer.close()
+
+
+def shards(shapes: models.Shapes, count: int) -> list[list[str]]:
+    """Return the names of the tensors on each server, balanced by size, largest first."""
+    names: list[list[str]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for name in sorted(shapes, key=lambda name: -models.num_elements({name: shapes[name]})):
+        least = sizes.index(min(sizes))
+        names[least].append(name)
+        sizes[least] += models.num_elements({name: shapes[name]})
+    return names
