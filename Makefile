@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 VENV   ?= .venv
+PEERS  ?= .venv-peers
 
 SERVERS     ?= 2
 WORKERS     ?= 4
@@ -23,7 +24,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-gpu bench demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-slow test-gpu bench bench-full bench-peers demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -55,8 +56,14 @@ test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
 test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
 	$(PY) -m pytest -m gpu
 
-bench: $(INSTALLED) ## one training step of ResNet-50's parameters over loopback, beside plain sockets
-	$(PY) -m bench push_pull --model resnet50 --servers 1 --workers 1 --transport tcp
+bench: $(INSTALLED) ## the short benchmark suite, about five minutes; results in runs/bench
+	$(PY) -m bench suite
+
+bench-full: $(INSTALLED) ## every size, model, number of nodes and optimizer: an hour or more
+	$(PY) -m bench suite --full --output runs/bench-full
+
+bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
+	$(PY) -m bench peers --python $(PEERS)/bin/python
 
 demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4
 	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS)
@@ -90,8 +97,14 @@ worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS=... CO
 ##@ Housekeeping
 
 clean: ## remove .venv, builds and caches; runs/ stays
-	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(PEERS)/.installed: bench/peers/requirements.txt
+	@echo 'Installing TensorFlow, PyTorch and Ray into $(PEERS): about 2 GB, several minutes.'
+	@test -x '$(PEERS)/bin/pip' || '$(PYTHON)' -m venv '$(PEERS)'
+	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
+	@touch $@
 
 ifneq ($(INSTALLED),)
 # The stamp is written last, so an interrupted installation is taken up again by the next target.

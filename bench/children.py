@@ -31,7 +31,7 @@ def _serve(pipe: Connection, make: Callable[..., Any], arguments: tuple[Any, ...
         while True:
             method, given = pipe.recv()
             pipe.send((True, getattr(thing, method)(*given)))
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return  # the parent is done, or Ctrl-C reached us as it did the parent
     except BaseException:
         pipe.send((False, traceback.format_exc()))

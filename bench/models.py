@@ -96,4 +96,5 @@ def num_bytes(shapes: Shapes) -> int:
 def arrays(shapes: Shapes, scale: float, seed: int = 0) -> dict[str, np.ndarray]:
     """Return float32 arrays of these shapes, each with memory of its own, as a framework keeps them."""
     noise = scale * np.random.default_rng(seed).standard_normal(1 << 16, dtype=np.float32)
-    return {name: np.resize(noise, shape) for name, shape in shapes.items()}
+    # of small tensors no more than is needed: np.resize would keep all of the noise for each
+    return {name: np.resize(noise[: math.prod(shape)], shape) for name, shape in shapes.items()}

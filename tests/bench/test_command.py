@@ -1,0 +1,86 @@
+"""The command line; speed is never tested, only that a benchmark runs and says what it must."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench import suite
+from bench.__main__ import main
+from bench.cases import core
+from bench.children import Child, ChildError
+from bench.transfer import Setup, measure
+
+FIELDS = {
+    "case", "model", "servers", "workers", "transport", "optimizer", "median_s", "p90_s", "goodput_gb_s", "limit_s",
+    "ratio_to_limit", "codec", "bound_s", "machine", "versions", "commit",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(main.commands))
+def test_every_command_explains_itself(case: str) -> None:
+    result = CliRunner().invoke(main, [case, "--help"])
+    assert result.exit_code == 0
+    assert len(result.output.splitlines()) > 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["push_pull", "--model", "resnet18"],
+        ["push_pull", "--servers", "0"],
+        ["push_pull", "--optimizer", "magic"],
+        ["push_pull", "--transport", "carrier-pigeon"],
+        ["apply", "--kernels", "fortran"],
+        ["compare", "no-such-file", "no-such-file"],
+        ["juggle"],
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) -> None:
+    assert CliRunner().invoke(main, arguments).exit_code == 2
+
+
+def test_one_case_writes_its_fields(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = CliRunner().invoke(main, ["push_pull", "--model", "4KB", "--steps", "1", "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert set(written) >= FIELDS
+    assert (written["case"], written["model"], written["servers"], written["workers"]) == ("push_pull", "4KB", 1, 1)
+    assert written["ratio_to_limit"] == pytest.approx(written["median_s"] / written["limit_s"])
+
+
+def test_two_workers_and_servers_take_part() -> None:
+    row = measure("push_pull", Setup(model="64KB", servers=2, workers=2, steps=1))
+    assert row.steps == 2 * 16  # each worker takes sixteen so short steps in a turn
+
+
+def test_the_core_is_measured_without_sockets() -> None:
+    row = core.measure("64KB", 2)
+    assert row.extra["messages"] == 2
+
+
+def test_the_suites_have_no_case_twice() -> None:
+    for jobs in (suite.short(), suite.full()):
+        titles = [title for title, _ in jobs]
+        assert len(titles) == len(set(titles))
+    assert {title for title, _ in suite.short()} <= {title for title, _ in suite.full()}
+
+
+class Fragile:
+    def echo(self, value: object) -> object:
+        return value
+
+    def fail(self) -> None:
+        raise ValueError("on purpose")
+
+
+def test_a_child_answers_and_tells_why_it_failed() -> None:
+    with Child(Fragile) as child:
+        child.result()
+        assert child.call("echo", 5) == 5
+        with pytest.raises(ChildError, match="on purpose"):
+            child.call("fail")
