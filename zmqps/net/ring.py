@@ -118,10 +118,11 @@ class RingReader:
         """
         self.free()
         size, end = self._data.size, base
-        if base < self._end:
+        # a writer is at most one ring ahead of the tail, and the jump over what is left of one
+        if not self._end <= base <= self._freed + 2 * size or base % ALIGNMENT:
             raise RingError(f"a message begins at {base}, the one before it ended at {self._end}")
         for position, nbytes in frames:
-            if position < end or position % ALIGNMENT or not 0 < nbytes <= size - position % size:
+            if position not in (end, end + -end % size) or not 0 < nbytes <= size - position % size:
                 raise RingError(f"no frame of {nbytes} bytes can be at {position}, after {end}, in {size} bytes")
             end = position + align(nbytes)
         oldest = self._held[0].start if self._held else frames[0][0] if frames else end

@@ -1,0 +1,278 @@
+"""Workers of a live cluster over every transport: the same numbers, the errors, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.events import Stop
+from zmqps.core.server import ServerMachine
+from zmqps.net.driver import Driver
+from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
+from zmqps.net.segment import DIRECTORY
+from zmqps.net.shm import LaneTransport
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.node import new_identity
+from zmqps.server import make_shard
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 30.0
+SLICE_NBYTES = 64 << 10  # small ones, so that lanes carry many
+SLICE = SLICE_NBYTES // 4
+#: Elements: none, one, primes, and around the end of a slice; together several slices on each server.
+SIZES = (0, 1, 2, 7919, SLICE - 1, SLICE, SLICE + 1, 104729, 0, 3)
+
+
+class Cluster:
+    """A coordinator and servers on real sockets, run by a thread of this process."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.servers: list[LaneTransport] = []
+
+    async def run(self, num_servers: int, started: threading.Event, stopped: asyncio.Event) -> None:
+        log = logging.getLogger("zmqps.test")
+        options = CoordinatorOptions(servers=num_servers, slice_nbytes=SLICE_NBYTES, heartbeat_timeout=300.0)
+        transport = ZmqTransport(b"coordinator")
+        self.address = transport.bind("tcp://127.0.0.1:0")
+        drivers = [
+            Driver(CoordinatorMachine(new_identity("coordinator", endpoint=self.address), options), transport, log)
+        ]
+        for rank in range(num_servers):
+            lanes = LaneTransport(ZmqTransport(b"server-%d" % rank))
+            endpoint = " ".join([lanes.bind("tcp://127.0.0.1:0"), lanes.bind(new_local_endpoint())])
+            identity = new_identity("server", name=f"server-{rank}", endpoint=endpoint)
+            machine = ServerMachine(identity, self.address, partial(make_shard, "numpy"))
+            drivers.append(Driver(machine, lanes, log))
+            self.servers.append(lanes)
+        tasks = [asyncio.create_task(driver.run()) for driver in drivers]
+        started.set()
+        await stopped.wait()
+        for driver in drivers:
+            driver.submit(Stop("the test is over"))
+        await asyncio.gather(*tasks)
+
+    def num_lanes(self) -> int:
+        return sum(len(server._lanes) for server in self.servers)
+
+
+@contextmanager
+def running(num_servers: int) -> Iterator[Cluster]:
+    cluster, started = Cluster(), threading.Event()
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def run() -> None:
+        loops.append((asyncio.get_running_loop(), asyncio.Event()))
+        await cluster.run(num_servers, started, loops[0][1])
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        assert started.wait(PATIENCE)
+        yield cluster
+    finally:
+        loop, stopped = loops[0]
+        loop.call_soon_threadsafe(stopped.set)
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(num_servers=2) as it:
+        yield it
+
+
+def initial() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    dtypes = ("float32", "float64")
+    return {f"p{i}": rng.integers(-99, 99, n).astype(dtypes[i % 2]) for i, n in enumerate(SIZES)}
+
+
+def gradients(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return whole numbers: sums of them are exact, in whatever order they are applied."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(-99, 99, value.size).astype(value.dtype) for name, value in initial().items()}
+
+
+def same(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return got.keys() == expected.keys() and all(np.array_equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_workers_at_once_get_what_numpy_gets(cluster: Cluster, transport: str) -> None:
+    expected = initial()
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address, transport=transport)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        list(pool.map(lambda worker: worker.init(initial(), optimizer=zmqps.optim.sgd(1.0)), workers))
+        for worker in workers:
+            assert same(worker.pull(), expected)
+
+        def steps(index: int) -> None:
+            for step in range(6):
+                grads = gradients(10 * step + index)
+                if step % 2:
+                    workers[index].push_pull(grads)
+                else:
+                    workers[index].push(grads)
+
+        list(pool.map(steps, range(2)))
+        for seed in [10 * step + index for step in range(6) for index in range(2)]:
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+        zeros = {name: np.zeros_like(value) for name, value in expected.items()}
+        for worker in workers:
+            assert same(worker.pull(), expected)
+            assert same(worker.push_pull(zeros, out={name: value + 1 for name, value in expected.items()}), expected)
+            assert worker.statistics().retries == 0
+        shared = transport in ("auto", "shm")
+        assert cluster.num_lanes() == (4 if shared else 0)
+        for lanes in cluster.servers:
+            assert bool(lanes.counters["lane_frames"]) == shared
+            assert not lanes.counters["lane_overflows"]
+
+
+def test_all_transports_can_be_mixed(cluster: Cluster) -> None:
+    expected = initial()
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address, transport=t)) for t in TRANSPORTS]
+        for worker in workers:
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        for seed, worker in enumerate(workers):
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+            assert same(worker.push_pull(gradients(seed)), expected)
+            assert same(workers[seed - 1].pull(), expected)
+
+
+def test_an_atomic_push_larger_than_the_ring_goes_both_ways(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.worker.LaneTransport", partial(LaneTransport, ring_nbytes=SLICE_NBYTES + 4096))
+    with zmqps.connect(cluster.address, transport="shm") as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.push(gradients(1), atomic=True)
+        expected = {name: value - gradients(1)[name] for name, value in initial().items()}
+        assert same(worker.pull(), expected)
+        assert sum(lanes.counters["lane_overflows"] for lanes in cluster.servers) > 0
+
+
+def test_the_status_says_how_a_worker_is_connected(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.pull()
+        driver = worker._thread._driver
+        assert driver is not None
+        assert driver.transport.facts()["transport"] == "shm"
+
+
+def test_the_environment_chooses_where_the_program_does_not(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQPS_TRANSPORT", "ipc")
+    for choice, expected in ((None, "ipc"), ("tcp", "tcp")):
+        with zmqps.connect(cluster.address, transport=choice) as worker:
+            worker.init({"w": np.zeros(3)}, optimizer=zmqps.optim.sgd(1.0))
+            worker.pull()
+            driver = worker._thread._driver
+            assert driver is not None
+            assert driver.transport.facts()["transport"] == expected
+    monkeypatch.setenv("ZMQPS_TRANSPORT", "pigeon")
+    with pytest.raises(zmqps.errors.ConfigurationError, match="transport is one of auto, tcp, ipc, shm, not 'pigeon'"):
+        zmqps.connect(cluster.address)
+
+
+def test_shared_memory_that_must_be_and_cannot_fails_the_first_operation(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("zmqps.net.segment.DIRECTORY", tmp_path / "missing")
+    params, why = {"w": np.zeros(3)}, "no lane to server-[01]: cannot make a file in"
+    with zmqps.connect(cluster.address, transport="shm") as first:
+        with pytest.raises(zmqps.errors.ConfigurationError, match=why):
+            first.init(params, optimizer=zmqps.optim.sgd(1.0))
+    with zmqps.connect(cluster.address, transport="tcp") as worker:
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+        with zmqps.connect(cluster.address, transport="shm") as other:
+            other.init(params, optimizer=zmqps.optim.sgd(1.0))
+            with pytest.raises(zmqps.errors.ConfigurationError, match=why):
+                other.pull()
+        with zmqps.connect(cluster.address, transport="auto") as other:
+            other.init(params, optimizer=zmqps.optim.sgd(1.0))
+            assert same(other.pull(), params)
+
+
+# --- who is on this host ------------------------------------------------------------------------
+
+
+def test_a_local_socket_is_taken_if_somebody_listens_there() -> None:
+    tcp, nobody = "tcp://127.0.0.1:1", new_local_endpoint()
+    transport = ZmqTransport(b"server")
+    local = transport.bind(new_local_endpoint())
+    both = f"{tcp} {local}"
+    assert choose(both, "auto") == choose(both, "shm") == Route(local, True)
+    assert choose(both, "ipc") == Route(local, False)
+    assert choose(both, "tcp") == Route(tcp, False)
+    for elsewhere in (tcp, f"{tcp} {nobody}", f"{tcp} ipc:///no/such/path", f"{tcp} ipc://{'x' * 200} ipc://"):
+        assert choose(elsewhere, "auto") == choose(elsewhere, "tcp") == Route(tcp, False)
+        assert choose(elsewhere, "shm") == Route(tcp, True)
+        with pytest.raises(zmqps.errors.ConfigurationError, match="no socket on this host"):
+            choose(elsewhere, "ipc")
+    with pytest.raises(zmqps.errors.ConfigurationError, match=r"is reached at .* only"):
+        choose(local, "tcp")
+    transport.close(0)
+    for advertised in ("", nobody):
+        with pytest.raises(zmqps.errors.ConfigurationError, match="cannot be reached from this host"):
+            choose(advertised, "auto")
+
+
+# --- kill -9 ------------------------------------------------------------------------------------
+
+
+def files_of(pid: int) -> list[Path]:
+    return list(DIRECTORY.glob(f"zmqps-{pid}-*"))
+
+
+def test_a_killed_worker_leaves_nothing(cluster: Cluster) -> None:
+    program = f"""if True:
+        import os, numpy as np, zmqps
+        worker = zmqps.connect({cluster.address!r}, transport="shm")
+        params = {{"w": np.zeros(100_000, np.float32)}}
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+        worker.push_pull(params)
+        os.kill(os.getpid(), {signal.SIGKILL})"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert files_of(process.pid) == []
+    assert cluster.num_lanes() == 2
+    for server in cluster.servers:
+        server._reap()
+    assert cluster.num_lanes() == 0
+
+
+def test_a_killed_server_leaves_nothing() -> None:
+    with zmqps.LocalCluster(1, kernels="numpy", heartbeat_timeout=300.0) as local:
+        params = {"w": np.zeros(100_000, np.float32)}
+        with zmqps.connect(local.address, transport="shm") as worker:
+            worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+            worker.push_pull(params)
+            (server,) = [pid for name, pid in local.pids.items() if name.startswith("server")]
+            os.kill(server, signal.SIGKILL)
+            end = os.pidfd_open(server)  # waiting for the process itself would be to bury it, which is the cluster's
+            assert select.select([end], [], [], PATIENCE)[0]
+            os.close(end)
+            assert files_of(server) == files_of(os.getpid()) == []
+        assert files_of(os.getpid()) == []
