@@ -152,7 +152,7 @@ class PlainSockets:
     Parameters
     ----------
     transport
-        ``tcp``, or anything else for Unix sockets.
+        ``tcp``; all others stay on one host, where Unix sockets are the fastest.
     servers, workers
         How many of each.
     pushed, pulled

@@ -46,7 +46,13 @@ def model_option(default: str) -> Decorator:
     )
 
 
-transport_option = click.option("--transport", type=click.Choice(TRANSPORTS), default="tcp", show_default=True)
+transport_option = click.option(
+    "--transport",
+    type=click.Choice(TRANSPORTS),
+    default="tcp",
+    show_default=True,
+    help="As zmqps.connect takes it. The limit of all but tcp are Unix sockets.",
+)
 optimizer_option = click.option(
     "--optimizer", type=click.Choice(sorted(OPTIMIZERS)), default="sgd", show_default=True, help="What servers apply."
 )

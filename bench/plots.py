@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench import models
 from bench.results import Row
+
+OPERATIONS = ("push", "pull", "push_pull")
 
 
 def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
@@ -36,18 +39,20 @@ def _draw_times(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-d
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds a step")
-    axes.legend()
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
     return bool(timed)
 
 
 def _draw_goodput(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
-    moved = [row for row in rows if row.goodput_gb_s and row.median_s and row.extra.get("model_nbytes")]
-    alone = [row for row in moved if (row.servers, row.workers, row.optimizer) == (1, 1, "sgd")]
-    for case in sorted({row.case for row in alone}):
-        points = sorted((row.extra["model_nbytes"], row.goodput_gb_s) for row in alone if row.case == case)
-        axes.plot(*zip(*points, strict=True), "o-", label=case)
+    vectors = [row for row in rows if row.case in OPERATIONS and row.model not in models.NAMED]
+    for case in sorted({row.case for row in vectors}):
+        points = sorted((row.extra["model_nbytes"], row) for row in vectors if row.case == case)
+        sizes = [size for size, _ in points]
+        [line] = axes.plot(sizes, [row.goodput_gb_s for _, row in points], "o-", label=case)
+        limits = [row.goodput_gb_s * row.ratio_to_limit for _, row in points]
+        axes.plot(sizes, limits, "--", color=line.get_color(), label=f"{case}: plain sockets")
     axes.set_xscale("log")
-    axes.set_xlabel("bytes of the model")
+    axes.set_xlabel("bytes of one vector")
     axes.set_ylabel("GB/s, both ways together")
     axes.legend()
-    return bool(alone)
+    return bool(vectors)

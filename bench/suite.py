@@ -10,22 +10,30 @@ from typing import TypeAlias
 import click
 
 from bench.cases import apply, core, latency, memory
-from bench.plots import write_plots
+from bench.plots import OPERATIONS, write_plots
 from bench.results import Row, write_rows
 from bench.tables import console, print_rows
 from bench.transfer import OPTIMIZERS, TRANSPORTS, Setup, measure
 
 Job: TypeAlias = tuple[str, Callable[[], Row]]
 
-OPERATIONS = ("push", "pull", "push_pull")
 SIZES = ("1KB", "4KB", "16KB", "64KB", "256KB", "1MB", "4MB", "16MB", "64MB", "256MB", "1GB")
 MODELS = ("resnet50", "gpt2-small", "one-giant", "tiny-10000")
 NODES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 4))
+#: ``auto`` is one of these.
+EXPLICIT = tuple(transport for transport in TRANSPORTS if transport != "auto")
 
 
 def _transfer(operation: str, setup: Setup) -> Job:
-    title = f"{operation} {setup.model} {setup.servers}×{setup.workers} {setup.transport} {setup.optimizer}"
-    return title, partial(measure, operation, setup)
+    return f"{operation} {_title(setup)}", partial(measure, operation, setup)
+
+
+def _memory(setup: Setup) -> Job:
+    return f"memory {_title(setup)}", partial(memory.measure, setup)
+
+
+def _title(setup: Setup) -> str:
+    return f"{setup.model} {setup.servers}×{setup.workers} {setup.transport} {setup.optimizer}"
 
 
 def short() -> Iterator[Job]:
@@ -33,19 +41,24 @@ def short() -> Iterator[Job]:
     for operation in OPERATIONS:
         yield _transfer(operation, Setup())
     yield _transfer("push_pull", Setup(optimizer="adam"))
-    yield _transfer("push_pull", Setup(servers=2, workers=2, steps=12))
+    yield _transfer("push_pull", Setup(transport="ipc", steps=12))
+    yield _transfer("push_pull", Setup(transport="shm"))
+    yield _transfer("push_pull", Setup(transport="shm", optimizer="adam"))
+    for transport in ("tcp", "shm"):
+        yield _transfer("push_pull", Setup(servers=2, workers=2, transport=transport, steps=12))
     yield _transfer("push_pull", Setup(model="gpt2-small", steps=12))
     yield _transfer("push_pull", Setup(model="one-giant", steps=12))
     yield _transfer("push_pull", Setup(model="tiny-10000", steps=12))
-    for size in ("1KB", "64KB", "1MB", "16MB"):
+    for size in ("64KB", "1MB", "16MB"):  # 1 KB is the latency case's
         yield _transfer("push_pull", Setup(model=size))
     yield from _others(("sgd", "adam"))
-    yield "memory resnet50", partial(memory.measure, Setup())
+    for transport in ("tcp", "shm"):
+        yield _memory(Setup(transport=transport, steps=12))
 
 
 def full() -> Iterator[Job]:
     """Yield every case with every size, model, number of nodes, transport and optimizer that makes sense."""
-    for transport in TRANSPORTS:
+    for transport in EXPLICIT:
         for operation in OPERATIONS:
             for model in (*MODELS, *SIZES):
                 yield _transfer(operation, Setup(model=model, transport=transport))
@@ -55,13 +68,14 @@ def full() -> Iterator[Job]:
             if optimizer != "sgd":
                 yield _transfer("push_pull", Setup(optimizer=optimizer, transport=transport))
     yield from _others(tuple(OPTIMIZERS))
-    for model in MODELS:
-        yield f"memory {model}", partial(memory.measure, Setup(model=model))
-    yield "memory 2×2", partial(memory.measure, Setup(servers=2, workers=2))
+    for transport in EXPLICIT:
+        for model in MODELS:
+            yield _memory(Setup(model=model, transport=transport))
+        yield _memory(Setup(servers=2, workers=2, transport=transport))
 
 
 def _others(optimizers: tuple[str, ...]) -> Iterator[Job]:
-    for transport in TRANSPORTS:
+    for transport in EXPLICIT:
         yield f"latency {transport}", partial(latency.measure, "1KB", transport, "sgd", 1000)
     for kernels in apply.BACKENDS:
         for optimizer in optimizers:

@@ -18,7 +18,7 @@ from bench.processes import BusyTime
 from bench.results import Row, timed
 from bench.stats import Times, network_bound
 
-TRANSPORTS = ("tcp",)
+TRANSPORTS = ("tcp", "ipc", "shm", "auto")
 OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
     "sgd": lambda: zmqps.optim.sgd(LEARNING_RATE),
     "momentum": lambda: zmqps.optim.momentum(LEARNING_RATE, momentum=0.9),
@@ -53,13 +53,15 @@ class TransferWorker:
         The coordinator's.
     model, optimizer
         By their names.
+    transport
+        As `zmqps.connect` takes it.
     operation
         ``push``, ``pull`` or ``push_pull``.
     """
 
-    def __init__(self, address: str, model: str, optimizer: str, operation: str) -> None:
+    def __init__(self, address: str, model: str, optimizer: str, transport: str, operation: str) -> None:
         shapes = models.find(model)
-        self._worker = zmqps.connect(address, timeout=TIMEOUT)
+        self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=transport)
         self._start = models.arrays(shapes, 1.0)
         self._worker.init(self._start, optimizer=OPTIMIZERS[optimizer](), timeout=TIMEOUT)
         self._out = models.arrays(shapes, 0.0)
@@ -119,7 +121,7 @@ def measure(operation: str, setup: Setup) -> Row:
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, pushed, pulled))
         alone = setup.servers == setup.workers == 1
         link = limit if alone else stack.enter_context(PlainSockets(setup.transport, 1, 1, pushed, pulled))
-        arguments = cluster.address, setup.model, setup.optimizer, operation
+        arguments = cluster.address, setup.model, setup.optimizer, setup.transport, operation
         workers = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(setup.workers)]
         for worker in workers:
             worker.result()

@@ -31,7 +31,8 @@ def measure(model: str, transport: str, optimizer: str, rounds: int) -> Row:
     with ExitStack() as stack:
         cluster = stack.enter_context(zmqps.LocalCluster(servers=1, workers=1))
         limit = stack.enter_context(PlainSockets(transport, 1, 1, nbytes, nbytes))
-        worker = stack.enter_context(Child(TransferWorker, cluster.address, model, optimizer, "push_pull"))
+        arguments = cluster.address, model, optimizer, transport, "push_pull"
+        worker = stack.enter_context(Child(TransferWorker, *arguments))
         worker.result()
         worker.call("steps", "warm up", BATCH)
         limit.steps(BATCH)

@@ -24,7 +24,7 @@ def measure(setup: Setup) -> Row:
         cluster = stack.enter_context(zmqps.LocalCluster(servers=setup.servers, workers=setup.workers))
         pids = [pid for name, pid in cluster.pids.items() if name.startswith("server")]
         empty = [resident_nbytes(pid) for pid in pids]
-        arguments = cluster.address, setup.model, setup.optimizer, "push_pull"
+        arguments = cluster.address, setup.model, setup.optimizer, setup.transport, "push_pull"
         workers = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(setup.workers)]
         for worker in workers:
             worker.result()

@@ -28,12 +28,13 @@ PEERS = {
     "gloo": ("gloo", ""),
     "sockets": ("", ""),
 }
-#: Title -> (model, optimizer, servers, workers).
+#: Title -> (model, optimizer, servers, workers, zmqps' transport).
 WORKS = {
-    "sgd-1x1": ("resnet50", "sgd", 1, 1),
-    "adam-1x1": ("resnet50", "adam", 1, 1),
-    "sgd-2x2": ("resnet50", "sgd", 2, 2),
-    "latency": ("1KB", "sgd", 1, 1),
+    "sgd-1x1-tcp": ("resnet50", "sgd", 1, 1, "tcp"),
+    "sgd-1x1": ("resnet50", "sgd", 1, 1, "auto"),
+    "adam-1x1": ("resnet50", "adam", 1, 1, "auto"),
+    "sgd-2x2": ("resnet50", "sgd", 2, 2, "auto"),
+    "latency-tcp": ("1KB", "sgd", 1, 1, "tcp"),
 }
 #: Steps in a turn where a step is short.
 BATCH = 50
@@ -63,14 +64,14 @@ def compare(work: str, peer: str, python: Path, steps: int) -> Result:
     PeerError
         The peer did not do it.
     """
-    model, optimizer, servers, workers = WORKS[work]
+    model, optimizer, servers, workers, transport = WORKS[work]
     script, variant = PEERS[peer]
     batch = BATCH if models.num_bytes(models.find(model)) < 1 << 16 else 1
     ours: list[float] = []
     theirs: list[float] = []
     with ExitStack() as stack:
         cluster = stack.enter_context(zmqps.LocalCluster(servers=servers, workers=workers))
-        arguments = cluster.address, model, optimizer, "push_pull"
+        arguments = cluster.address, model, optimizer, transport, "push_pull"
         children = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(workers)]
         for child in children:
             child.result()
@@ -80,7 +81,7 @@ def compare(work: str, peer: str, python: Path, steps: int) -> Result:
             other = stack.enter_context(PeerProcess(python, script, [*flags, f"--variant={variant}"]))
         else:
             nbytes = models.num_bytes(models.find(model))
-            other = stack.enter_context(PlainSockets("tcp", servers, workers, nbytes, nbytes))
+            other = stack.enter_context(PlainSockets(transport, servers, workers, nbytes, nbytes))
         for turn in range(WARM_UP + steps):
             measured = [s for times in call_all(children, "steps", f"turn {turn}", batch) for s in times]
             answered = other.steps(batch)
