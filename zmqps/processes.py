@@ -125,7 +125,8 @@ class Process:
     def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal unless it has ended."""
         if not self.ended:  # not Popen.send_signal, which might reap it before `exited` has seen it
-            os.kill(self.popen.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # somebody else has reaped it
+                os.kill(self.popen.pid, number)
 
     def kill(self) -> None:
         """End it, and what it has started, at once."""
