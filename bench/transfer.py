@@ -97,10 +97,6 @@ class TransferWorker:
             for name, start in self._start.items()
         )
 
-    def finish(self) -> None:
-        """Leave the cluster."""
-        self._worker.finish()
-
 
 def measure(operation: str, setup: Setup) -> Row:
     """Run an operation and plain sockets in turns; return what both took.
@@ -145,8 +141,6 @@ def measure(operation: str, setup: Setup) -> Row:
                 raise RuntimeError(
                     f"after {pushes} pushes the values are off by {error}: the benchmark is worth nothing"
                 )
-        for worker in workers:
-            worker.call("finish")
     link_bytes_per_s = nbytes / Times(tuple(links)).median
     return Row(
         case=operation,

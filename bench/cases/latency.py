@@ -40,7 +40,6 @@ def measure(model: str, transport: str, optimizer: str, rounds: int) -> Row:
             ours += worker.call("steps", f"turn {turn}", BATCH)
             limits += limit.steps(BATCH)
             rates.append(PIPELINED / worker.call("pipelined", PIPELINED))
-        worker.call("finish")
     return Row(
         case="latency",
         model=model,

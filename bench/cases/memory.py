@@ -31,8 +31,6 @@ def measure(setup: Setup) -> Row:
         call_all(workers, "steps", "all", setup.steps)
         servers = [peak_nbytes(pid) for pid in pids]
         of_workers = [peak_nbytes(worker.pid) for worker in workers]
-        for worker in workers:
-            worker.call("finish")
     shard = nbytes / setup.servers
     return Row(
         case="memory",

@@ -11,7 +11,7 @@ import click
 
 import zmqps
 from bench import models
-from bench.children import Child, call_all
+from bench.children import Child, ChildError, call_all
 from bench.limits import PlainSockets
 from bench.peers.process import PeerError, PeerProcess
 from bench.results import environment
@@ -88,8 +88,6 @@ def compare(work: str, peer: str, python: Path, steps: int) -> Result:
             if turn >= WARM_UP:
                 ours += measured
                 theirs += answered
-        for child in children:
-            child.call("finish")
     a, b = Times(tuple(ours)), Times(tuple(theirs))
     low, high = ratio_spread(ours, theirs)
     return Result(work, peer, a.median, b.median, a.minimum, b.minimum, a.median / b.median, low, high, len(ours))
@@ -137,7 +135,7 @@ def command(python: Path, peers: tuple[str, ...], works: tuple[str, ...], steps:
             console.print(f"{work}: {peer}", style="dim", highlight=False)
             try:
                 results.append(compare(work, peer, python.absolute(), steps))
-            except PeerError as error:
+            except (PeerError, ChildError, zmqps.PSError) as error:
                 failed.append(f"{work} {peer}")
                 console.print(str(error), style="red", highlight=False, markup=False)
             else:
