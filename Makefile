@@ -9,6 +9,8 @@ WORKERS     ?= 4
 PORT        ?= 5570
 ADDRESS     ?= tcp://127.0.0.1:$(PORT)
 COORDINATOR ?= $(ADDRESS)
+MODE        ?= async
+STALENESS   ?= 3
 
 ifeq ($(strip $(VENV)),)
 # `make VENV= ...`: no virtualenv, use $(PYTHON) as it is; what is installed there is the caller's business.
@@ -24,7 +26,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-gpu bench bench-full bench-peers demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-slow test-gpu bench bench-full bench-peers experiments demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -65,8 +67,11 @@ bench-full: $(INSTALLED) ## every size, model, number of nodes and optimizer: an
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
 	$(PY) -m bench peers --python $(PEERS)/bin/python
 
-demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4
-	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS)
+demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3
+	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS)
+
+experiments: $(INSTALLED) ## reproduce the field's claims, with plots in runs/experiments/: NAMES="modes treatments"
+	$(PY) -m experiments $(NAMES)
 
 ##@ A cluster on this machine
 

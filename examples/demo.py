@@ -55,6 +55,10 @@ class Worker:
         self._told = False
         command = [sys.executable, digits.__file__, "--coordinator", address, "--report", str(self._report)]
         command += ["--mode", args.mode, "--passes", str(args.passes), "--batch", str(args.batch)]
+        if args.mode == "sync":
+            command += ["--share", str(args.workers)]
+        elif args.mode == "ssp":
+            command += ["--staleness", str(args.staleness)]
         with self.output.open("w") as output:
             # a process group of its own: Ctrl-C reaches the demo alone, which then ends its workers
             self.process = subprocess.Popen(
@@ -177,6 +181,7 @@ def run(args: argparse.Namespace) -> int:
     results = sorted((worker.result() for worker in workers), key=lambda result: result.rank)
     facts = {
         "mode": args.mode,
+        "staleness": {**digits.MODES, "ssp": args.staleness}[args.mode],
         "servers": args.servers,
         "workers": args.workers,
         "test_accuracy": round(test_accuracy, 4),
@@ -198,6 +203,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--servers", type=int, default=2, help="default: 2")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default: 4)")
     parser.add_argument("--mode", choices=digits.MODES, default="async", help="default: async")
+    parser.add_argument(
+        "--staleness",
+        type=int,
+        default=digits.MODES["ssp"],
+        help="how many steps ahead a worker may be, with --mode ssp",
+    )
     parser.add_argument("--passes", type=int, default=40, help="passes over the training data (default: 40)")
     parser.add_argument("--batch", type=int, default=16, help="images per step (default: 16)")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")

@@ -1,7 +1,6 @@
 """Train a small network on handwritten digits: plain numpy here, the parameters on zmqps' servers.
 
-Start servers with `make up`, then this in as many terminals as you like, at any time:
-python examples/digits.py --coordinator tcp://127.0.0.1:5570
+Start servers with `make up`, then `python examples/digits.py` in as many terminals as you like, at any time.
 """
 
 import argparse
@@ -11,12 +10,13 @@ import os
 import time
 
 import numpy as np
+from scipy.special import softmax
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import zmqps
 
-MODES = {"async": None}  # name -> staleness
+MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
 
 
 def load_data():
@@ -32,9 +32,7 @@ def initial_params():
 
 def forward(params, x):
     hidden = np.maximum(x @ params["w1"] + params["b1"], 0)
-    scores = hidden @ params["w2"] + params["b2"]
-    odds = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return hidden, odds / odds.sum(axis=1, keepdims=True)
+    return hidden, softmax(hidden @ params["w2"] + params["b2"], axis=1)
 
 
 def loss_and_gradients(params, x, y):
@@ -51,14 +49,15 @@ def accuracy(params, x, y):
 
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
-    worker.init(initial_params(), optimizer=zmqps.optim.adam(2e-3), staleness=MODES[args.mode])
+    optimizer = zmqps.optim.adam(zmqps.optim.scale_linearly(2e-3, args.share, warmup_steps=50))
+    worker.init(initial_params(), optimizer=optimizer, staleness={**MODES, "ssp": args.staleness}[args.mode])
     curve = []
     for number in range(args.passes):
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
         batches = [order[i : i + args.batch] for i in range(0, len(order), args.batch)]
         for batch in batches[worker.rank :: worker.num_workers]:  # asked anew each pass: workers come and go
             loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
-            worker.push(gradients)
+            worker.push(gradients, examples=len(batch))
             curve.append((time.time(), float(loss)))
     print(f"worker {worker.rank}: test accuracy {accuracy(worker.pull(), x_test, y_test):.3f},", worker.statistics())
     with open(args.report, "w") as file:
@@ -68,11 +67,12 @@ def train(worker, args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a digit classifier, together with whoever else runs this.")
-    address = os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570")
-    parser.add_argument("--coordinator", metavar="ADDRESS", default=address, help=f"default: {address}")
+    parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
     parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
+    parser.add_argument("--staleness", type=int, default=MODES["ssp"], help="ssp: how many steps a worker may be ahead")
+    parser.add_argument("--share", type=int, default=1, help="sync: how many workers share a step, to make it longer")
     parser.add_argument("--report", metavar="FILE", default=os.devnull, help="for losses and statistics, in JSON")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:

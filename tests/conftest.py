@@ -27,9 +27,11 @@ import zmq  # noqa: E402
 
 # No deadline: the first example of a test may pay for a compilation. In CI the same examples every time,
 # so that a red build is red for what changed; developers explore new ones.
-hypothesis.settings.register_profile("default", deadline=None)
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+# Few examples in every run, many where time does not matter: `HYPOTHESIS_PROFILE=thorough make test`.
+hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
 
 SHARED_MEMORY = Path("/dev/shm")
 #: Seconds a process that was told to end may take to vanish before it counts as left behind.

@@ -84,9 +84,10 @@ def test_a_start_that_takes_too_long_says_what_is_missing() -> None:
     assert all_gone(cluster.pids.values())
 
 
-def test_what_keeps_a_node_from_starting_is_raised_here() -> None:
+def test_what_keeps_a_node_from_starting_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="must exceed the interval"):
         zmqps.LocalCluster(heartbeat_timeout=0.1).start()
+    monkeypatch.setattr("zmqps.cluster.ServerConfig", lambda *_, **__: None)  # so that it is the process that refuses
     with pytest.raises(NodeFailedError, match=r"(?s)server-0 ended with exit code 2.*'fortran'"):
         zmqps.LocalCluster(kernels="fortran").start()
 

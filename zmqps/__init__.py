@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zmqps import aio, errors, optim
+    from zmqps import aio, data, errors, local, optim, pipeline, stale
     from zmqps.cluster import LocalCluster
     from zmqps.core.operations import Statistics
     from zmqps.errors import PSError
@@ -14,7 +14,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["LocalCluster", "PSError", "Statistics", "Worker", "__version__", "aio", "connect", "errors", "optim"]
+__all__ = [
+    "LocalCluster",
+    "PSError",
+    "Statistics",
+    "Worker",
+    "__version__",
+    "aio",
+    "connect",
+    "data",
+    "errors",
+    "local",
+    "optim",
+    "pipeline",
+    "stale",
+]
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
 _HOMES = {
@@ -24,7 +38,7 @@ _HOMES = {
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
 }
-_MODULES = ("aio", "errors", "optim")
+_MODULES = ("aio", "data", "errors", "local", "optim", "pipeline", "stale")
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +46,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"zmqps.{name}")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name.endswith("Error") and hasattr(errors := import_module("zmqps.errors"), name):
+        return getattr(errors, name)  # every exception can be caught as zmqps.…Error
     raise AttributeError(f"module 'zmqps' has no attribute {name!r}")
 
 

@@ -17,13 +17,15 @@ its timeout at the latest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from zmqps.core.data import DataSpec
 from zmqps.core.operations import Statistics
+from zmqps.data import DataShard
 from zmqps.errors import ClosedError
 from zmqps.worker import Worker
 from zmqps.worker import connect as connect_blocking
@@ -63,9 +65,25 @@ class AsyncWorker:
     pull = _awaiting(Worker.pull, Worker.pull_async)
     push = _awaiting(Worker.push, Worker.push_async)
     push_pull = _awaiting(Worker.push_pull, Worker.push_pull_async)
+    advance = _awaiting(Worker.advance, Worker.advance_async)
     barrier = _awaiting(Worker.barrier, Worker.barrier_async)
     status = _awaiting(Worker.status, Worker.status_async)
     _finish = _awaiting(Worker.finish, Worker.finish_async)
+
+    async def shards(
+        self,
+        num_examples: int,
+        shard_size: int,
+        *,
+        passes: int = 1,
+        shuffle_seed: int | None = None,
+        name: str = "data",
+        timeout: float | None = None,
+    ) -> AsyncIterator[DataShard]:
+        """`Worker.shards`, for ``async for``."""
+        data, shard = DataSpec(name, num_examples, shard_size, passes, shuffle_seed), None
+        while (shard := await asyncio.wrap_future(self._worker.take_async(data, shard, timeout=timeout))) is not None:
+            yield shard
 
     @property
     def rank(self) -> int:
@@ -85,6 +103,10 @@ class AsyncWorker:
     async def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`."""
         return await asyncio.to_thread(self._worker.statistics)
+
+    async def rejoin(self, *, timeout: float | None = None) -> None:
+        """Come back as a new member, as `zmqps.Worker.rejoin` does: what to do after `EvictedError`."""
+        await asyncio.to_thread(self._worker.rejoin, timeout=timeout)
 
     async def finish(self, *, timeout: float | None = None) -> None:
         """Complete what is under way, tell the others that this worker is done, and close.

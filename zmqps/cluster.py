@@ -12,10 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from zmqps.coordinator import CoordinatorConfig
 from zmqps.core.coordinator import GOODBYE_S, CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError
 from zmqps.inquiry import ask_status, inquire, run_blocking
 from zmqps.processes import Process, all_exited, end, node_command, node_environment, tail
+from zmqps.server import ServerConfig
 
 T = TypeVar("T")
 
@@ -219,6 +221,8 @@ class LocalCluster:
         options = CoordinatorOptions(
             servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_nbytes
         )  # fmt: skip
+        CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
+        ServerConfig("tcp://127.0.0.1:1", kernels=kernels)
         self._nodes = Nodes(ClusterConfig(options, kernels=kernels, log_level=log_level), self._spawn)
         self._timeout = timeout
         self._stack = contextlib.ExitStack()

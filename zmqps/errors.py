@@ -24,7 +24,8 @@
     ├── ShapeError (ValueError)              an array of the wrong shape
     ├── DtypeError (TypeError)               an array of a dtype that cannot be trained
     ├── NonFiniteGradientError (ValueError)  NaN or infinity in a gradient; names the culprit
-    └── OptimizerError (ValueError)          no such optimizer, schedule or option
+    ├── OptimizerError (ValueError)          no such optimizer, schedule or option
+    └── VersionError (LookupError)           a version that is not kept any more
 
 An exception holds its facts as attributes and builds its text from them. The same facts travel
 in an ``Error`` message under the class's number, so both ends of a connection raise the same
@@ -203,6 +204,19 @@ class LedgerError(ProtocolError):
     """A sequence number so old that the ledger no longer knows whether it was applied."""
 
     code = 26
+
+
+class VersionError(PSError, LookupError):
+    """Exactly this version was asked for, and it is not kept any more."""
+
+    code = 47
+    text = (
+        "version {version} is not kept any more, only {oldest} to {newest}; "
+        "ask for at_least, or keep more with init(..., retain=n)"
+    )
+    version: int
+    oldest: int
+    newest: int
 
 
 class JobError(PSError, RuntimeError):

@@ -38,6 +38,23 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
         )
 
 
+def check_name(what: str, name: object) -> str:
+    """Return a name that can be sent and shown; raise `ConfigurationError` otherwise."""
+    if isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable():
+        return name
+    raise ConfigurationError(f"{what} is a printable string of 1 to 200 characters, not {name!r:.60}")
+
+
+def check_peer(endpoint: object) -> str:
+    """Return an endpoint to connect to; raise `ConfigurationError` for one that can only be bound, or none."""
+    if not isinstance(endpoint, str):
+        raise ConfigurationError(f"{endpoint!r:.60} is no endpoint; write tcp://HOST:PORT or ipc://PATH")
+    check_endpoint(endpoint)
+    if endpoint.startswith("tcp://") and (urlsplit(endpoint).hostname in (None, "*") or not urlsplit(endpoint).port):
+        raise ConfigurationError(f"{endpoint!r} cannot be connected to; write the coordinator's host and port")
+    return endpoint
+
+
 def check_endpoint(endpoint: str) -> None:
     """Raise `ConfigurationError` unless this is an endpoint such as ``tcp://127.0.0.1:5570``."""
     scheme, _, rest = endpoint.partition("://")

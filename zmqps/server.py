@@ -12,6 +12,7 @@ from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import Placement
 from zmqps.core.server import ServerMachine
 from zmqps.core.shard import Kernel, Shard
+from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.routes import new_local_endpoint
@@ -80,7 +81,15 @@ def make_shard(backend: str, job: JobSpec, placement: Placement, index: int) -> 
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         for rule in rules:
             warm_up(rule, dtype, backend)  # type: ignore[arg-type]
-    return Shard(placement, index, CompiledRules(spec, backend), reject_nonfinite=job.nonfinite == "reject")
+    return Shard(
+        placement,
+        index,
+        CompiledRules(spec, backend),
+        reject_nonfinite=job.nonfinite == "reject",
+        synchronous=job.mode == "sync",
+        retain=job.retain,
+        treatment=make_treatment(job.treatment),
+    )
 
 
 async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:

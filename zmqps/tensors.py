@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,14 +28,20 @@ def as_array(name: str, value: Any) -> Array:
     """
     if hasattr(value, "detach"):  # a torch tensor that requires grad refuses __array__
         value = value.detach()
-    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+    if _is_torch_bfloat16(value):
         value = value.float()
-    if isinstance(value, np.ndarray):
-        array = value
-    elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
-        array = np.from_dlpack(value)
-    else:
-        array = np.asarray(value)
+    if value is None:
+        raise DtypeError(name=name, got="None: no array", expected="an array; leave the name out")
+    try:
+        if isinstance(value, np.ndarray):
+            array = value
+        elif hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            array = np.from_dlpack(value)
+        else:
+            array = np.asarray(value)
+    except Exception as error:  # whatever the object's own conversion raises: it is no array we can use
+        expected = f"an array or something that converts to one ({error})"
+        raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
     if array.dtype.name not in STORAGE_DTYPES:
         raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(STORAGE_DTYPES))
     return array
@@ -46,10 +53,11 @@ def describe(params: Mapping[str, Any]) -> tuple[tuple[Parameter, ...], list[Arr
         raise ConfigurationError(f"params is a mapping of name -> array, not {type(params).__name__}")
     parameters, values = [], []
     for name, value in params.items():
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"parameter names are non-empty strings, not {name!r}")
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise ConfigurationError(f"parameter names are printable strings, not {name!r:.60}")
         array = as_array(name, value)
-        parameters.append(Parameter(name, array.shape, array.dtype.name))
+        dtype = "bfloat16" if _is_torch_bfloat16(value) else array.dtype.name
+        parameters.append(Parameter(name, array.shape, dtype))
         values.append(np.ascontiguousarray(array).reshape(-1))
     return tuple(parameters), values
 
@@ -100,7 +108,7 @@ class Target:
         for (name, value), number in zip(out.items(), self.numbers, strict=True):
             array = as_array(name, value)
             _check_shape(array, parameters[number])
-            if not _in_place(value):
+            if not _in_place(value, array):
                 raise DtypeError(name=name, got=type(value).__name__, expected="an array that can be written in place")
             if not array.flags.writeable:
                 raise DtypeError(name=name, got="a read-only array", expected="a writable one in out")
@@ -118,17 +126,25 @@ class Target:
         return dict(self._out)
 
 
-def _in_place(value: Any) -> bool:
-    """Whether `as_array` of a value is a view of its memory."""
-    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-        return False
-    if isinstance(value, np.ndarray) or hasattr(value, "__dlpack__"):
+def _is_torch_bfloat16(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")) == "torch.bfloat16"
+
+
+def _in_place(value: Any, array: Array) -> bool:
+    """Whether an array, made by `as_array`, is the memory of the value itself."""
+    if array is value:
         return True
-    try:
-        memoryview(value)
-    except TypeError:
+    if _is_torch_bfloat16(value):
         return False
-    return True
+    for see in (np.from_dlpack, np.asarray):  # two looks at one memory overlap; two copies do not
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                again = see(value.detach() if hasattr(value, "detach") else value)
+        except Exception:  # it offers no such look
+            continue
+        if np.may_share_memory(again, array):
+            return True
+    return not array.size
 
 
 class Tables:

@@ -1,62 +1,29 @@
-"""The worker: a `SessionMachine` on a background thread, and the blocking face of it.
-
-A training loop computes for seconds without coming back to any event loop. So transfers and
-heartbeats run on one background thread with a loop of its own; the methods here hand it an
-operation and wait for its future, or return the future.
-"""
+"""The worker: what a training script does with a job, on top of its `Connection`."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from zmqps.core.job import JobSpec, Parameter, attached
-from zmqps.core.operations import (
-    AskStatus,
-    Attached,
-    Cargo,
-    Enter,
-    Finish,
-    Init,
-    Join,
-    Operation,
-    Statistics,
-    Transfer,
-    plan,
-)
-from zmqps.core.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError
-from zmqps.net.routes import check_transport
-from zmqps.net.shm import LaneTransport
-from zmqps.net.thread import SessionThread
-from zmqps.net.zeromq import ZmqTransport
-from zmqps.node import check_endpoint, new_identity
-from zmqps.optim import OptimizerSpec, all_finite
-from zmqps.tensors import Tables, Target, check_names, describe, flatten
+from zmqps.codecs import Codec
+from zmqps.connection import DEFAULT_TIMEOUT, Connection
+from zmqps.core.encoding import check as check_codec
+from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.operations import Advance, Attached, Init
+from zmqps.errors import ConfigurationError
+from zmqps.optim import OptimizerSpec
+from zmqps.requests import Params, Requests
+from zmqps.stale import Treatment
+from zmqps.tensors import describe
 
-DEFAULT_TIMEOUT = 60.0
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
-#: Distinct subsets of the parameters whose message plan is kept.
-MAX_PLANS = 64
-
-_open: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
-def _start(address: str, role: str, name: str | None, transport: str) -> SessionThread:
-    identity = new_identity(role, name=name)
-    machine = SessionMachine(identity, address, lambda array: all_finite(array, "numba"))
-    return SessionThread(machine, lambda: LaneTransport(ZmqTransport(identity.incarnation), transport))
-
-
-class Worker:
+class Worker(Connection):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
@@ -65,41 +32,12 @@ class Worker:
     After a `DeadlineError` a push may still be applied, once or not at all.
     """
 
-    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
-        check_endpoint(address)
-        check_transport(transport)
-        self.address = address
-        self._timeout = timeout
-        self._attached: Attached | None = None
-        self._index: dict[str, int] = {}
-        self._plans: dict[frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
-        self._tables = Tables()
-        self._last_statistics = Statistics()
-        self._closed = False
-        self._thread = _start(address, "observer" if observer else "worker", name, transport)
-        _open.add(self)
-        try:
-            self._thread.submit(Join(0.0), timeout).result()
-        except BaseException:
-            self.close()
-            raise
-
-    # --- who ----------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This worker's 0-based index; a worker that restarts takes the lowest free one."""
-        return self._thread.machine.member.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the job counts on: as many as it expects, or those here now."""
-        return self._thread.machine.member.num_workers
+    _requests: Requests | None = None
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The job's parameters in the order of the key space; empty before `init`."""
-        return self._attached.job.parameters if self._attached else ()
+        return self._requests.job.parameters if self._requests else ()
 
     # --- the job ------------------------------------------------------------------------------
 
@@ -110,6 +48,13 @@ class Worker:
         optimizer: OptimizerSpec,
         staleness: int | None = None,
         nonfinite: str = "reject",
+        replicas_to_aggregate: int | None = None,
+        on_straggler: str = "wait",
+        retain: int = 0,
+        treatment: Treatment | None = None,
+        deterministic: bool = False,
+        push_codec: str | Codec = "raw",
+        pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> None:
         """Start the job, or join the one that another worker has started.
@@ -125,10 +70,33 @@ class Worker:
             send in float32. Anything with ``__array__``, DLPack or the buffer protocol.
         optimizer : OptimizerSpec
             From `zmqps.optim`.
-        staleness : None
-            How many clocks a read may lag; None trains asynchronously.
+        staleness : int, optional
+            How many clocks a read may lag: None trains asynchronously, 0 synchronously, n with
+            bounded staleness. In the last two a push of all parameters (or `advance`) completes
+            this worker's step, and its next transfer waits for what the mode demands.
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
+        replicas_to_aggregate : int, optional
+            Synchronous: how many gradients make a step. Fewer than there are workers: the first so
+            many complete ones count, later ones are dropped and counted (backup workers). More:
+            workers bring several batches to a step. By default one of every live worker.
+        on_straggler : {"wait", "continue", "fail"}
+            Synchronous: what happens when a step takes longer than those before it lead to expect
+            (`zmqps.core.consistency.deadline`): wait on, go on without those who are late, or let
+            those who wait fail with `DeadlineError`.
+        retain : int
+            Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
+        treatment : Treatment, optional
+            Not synchronous: what servers do about stale gradients, from `zmqps.stale`.
+        deterministic : bool
+            Synchronous: refuse what would make the result depend on who comes first, which is
+            ``replicas_to_aggregate``, ``on_straggler="continue"``, `shards`, and a cluster that does
+            not know how many workers to expect. Contributions are always added in the order of ranks, so
+            a run without these gives the same bits each time, as long as no worker comes or goes.
+        push_codec, pull_codec : Codec or str
+            How gradients and values travel where a call does not say otherwise: ``raw``, or one of
+            `zmqps.codecs`, say ``"bf16"`` or ``codecs.topk(0.01)``; what is small goes raw. Codecs
+            that leave something out of a gradient send it with a later one (error feedback).
         timeout : float, optional
             Seconds; by default the one given to `connect`, at least 60.
 
@@ -136,10 +104,25 @@ class Worker:
         ------
         JobMismatchError
             The running job is another one; names the difference and both sides.
+        ConfigurationError
+            The options do not go together.
         DeadlineError
             Says for whom it waited.
         """
-        self.init_async(params, optimizer=optimizer, staleness=staleness, nonfinite=nonfinite, timeout=timeout).result()
+        self.init_async(
+            params,
+            optimizer=optimizer,
+            staleness=staleness,
+            nonfinite=nonfinite,
+            replicas_to_aggregate=replicas_to_aggregate,
+            on_straggler=on_straggler,
+            retain=retain,
+            treatment=treatment,
+            deterministic=deterministic,
+            push_codec=push_codec,
+            pull_codec=pull_codec,
+            timeout=timeout,
+        ).result()
 
     def init_async(
         self,
@@ -148,29 +131,82 @@ class Worker:
         optimizer: OptimizerSpec,
         staleness: int | None = None,
         nonfinite: str = "reject",
+        replicas_to_aggregate: int | None = None,
+        on_straggler: str = "wait",
+        retain: int = 0,
+        treatment: Treatment | None = None,
+        deterministic: bool = False,
+        push_codec: str | Codec = "raw",
+        pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> Future[None]:
         """`init`, as a future."""
         if not isinstance(optimizer, OptimizerSpec):
             raise ConfigurationError(f"optimizer comes from zmqps.optim, say adam(1e-3); got {optimizer!r}")
+        if not isinstance(treatment, Treatment | None):
+            raise ConfigurationError(f"treatment comes from zmqps.stale, say drop(bound=8); got {treatment!r}")
         parameters, values = describe(params)
-        job = JobSpec(parameters, optimizer.to_wire(), staleness, nonfinite)
+        job = JobSpec(
+            parameters,
+            optimizer.to_wire(),
+            staleness,
+            nonfinite,
+            replicas_to_aggregate,
+            on_straggler,
+            retain,
+            check_codec(push_codec, pulls=False),
+            check_codec(pull_codec, pulls=True),
+            None if treatment is None else treatment.to_wire(),
+            deterministic,
+        )
+        if nonfinite == "reject":
+            for parameter, value in zip(parameters, values, strict=True):
+                if not np.isfinite(value).all():
+                    raise ConfigurationError(f"the initial value of {parameter.name!r} holds NaN or infinity")
         return self._attach(Init(0.0, job=job, values=values), timeout)
 
     def _attach(self, init: Init, timeout: float | None) -> Future[None]:
         def attach(value: Attached) -> None:
-            self._index = {parameter.name: i for i, parameter in enumerate(value.job.parameters)}
-            self._attached = value
+            if self._requests is None:
+                self._requests = Requests(value)
 
         return self._submit(init, timeout, attach)
 
-    def _job(self, timeout: float | None) -> Attached:
+    def _job(self, timeout: float | None) -> Requests:
         """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
-        if self._attached is None:
+        if self._requests is None:
             self._attach(Init(0.0), timeout).result()
-        assert self._attached is not None
-        attached(self._attached.job)
-        return self._attached
+        assert self._requests is not None
+        return self._requests
+
+    def rejoin(self, *, timeout: float | None = None) -> None:
+        """Come back as a new member: what to do after `EvictedError`.
+
+        A worker that was stopped, or cut off, for longer than the heartbeat timeout is taken for
+        dead, and the others go on without it. This ends its old life and joins as a new
+        incarnation under the same name, with the lowest free rank; where this worker had called
+        `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.
+
+        Of the old life's gradients, those that were complete (the worker had arrived) are in the
+        step they were made for; what had been sent in part never counts. Statistics begin anew. What is
+        under way fails with `ClosedError`.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the one given to `connect`, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            The coordinator did not answer; this may be called again.
+        ClosedError
+            The worker was closed: `connect` anew.
+        """
+        left = self._rejoin(max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout)
+        if self._requests is not None:
+            self._requests = None
+            self._job(left)
 
     # --- transfers ----------------------------------------------------------------------------
 
@@ -179,8 +215,11 @@ class Worker:
         names: str | Iterable[str] | None = None,
         *,
         out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        exact: int | None = None,
+        codec: str | Codec | None = None,
         timeout: float | None = None,
-    ) -> dict[str, Any]:
+    ) -> Params:
         """Return the parameters' values.
 
         Parameters
@@ -189,14 +228,21 @@ class Worker:
             Which; by default those in ``out``, or all.
         out : mapping of str to array, optional
             Arrays to put the values into, in place, converted to their dtype.
+        at_least, exact : int, optional
+            Wait for this version or a later one; or read this very one (synchronous mode, where it
+            must be retained).
+        codec : Codec or str, optional
+            How the values travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
         timeout : float, optional
             Seconds; by default 60.
 
         Returns
         -------
-        dict of str to array
-            ``out``'s arrays, or new ones in the dtype the servers keep. In asynchronous mode a
-            value may hold another worker's update in one slice and not yet in the next.
+        Params
+            A dict of ``out``'s arrays, or of new ones in the dtype the servers keep, with the
+            ``version`` they are of. In synchronous mode all values are of that version. Otherwise
+            a value may hold another worker's update in one slice and not yet in the next, and the
+            version is the oldest of the slices'.
 
         Raises
         ------
@@ -205,26 +251,31 @@ class Worker:
         DeadlineError, PeerLostError
             ``out`` may hold some new values and some old ones.
         """
-        return self.pull_async(names, out=out, timeout=timeout).result()
+        return self.pull_async(names, out=out, at_least=at_least, exact=exact, codec=codec, timeout=timeout).result()
 
     def pull_async(
         self,
         names: str | Iterable[str] | None = None,
         *,
         out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        exact: int | None = None,
+        codec: str | Codec | None = None,
         timeout: float | None = None,
-    ) -> Future[dict[str, Any]]:
+    ) -> Future[Params]:
         """`pull`, as a future."""
-        job = self._job(timeout)
-        if isinstance(names, str):
-            names = [names]
-        if names is not None and out is not None:
-            out = {name: out[name] for name in names if name in out} if set(names) <= set(out) else out
-        numbers = None if names is None and out is None else check_names(names or out or (), self._index)
-        transfer = Transfer(0.0, kind="pull")
-        return self._submit(transfer, timeout, self._receive_into(transfer, job, numbers, out))
+        transfer, result = self._job(timeout).pull(names, out, at_least, exact, codec)
+        return self._submit(transfer, timeout, result)
 
-    def push(self, grads: Mapping[str, Any], *, timeout: float | None = None, atomic: bool = False) -> None:
+    def push(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        atomic: bool = False,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+    ) -> None:
         """Send gradients; return when every shard has applied them.
 
         Parameters
@@ -235,23 +286,36 @@ class Worker:
             Seconds; by default 60.
         atomic : bool
             Apply all of it on a shard at once, so that no other worker's update of that shard comes
-            in between. Otherwise slices (1 MiB) are atomic. Over several shards nothing is promised.
+            in between. Otherwise slices (2 MiB) are atomic. Over several shards nothing is promised.
+        examples : int
+            Synchronous: how often these gradients count in the step's mean, usually the size of
+            the batch they are the mean of. Each parameter's mean is over the workers that pushed it;
+            what nobody pushed in a step is not updated.
+        codec : Codec or str, optional
+            How the gradients travel; by default the job's.
 
         Raises
         ------
         UnknownParameterError, ShapeError, DtypeError, NonFiniteGradientError
             Nothing was sent.
         DeadlineError, PeerLostError
-            The push may have been applied in part; what was is never applied twice.
+            The push may have been applied in part; what was is never applied twice. Some of it may
+            still be on its way: leave the arrays as they are, or what arrives may be neither.
         """
-        self.push_async(grads, timeout=timeout, atomic=atomic).result()
+        self.push_async(grads, timeout=timeout, atomic=atomic, examples=examples, codec=codec).result()
 
     def push_async(
-        self, grads: Mapping[str, Any], *, timeout: float | None = None, atomic: bool = False
+        self,
+        grads: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        atomic: bool = False,
+        examples: int = 1,
+        codec: str | Codec | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
-        job = self._job(timeout)
-        transfer = self._sending("push", job, grads, atomic)
+        transfer = self._job(timeout).push("push", grads, examples, codec)
+        transfer.atomic = atomic
         return self._submit(transfer, timeout)
 
     def push_pull(
@@ -260,13 +324,18 @@ class Worker:
         *,
         out: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> dict[str, Any]:
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        pull_codec: str | Codec | None = None,
+    ) -> Params:
         """Send gradients and return the values after them, in one round trip.
 
         As `push`, then `pull` of the same parameters, but each slice's values leave the server
         while later slices still arrive.
         """
-        return self.push_pull_async(grads, out=out, timeout=timeout).result()
+        return self.push_pull_async(
+            grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec
+        ).result()
 
     def push_pull_async(
         self,
@@ -274,131 +343,26 @@ class Worker:
         *,
         out: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> Future[dict[str, Any]]:
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        pull_codec: str | Codec | None = None,
+    ) -> Future[Params]:
         """`push_pull`, as a future."""
-        job = self._job(timeout)
-        if out is not None and set(out) != set(grads):
-            raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
-        transfer = self._sending("push_pull", job, grads, False)
-        numbers = check_names(grads, self._index)
-        return self._submit(transfer, timeout, self._receive_into(transfer, job, numbers, out))
+        transfer, result = self._job(timeout).push_pull(grads, out, examples, codec, pull_codec)
+        return self._submit(transfer, timeout, result)
 
-    def _sending(self, kind: str, job: Attached, grads: Mapping[str, Any], atomic: bool) -> Transfer:
-        source = flatten(grads, job.job.parameters, self._index)
-        numbers = [number for number, array in enumerate(source) if array is not None]
-        return Transfer(0.0, kind=kind, cargoes=self._plan(job, numbers), source=source, atomic=atomic)
+    def advance(self, *, timeout: float | None = None) -> None:
+        """Complete a step that consists of several partial pushes.
 
-    def _receive_into(
-        self, transfer: Transfer, job: Attached, numbers: list[int] | None, out: Mapping[str, Any] | None
-    ) -> Callable[[Any], dict[str, Any]]:
-        """Say where a transfer's values go; return what makes the caller's dict of them."""
-        parameters = job.job.parameters
-        transfer.cargoes = self._plan(job, numbers)
-        if out is not None:
-            target = Target(out, parameters, self._index)
-            transfer.out = target.flat
-            return lambda _: target.deliver()
-        if numbers is None or len(set(numbers)) == len(parameters):
-            keyspace = job.placement.keyspace
-            transfer.tables = self._tables.take(tuple((table.size, table.dtype) for table in keyspace.tables))
-            arrays: dict[str, Any] = {}
-            for flat, table in zip(transfer.tables, keyspace.tables, strict=True):
-                for number, start in zip(table.parameters, table.offsets, strict=False):
-                    parameter = parameters[number]
-                    arrays[parameter.name] = flat[start : start + parameter.size].reshape(parameter.shape)
-            ordered = {p.name: arrays[p.name] for p in parameters}
-        else:
-            ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
-            transfer.out = Target(ordered, parameters, self._index).flat
-        return lambda _: ordered
-
-    def _plan(self, job: Attached, numbers: list[int] | None) -> tuple[tuple[Cargo, ...], ...]:
-        key = None if numbers is None or len(set(numbers)) == len(job.job.parameters) else frozenset(numbers)
-        if key not in self._plans:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = plan(job.placement, key)
-        return self._plans[key]
-
-    # --- the others ---------------------------------------------------------------------------
-
-    def barrier(self, name: str, *, timeout: float) -> None:
-        """Wait until every worker of the job has entered the barrier of this name.
-
-        Workers that have finished are not waited for.
-
-        Raises
-        ------
-        DeadlineError
-            Names those who are awaited; this worker is no longer in the barrier.
-        PeerLostError
-            One of the awaited vanished.
+        A push of all parameters does so by itself. A worker that holds only some of the layers calls
+        this after having pushed theirs: each parameter's mean is over the workers that pushed it.
+        Nothing happens in asynchronous mode.
         """
-        self.barrier_async(name, timeout=timeout).result()
+        self.advance_async(timeout=timeout).result()
 
-    def barrier_async(self, name: str, *, timeout: float) -> Future[None]:
-        """`barrier`, as a future."""
-        return self._submit(Enter(0.0, barrier=name), timeout)
-
-    def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it."""
-        return self.status_async(timeout=timeout).result()
-
-    def status_async(self, *, timeout: float | None = None) -> Future[dict[str, Any]]:
-        """`status`, as a future."""
-        return self._submit(AskStatus(0.0), timeout, dict)
-
-    def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`."""
-        future: Future[Statistics] = Future()
-        with suppress(RuntimeError):  # the loop is closed: the last word stands
-            if not self._closed:
-                machine = self._thread.machine
-                self._thread.call_soon(lambda: future.set_result(machine.statistics()))
-                self._last_statistics = future.result(timeout=DEFAULT_TIMEOUT)
-        return self._last_statistics
-
-    # --- the end ------------------------------------------------------------------------------
-
-    def finish(self, *, timeout: float | None = None) -> None:
-        """Complete what is under way, tell the others that this worker is done, and close.
-
-        When all expected workers have finished the cluster ends.
-        """
-        try:
-            self.finish_async(timeout=timeout).result()
-        finally:
-            self.close()
-
-    def finish_async(self, *, timeout: float | None = None) -> Future[None]:
-        """`finish` without the close, as a future."""
-        return self._submit(Finish(0.0), timeout)
-
-    def close(self) -> None:
-        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
-        if not self._closed:
-            self.statistics()
-            self._closed = True
-            self._thread.stop()
-            _open.discard(self)
-
-    def _submit(
-        self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None
-    ) -> Future[Any]:
-        if self._closed:
-            raise ClosedError("the worker is closed")
-        return self._thread.submit(
-            operation, max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout, result
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<zmqps.Worker {self.rank} of {self.num_workers} at {self.address}{' closed' if self._closed else ''}>"
+    def advance_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`advance`, as a future."""
+        return self._submit(Advance(0.0), timeout)
 
 
 def connect(
@@ -440,9 +404,3 @@ def connect(
     """
     transport = transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
     return Worker(address, timeout=timeout, name=name, observer=observer, transport=transport)
-
-
-@atexit.register
-def _close_all() -> None:
-    for worker in list(_open):
-        worker.close()

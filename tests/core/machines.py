@@ -33,9 +33,9 @@ def peer(name: str) -> Peer:
     return b"@" + name.encode()
 
 
-def job(*names: str, learning_rate: float = 1.0, size: int = 8) -> JobSpec:
+def job(*names: str, learning_rate: float = 1.0, size: int = 8, **options: Any) -> JobSpec:
     parameters = tuple(Parameter(name, (size,), "float32") for name in names or ("w", "b"))
-    return JobSpec(parameters, sgd(learning_rate).to_wire())
+    return JobSpec(parameters, sgd(learning_rate).to_wire(), **options)
 
 
 def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placement:
@@ -44,7 +44,8 @@ def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placeme
 
 def make_shard(spec: JobSpec, where: Placement, index: int) -> Shard:
     rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
-    return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject")
+    options = {"synchronous": spec.mode == "sync", "retain": spec.retain}
+    return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject", **options)
 
 
 def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M]:

@@ -60,6 +60,12 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Texts": st.lists(st.text(max_size=20), max_size=4).map(tuple),
     "Versions": st.lists(unsigned(64), max_size=5).map(tuple),
     "Parts": st.lists(st.tuples(unsigned(32), unsigned(64), ranges()), max_size=4).map(tuple),
+    "Contributors": st.lists(
+        st.tuples(
+            st.binary(min_size=16, max_size=16), st.lists(unsigned(64), max_size=3).map(tuple), st.floats(0, 1e9)
+        ),
+        max_size=3,
+    ).map(tuple),
     "Payload": st.lists(BUFFERS, max_size=4).map(tuple),
 }
 

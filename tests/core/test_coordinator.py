@@ -86,7 +86,7 @@ def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-
     assert errors(Coordinator().take("w0", message)) == [NotJoinedError.code]
 
 
-@pytest.mark.parametrize("message", [Pull(3, 1, "raw", ()), Ready(1, 1), Left()])
+@pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Ready(1, 1), Left()])
 def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     coordinator = Coordinator()
     coordinator.join("w0")

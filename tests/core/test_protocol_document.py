@@ -45,7 +45,8 @@ def test_every_type_of_a_field_is_explained() -> None:
 
 def test_every_limit_is_the_one_in_force() -> None:
     rows = re.findall(r"^\| [^|]+ \| ([\d,]+) \| `(\w+)\.(\w+)` \|", section("Limits"), re.MULTILINE)
-    assert len(rows) == 12
+    lines = [line for line in section("Limits").splitlines() if line.startswith("| ")]
+    assert len(rows) == len(lines) - 1, "every row but the head says where its constant is"
     for value, module, name in rows:
         assert getattr(importlib.import_module(f"zmqps.core.{module}"), name) == int(value.replace(",", "")), name
 

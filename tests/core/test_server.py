@@ -91,6 +91,7 @@ class Server:
 
 def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, reply: int = 0, **over: Any) -> Push:
     fields = {"request": seq + 100, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
+    fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw"}
     return Push(**{**fields, "parts": ((slice_, 0, ()),), "payload": (value,), **over})
 
 
@@ -189,7 +190,7 @@ def test_a_push_is_applied_on_arrival_and_pulled_after() -> None:
     server.train("w")
     (ack,) = sent(server.get(push(), "w"), Ack)
     assert (ack.request, list(ack.versions), list(ack.staleness)) == (101, [1], [0])
-    (values,) = sent(server.get(Pull(7, 1, "raw", ((0, 0, ()),)), "w"), Values)
+    (values,) = sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w"), Values)
     assert np.concatenate([np.frombuffer(b, np.float32) for b in values.payload]).tolist() == (-EIGHT).tolist()
 
 
@@ -218,10 +219,10 @@ def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> Non
         (push(codec="zip"), ProtocolError.code),
         (push(value=np.full(8, np.nan, np.float32)), NonFiniteGradientError.code),
         (push(value=np.full(8, -np.inf, np.float32)), NonFiniteGradientError.code),
-        (Pull(7, 2, "raw", ((0, 0, ()),)), StaleEpochError.code),
-        (Pull(7, 1, "raw", ((9, 0, ()),)), SliceRangeError.code),
-        (Pull(7, 1, "raw", ((0, 0, (1, 8)),)), SliceRangeError.code),
-        (Pull(7, 1, "zip", ((0, 0, ()),)), ProtocolError.code),
+        (Pull(7, 2, 0, 0, "raw", ((0, 0, ()),)), StaleEpochError.code),
+        (Pull(7, 1, 0, 0, "raw", ((9, 0, ()),)), SliceRangeError.code),
+        (Pull(7, 1, 0, 0, "raw", ((0, 0, (1, 8)),)), SliceRangeError.code),
+        (Pull(7, 1, 0, 0, "zip", ((0, 0, ()),)), ProtocolError.code),
         (Load(7, 1, ((0, 0, (0, 8)),), (EIGHT,)), SliceRangeError.code),
         (Ready(1, 1), ProtocolError.code),
     ],
@@ -242,7 +243,7 @@ def test_a_refused_push_may_be_sent_again_in_a_better_form() -> None:
     assert len(sent(server.get(push(), "w"), Ack)) == 1
 
 
-@pytest.mark.parametrize("message", [push(), Pull(7, 1, "raw", ()), Leave("closed")])
+@pytest.mark.parametrize("message", [push(), Pull(7, 1, 0, 0, "raw", ()), Leave("closed")])
 def test_a_request_before_hello_is_refused(message: Any) -> None:
     server = Server()
     server.train()
@@ -254,13 +255,13 @@ def test_a_request_before_there_are_values_is_refused() -> None:
     server.get(hello("worker", "w"), "w")
     assert errors(server.get(push(), "w")) == [JobError.code]
     server.assign()
-    assert errors(server.get(Pull(7, 1, "raw", ((0, 0, ()),)), "w")) == [JobError.code]
+    assert errors(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w")) == [JobError.code]
 
 
 def test_an_observer_may_pull_but_not_push() -> None:
     server = Server()
     server.train("o")
-    assert len(sent(server.get(Pull(7, 1, "raw", ((0, 0, ()),)), "o"), Values)) == 1
+    assert len(sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "o"), Values)) == 1
     assert errors(server.get(push(), "o")) == [NotJoinedError.code]
     assert server.values() == [0.0] * 16
 

@@ -85,7 +85,7 @@ class Session:
 
     def job(self, request: int, load: int = 0, epoch: int = 1, names: str = "01") -> Job:
         servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1"} for n in names]
-        return Job(request, epoch, self.spec.to_wire(), {**self.placement.to_wire(), "servers": servers}, load)
+        return Job(request, epoch, self.spec.to_wire(), {**self.placement.to_wire(), "servers": servers}, load, 0)
 
     def attach(self) -> None:
         """Join, and take a job that runs already."""

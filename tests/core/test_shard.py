@@ -120,7 +120,8 @@ def values_of(shard: Shard) -> dict[str, np.ndarray]:
         for state in shard.slices
         for s in state.piece.segments
     ]
-    payload, _, _ = shard.pull(parts)
+    pieces, _, _ = shard.pull(parts)
+    payload = [piece for part in pieces for piece in part]
     for run, offset, array in scatter(payload, [(target.size, target.dtype) for target in targets]):
         targets[run][offset : offset + array.size] = array
     return landed
@@ -165,7 +166,8 @@ def test_pushes_do_what_plain_numpy_does(pushes, slice_nbytes) -> None:  # type:
         }
         gradients = {name: g.astype(reference.values[name].dtype) for name, g in gradients.items()}
         if read:
-            payload, _, watchers = shard.pull([(state.piece.index, 0, ()) for state in shard.slices])
+            pieces, _, watchers = shard.pull([(state.piece.index, 0, ()) for state in shard.slices])
+            payload = [piece for part in pieces for piece in part]
             reader = Reader()
             for readers in watchers:
                 readers.append(reader)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
-from zmqps.core.messages import Assign, Error, Job, Leave, Waiting, Withdraw
-from zmqps.errors import JobError, JobMismatchError, OptimizerError, from_wire
+from zmqps.core.messages import Assign, Error, Job, Leave, Take, Waiting, Withdraw
+from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, from_wire
 
 
 def fail_to_build(coordinator: Coordinator, server: str, epoch: int) -> list:  # type: ignore[type-arg]
@@ -142,3 +144,24 @@ def test_an_init_sent_twice_is_answered_and_parks_once() -> None:
     coordinator.init("w0", job())
     coordinator.ready("s0", loaded=False)
     assert len(sent(coordinator.ready("s0"), Job)) == 1
+
+
+def test_a_deterministic_job_needs_a_cluster_that_knows_how_many_workers_to_wait_for() -> None:
+    deterministic = replace(job(), staleness=0, deterministic=True)
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    (refused,) = sent(coordinator.init("w0", deterministic), Error, peer("w0"))
+    assert refused.code == ConfigurationError.code
+    assert "start it with --workers" in refused.text
+    assert sent(coordinator.init("w0", job(), request=2), Assign)  # and another job is none the worse for it
+
+    coordinator = Coordinator(workers=1)
+    coordinator.join("s0", "w0")
+    assert sent(coordinator.init("w0", deterministic), Assign)
+
+
+def test_a_deterministic_job_hands_out_no_ranges() -> None:
+    coordinator = Coordinator(workers=1)
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", replace(job(), staleness=0, deterministic=True))
+    assert errors(coordinator.take("w0", Take(2, "data", 100, 10, 1, (), ()))) == [ConfigurationError.code]

@@ -28,7 +28,7 @@ from zmqps.errors import LimitError, ProtocolError
 
 
 def push_with(payload: object, *frames: bytes) -> list[bytes]:
-    return [msgpack.packb([33, 7, 3, 1, 0, 1, "raw", [[0, 5, []]], payload]), *frames]
+    return [msgpack.packb([33, 7, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", [[0, 5, []]], payload]), *frames]
 
 
 # --- what is encoded comes back -----------------------------------------------------------------
@@ -140,10 +140,18 @@ MALFORMED = {
     "lists beyond the stack": ([b"\x92\x03\x81\xa1a" + NESTED + b"\x00"], ProtocolError),
     "a header that is lists only": ([b"\x91" * 1020 + b"\x00"], ProtocolError),
     "lists where a number belongs": ([b"\x92\x0f" + b"\x91" * 1000 + b"\x00"], ProtocolError),
-    "a part of two": ([msgpack.packb([34, 1, 1, "raw", [[0, 5]]])], ProtocolError),
-    "a range without a stop": ([msgpack.packb([34, 1, 1, "raw", [[0, 5, [1]]]])], ProtocolError),
-    "a range that is empty": ([msgpack.packb([34, 1, 1, "raw", [[0, 5, [1, 1]]]])], ProtocolError),
-    "ranges out of order": ([msgpack.packb([34, 1, 1, "raw", [[0, 5, [4, 6, 1, 2]]]])], ProtocolError),
+    "a part of two": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5]]])], ProtocolError),
+    "a range without a stop": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5, [1]]]])], ProtocolError),
+    "a range that is empty": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5, [1, 1]]]])], ProtocolError),
+    "ranges out of order": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5, [4, 6, 1, 2]]]])], ProtocolError),
+    "a contributor of two": ([msgpack.packb([22, 1, 0, [[bytes(16), [1]]]])], ProtocolError),
+    "a contributor that is a map": ([msgpack.packb([22, 1, 0, [{"worker": 1}]])], ProtocolError),
+    "a contributor with a short incarnation": ([msgpack.packb([22, 1, 0, [[bytes(15), [1], 1.0]]])], ProtocolError),
+    "an attempt below zero": ([msgpack.packb([22, 1, 0, [[bytes(16), [-1], 1.0]]])], ProtocolError),
+    "a contributor of no number of examples": (
+        [msgpack.packb([22, 1, 0, [[bytes(16), [1], float("nan")]]])],
+        ProtocolError,
+    ),
     "frames behind a message without payload": ([msgpack.packb([6]), b"x"], ProtocolError),
     "frames behind a payload inside the header": (push_with(b"1234", b"1234"), ProtocolError),
     "a payload inside the header too large": (push_with(bytes(INLINE_NBYTES + 1)), LimitError),

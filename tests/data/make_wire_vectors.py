@@ -14,11 +14,15 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from zmqps.codecs import bf16
 from zmqps.core.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
     Ack,
+    Arrive,
     Assign,
+    Commit,
+    Committed,
     Enter,
     Error,
     Heartbeat,
@@ -31,13 +35,17 @@ from zmqps.core.messages import (
     Load,
     Lost,
     Message,
+    Proceed,
     Pull,
     Push,
+    Range,
     Ready,
     Released,
     Shutdown,
     Status,
     StatusRequest,
+    Take,
+    Tensors,
     Values,
     Waiting,
     Welcome,
@@ -60,6 +68,13 @@ JOB = {
     },
     "staleness": None,
     "nonfinite": "reject",
+    "aggregate": None,
+    "on_straggler": "wait",
+    "retain": 0,
+    "push_codec": "raw",
+    "pull_codec": "raw",
+    "treatment": None,
+    "deterministic": False,
 }
 CUTS = {"cuts": [[0, 6], [0, 2]], "slice_nbytes": 1 << 20}
 REFUSED = NonFiniteGradientError(worker="w (host, pid 1)", parameters="'w'")
@@ -80,7 +95,7 @@ MESSAGES: dict[str, Message] = {
     "shutdown": Shutdown("the job is finished"),
     "init": Init(1, JOB),
     "init for the job as it is": Init(2, {}),
-    "job": Job(1, 1, JOB, {**CUTS, "servers": [{"name": "server-b", "endpoint": "tcp://10.0.0.2:5571"}]}, 1),
+    "job": Job(1, 1, JOB, {**CUTS, "servers": [{"name": "server-b", "endpoint": "tcp://10.0.0.2:5571"}]}, 1, 0),
     "assign": Assign(1, 0, JOB, CUTS),
     "ready": Ready(1, 1),
     "enter": Enter(3, "epoch-1"),
@@ -90,13 +105,28 @@ MESSAGES: dict[str, Message] = {
     "status request": StatusRequest(1),
     "status": Status(1, {"state": "training", "uptime_s": 1.5, "members": []}),
     "load": Load(1, 1, ((0, 0, ()),), (W,)),
-    "push of a slice": Push(2, 1, 1, 0, 1, "raw", ((0, 0, ()),), (W,)),
+    "push of a slice": Push(2, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), (W,)),
     "push of ranges in two slices with a reply": Push(
-        3, 2, 1, 1, 0, "raw", ((0, 1, (0, 2, 4, 6)), (1, 1, ())), (W[:4], B)
+        3, 2, 1, 0, 0, 1, 1, 0, "raw", "bf16", ((0, 1, (0, 2, 4, 6)), (1, 1, ())), (W[:4], B)
     ),
-    "push beside the header": Push(4, 3, 1, 0, 1, "raw", ((0, 7, ()),), (LARGE,)),
-    "push in two frames": Push(5, 4, 1, 0, 1, "raw", ((0, 7, ()), (1, 7, ())), (LARGE, B)),
-    "pull": Pull(6, 1, "raw", ((0, 0, ()), (1, 0, (0, 1)))),
+    "push beside the header": Push(4, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 7, ()),), (LARGE,)),
+    "push in two frames": Push(5, 4, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 7, ()), (1, 7, ())), (LARGE, B)),
+    "push for a synchronous step": Push(6, 5, 1, 41, 42, 16, 0, 1, "raw", "raw", ((0, 41, ()),), (W,)),
+    "pull": Pull(6, 1, 0, 0, "raw", ((0, 0, ()), (1, 0, (0, 1)))),
+    "pull of exactly one version": Pull(7, 1, 41, 1, "raw", ((0, 0, ()),)),
+    "arrive": Arrive(4, 41, (42,), 16),
+    "proceed": Proceed(4, 42, 1),
+    "commit": Commit(1, 41, ((WORKER, (42, 43), 32.0), (SERVER, (7,), 16.0))),
+    "committed": Committed(1, 41),
+    "take of a first range": Take(5, "data", 60000, 256, 10, (), ()),
+    "take after a range": Take(6, "train", 1 << 33, 4096, 1, (42,), (3, 117)),
+    "range": Range(6, 3, 118, 483328, 487424, 0),
+    "range after a wait": Range(7, 1, 0, 0, 256, 40),
+    "no range any more": Range(8, 10, 0, 0, 0, 0),
+    "tensors from one stage to another": Tensors(
+        1, {"hidden": ["float32", [2, 3], "raw", 24], "mask": ["bool", [0], "raw", 0]}, (W,)
+    ),
+    "tensors in bf16": Tensors(2, {"x": ["float32", [1100], "bf16", 2200]}, (bf16().encode(LARGE),)),
     "ack of a load": Ack(1, (), ()),
     "ack of a push": Ack(2, (1,), (0,)),
     "ack with large numbers": Ack((1 << 64) - 1, (1 << 40, 255, 65536), (0, 256, 1 << 33)),
@@ -126,8 +156,9 @@ MALFORMED: dict[str, list[bytes]] = {
     "a text of 4097 characters": [msgpack.packb([9, "x" * 4097])],
     "lists nested nine deep": [msgpack.packb([3, {"a": [[[[[[[[1]]]]]]]]}])],
     "a map key that is a number": [msgpack.packb([3, {1: 1}])],
-    "an empty range": [msgpack.packb([34, 1, 1, "raw", [[0, 0, [2, 2]]]])],
-    "ranges that do not ascend": [msgpack.packb([34, 1, 1, "raw", [[0, 0, [4, 6, 0, 2]]]])],
+    "a contributor without attempts": [msgpack.packb([22, 1, 0, [[bytes(16), 1.0]]])],
+    "an empty range": [msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 0, [2, 2]]]])],
+    "ranges that do not ascend": [msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 0, [4, 6, 0, 2]]]])],
     "a list of four billion": [b"\x92\x03\xdd\xff\xff\xff\xff"],
     "frames for a message without payload": [msgpack.packb([6]), b"x"],
     "a frame beside an inline payload": [msgpack.packb([36, 1, "raw", [], [], b"1234"]), b"1234"],
@@ -139,14 +170,26 @@ MALFORMED: dict[str, list[bytes]] = {
 }
 
 
+def in_json(value: Any) -> Any:
+    """Return a field with its bytes in hex, those inside contributors too; maps hold none."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return [in_json(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def out_of_json(value: Any) -> Any:
+    """Return what `in_json` was given, tuples as lists."""
+    if isinstance(value, dict) and set(value) == {"hex"}:
+        return bytes.fromhex(value["hex"])
+    return [out_of_json(item) for item in value] if isinstance(value, list) else value
+
+
 def to_json(message: Message) -> dict[str, Any]:
     """Return a message as JSON has it."""
     values = {}
     for field in fields(message):  # type: ignore[arg-type]
         value = getattr(message, field.name)
-        if field.name == "payload":
-            value = [bytes(buffer).hex() for buffer in value]
-        values[field.name] = {"hex": value.hex()} if isinstance(value, bytes) else value
+        values[field.name] = [bytes(b).hex() for b in value] if field.name == "payload" else in_json(value)
     return {"type": type(message).__name__, "kind": message.kind, "fields": values}
 
 
@@ -156,10 +199,8 @@ def from_json(entry: dict[str, Any]) -> Message:
     for name, value in entry["fields"].items():
         if name == "payload":
             values[name] = tuple(bytes.fromhex(buffer) for buffer in value)
-        elif isinstance(value, dict) and set(value) == {"hex"}:
-            values[name] = bytes.fromhex(value["hex"])
         else:
-            values[name] = value
+            values[name] = out_of_json(value)
     return BY_KIND[entry["kind"]](**values)
 
 

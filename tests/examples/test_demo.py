@@ -54,16 +54,21 @@ def first_worker_that_pushed(process: subprocess.Popen[str]) -> dict[str, Any]:
     return worker
 
 
-def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(tmp_path: Path) -> None:
-    with demo(tmp_path, "--passes=15") as process:
+@pytest.mark.parametrize(("mode", "staleness"), [("async", None), ("sync", 0), ("ssp", 2)])
+def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
+    mode: str, staleness: int | None, tmp_path: Path
+) -> None:
+    with demo(tmp_path, "--passes=15", f"--mode={mode}", "--staleness=2") as process:
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["mode"], summary["servers"], summary["workers"]) == ("async", 1, 2)
+    assert (summary["mode"], summary["staleness"], summary["servers"], summary["workers"]) == (mode, staleness, 1, 2)
     assert summary["test_accuracy"] >= 0.95
     assert summary["pushes"] == 15 * 90  # passes × batches of 16 out of 1437 images
     assert summary["seconds"] > summary["training_seconds"] > 0
     assert summary["staleness_max"] >= summary["staleness_mean"] >= 0
+    if mode == "sync":
+        assert summary["staleness_max"] == 0
     assert [worker["pushes"] for worker in summary["per_worker"]] == [15 * 45, 15 * 45]
     assert summary["lost"] == []
     for plot in ("loss.png", "staleness.png"):
@@ -71,8 +76,9 @@ def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(tmp_path: Path)
     assert f"test accuracy {summary['test_accuracy']:.3f}" in output
 
 
-def test_a_killed_worker_is_named_and_the_others_finish(tmp_path: Path) -> None:
-    with demo(tmp_path, "--passes=40", "--heartbeat-timeout=5") as process:
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_killed_worker_is_named_and_the_others_finish(mode: str, tmp_path: Path) -> None:
+    with demo(tmp_path, "--passes=40", "--heartbeat-timeout=5", f"--mode={mode}") as process:
         victim = first_worker_that_pushed(process)
         os.kill(victim["pid"], signal.SIGKILL)
         output, _ = process.communicate(timeout=PATIENCE)

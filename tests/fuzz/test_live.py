@@ -48,10 +48,10 @@ LARGE = np.ones(5000, "<f4")
 TO_SERVER: list[Message] = [
     hello("observer", OBSERVER),
     hello("observer", OBSERVER),
-    Pull(1, EPOCH, "raw", WHOLE),
-    Pull(2, EPOCH, "raw", ((0, 0, ()),)),
-    Push(3, 1, EPOCH, 1, 1, "raw", WHOLE, ARRAYS),
-    Push(4, 2, EPOCH, 0, 0, "raw", ((0, 0, ()),), (LARGE,)),
+    Pull(1, EPOCH, 0, 0, "raw", WHOLE),
+    Pull(2, EPOCH, 0, 0, "raw", ((0, 0, ()),)),
+    Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
+    Push(4, 2, EPOCH, 0, 0, 1, 0, 0, "raw", "raw", ((0, 0, ()),), (LARGE,)),
     Load(5, EPOCH, WHOLE, ARRAYS),
     Load(6, EPOCH, ((0, 0, ()),), (LARGE, LARGE)),
     Values(7, "raw", (1,), (), (LARGE,)),
@@ -75,10 +75,10 @@ TO_COORDINATOR: list[Message] = [
     StatusRequest(5),
     Shutdown("by a stranger"),
     Error(0, 40, "x", {"reason": "x"}),
-    Job(1, 1, {}, {}, 1),
+    Job(1, 1, {}, {}, 1, 0),
     Welcome(1, bytes(16), "x", 0, 1.0, 2.0, 1, 1),
     HeartbeatAck(1),
-    Push(3, 1, EPOCH, 1, 1, "raw", WHOLE, ARRAYS),
+    Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
 ]
 PARAMETERS = {"w": np.ones((6, 5), np.float32), "b": np.ones(4), "c": np.ones(3, np.float32)}
 
@@ -226,7 +226,7 @@ def test_a_peer_that_never_reads_does_not_stop_the_others(cluster: Cluster) -> N
         with fuzzer(server, b"deaf") as deaf:
             deaf.send_multipart(encode(hello("observer", OBSERVER)))
             for i in range(3000):
-                deaf.send_multipart(encode(Pull(i + 1, EPOCH, "raw", WHOLE)))
+                deaf.send_multipart(encode(Pull(i + 1, EPOCH, 0, 0, "raw", WHOLE)))
             for _ in range(20):
                 worker.push({"b": np.ones(4)}, timeout=30.0)
             np.testing.assert_array_equal(worker.pull(timeout=30.0)["b"], np.full(4, -9.0))

@@ -53,8 +53,12 @@ PAYLOADS = st.lists(SIZES.map(bytes) | SIZES.map(lambda n: b"\xff" * n), max_siz
 CODECS = st.sampled_from(["raw", "raw", "raw", "zip", ""])
 #: Requests that come close to what the server has.
 DATA = (
-    st.builds(Push, st.just(1), st.integers(0, 5), EPOCHS, st.integers(0, 2), st.just(0), CODECS, PARTS, PAYLOADS)
-    | st.builds(Pull, st.just(1), EPOCHS, CODECS, PARTS)
+    st.builds(
+        Push,
+        *(st.just(1), st.integers(0, 5), EPOCHS, st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)),
+        *(st.integers(0, 2), st.just(0), CODECS, CODECS, PARTS, PAYLOADS),
+    )
+    | st.builds(Pull, st.just(1), EPOCHS, st.integers(0, 3), st.integers(0, 1), CODECS, PARTS)
     | st.builds(Load, st.just(1), EPOCHS, PARTS, PAYLOADS)
 )
 CONTROL = (

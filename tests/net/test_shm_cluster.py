@@ -164,7 +164,7 @@ def test_all_transports_can_be_mixed(cluster: Cluster) -> None:
 
 
 def test_an_atomic_push_larger_than_the_ring_goes_both_ways(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.worker.LaneTransport", partial(LaneTransport, ring_nbytes=SLICE_NBYTES + 4096))
+    monkeypatch.setattr("zmqps.connection.LaneTransport", partial(LaneTransport, ring_nbytes=SLICE_NBYTES + 4096))
     with zmqps.connect(cluster.address, transport="shm") as worker:
         worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
         worker.push(gradients(1), atomic=True)

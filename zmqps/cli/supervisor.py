@@ -88,7 +88,7 @@ class Supervisor:
         self._workers: list[Process] = []
         self._pumps: list[Pump] = []
         self._node_watches: list[asyncio.Task[None]] = []
-        self._node_failed = False
+        self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
         self._ending = False
 
@@ -137,19 +137,28 @@ class Supervisor:
     async def _supervise(self) -> int:
         self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.processes]
         if not self._config.command:
-            code = await self._nodes.coordinator.exited()
+            failed = asyncio.create_task(self._a_node_failed.wait())
+            ended = asyncio.create_task(self._nodes.coordinator.exited())
+            await asyncio.wait((failed, ended), return_when=asyncio.FIRST_COMPLETED)
+            failed.cancel()
+            if self._a_node_failed.is_set():  # its shard is gone, nobody can go on
+                ended.cancel()
+                return exits.FAILED
+            code = await ended
             await self._nodes.ended_by_themselves()
             await asyncio.gather(*self._node_watches)
             if code == exits.IDLE:
                 return code
-            return exits.FAILED if self._node_failed else exits.OK
+            return exits.FAILED if self._a_node_failed.is_set() else exits.OK
         for index in range(self._config.num_workers):
             self._spawn_worker(index)
         codes = await asyncio.gather(*map(self._watch_worker, self._workers))
+        if self._a_node_failed.is_set():  # whatever became of the workers followed from that
+            return exits.FAILED
         if any(codes):
             return exits.WORKERS_FAILED
         self._log.say("info", f"all {len(codes)} workers have ended well")
-        return exits.FAILED if self._node_failed else exits.OK
+        return exits.OK
 
     async def _watch_worker(self, worker: Process) -> int:
         code = await worker.exited()
@@ -165,7 +174,7 @@ class Supervisor:
     async def _watch_node(self, node: Process) -> None:
         code = await node.exited()
         if code not in (exits.OK, exits.IDLE) and not self._ending and self._asked is None:
-            self._node_failed = True
+            self._a_node_failed.set()
             await self._drained(node.name)
             self._log.say("error", str(node.failure(code)))
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core import exits
 from zmqps.core.barrier import Barrier, Barriers
+from zmqps.core.data import DataSets
 from zmqps.core.events import Action, Exit, Log, Peer, Received, Send, Stop, Undecodable
 from zmqps.core.keyspace import SLICE_NBYTES
 from zmqps.core.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.membership import MemberInfo, Membership
 from zmqps.core.messages import (
     PROTOCOL_VERSION,
+    Arrive,
+    Committed,
     Enter,
     Error,
     Heartbeat,
@@ -28,18 +32,32 @@ from zmqps.core.messages import (
     Shutdown,
     Status,
     StatusRequest,
+    Take,
     Waiting,
     Welcome,
     Withdraw,
 )
 from zmqps.core.server import check_hello
 from zmqps.core.startup import Startup
-from zmqps.errors import EvictedError, JobError, NotJoinedError, PeerLostError, ProtocolError, PSError, from_wire
+from zmqps.core.steps import Steps
+from zmqps.core.throttle import Throttle
+from zmqps.errors import (
+    ConfigurationError,
+    EvictedError,
+    JobError,
+    NotJoinedError,
+    PeerLostError,
+    ProtocolError,
+    PSError,
+    from_wire,
+)
 
 #: How long the end of the cluster waits for the servers to say goodbye.
 GOODBYE_S = 3.0
 #: How often those who wait are told for whom, when that changes: one message each, not one each time.
 TELL_S = 0.1
+#: Of a member's counters, so many are kept.
+MAX_COUNTERS = 64
 #: Of those who are awaited, so many are named.
 MOST_NAMED = 8
 
@@ -77,14 +95,18 @@ class CoordinatorMachine:
         self.identity = identity
         self.options = options
         self.membership = Membership(options.heartbeat_timeout)
-        self.startup = Startup(options.servers, options.slice_nbytes)
+        self.steps = Steps(self.membership.members)
+        self.startup = Startup(options.servers, options.slice_nbytes, self.steps.begin, options.workers)
         self.barriers = Barriers()
+        self.data = DataSets(self.membership.members, self.steps.pause, self.steps.resume)
         self._started_at = 0.0
         self._idle_since: float | None = None
         self._reminder_due = 0.0
         self._tell_due: float | None = None
         self._counts = {"refused": 0, "heartbeats": 0}
         self._lost_shard: PSError | None = None  # a server of the running job is gone
+        self._throttle = Throttle()
+        self._now = 0.0  # of the event being handled
         self._ending: Exit | None = None
         self._end_due = 0.0
 
@@ -98,6 +120,7 @@ class CoordinatorMachine:
 
     def handle(self, event: Received | Undecodable | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
+        self._now = now
         if isinstance(event, Stop):
             return self._end(Exit(exits.OK, event.reason), now)
         if isinstance(event, Undecodable):
@@ -120,7 +143,7 @@ class CoordinatorMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self._reminder_due, self._tell_due, self.membership.next_deadline()]
+        dues = [self._reminder_due, self._tell_due, self.membership.next_deadline(), self.steps.next_deadline()]
         if self._idle_since is not None and self.options.idle_timeout:
             dues.append(self._idle_since + self.options.idle_timeout)
         if self._ending is not None:
@@ -133,6 +156,9 @@ class CoordinatorMachine:
         for member in self.membership.overdue(now):
             silent = now - member.seen_at
             actions += [*self._lose(member, "lost", now), Send(member.peer, _evicted(member, silent))]
+        due = self.steps.next_deadline()
+        if due is not None and now >= due:
+            actions += self.steps.on_deadline(self._to_come, now)
         if self._tell_due is not None and now >= self._tell_due:
             actions += self._tell()
         if now >= self._reminder_due:
@@ -149,6 +175,8 @@ class CoordinatorMachine:
         """Assert the invariants."""
         self.membership.validate()
         self.barriers.validate()
+        self.data.validate()
+        self.steps.validate()
         members = self.membership.members
         assert {incarnation for incarnation, _ in self.startup.parked} <= set(members)
         assert all(set(barrier.waiters) <= set(members) for barrier in self.barriers.by_name.values())
@@ -178,15 +206,25 @@ class CoordinatorMachine:
             if hello.role != "server":
                 self._idle_since = None
             actions.append(Log("info", f"{member.title} joined"))
-            actions += self.startup.place(self.membership.of("server"))
+            actions += self._place()
+            actions += self.steps.advance(self._to_come, now)
             self._tell_soon(now)
+        return actions
+
+    def _place(self) -> list[Action]:
+        """Place the job as soon as all servers are here."""
+        actions = self.startup.place(self.membership.of("server"))
+        if actions and self.startup.job is not None:
+            self.steps.start(self.startup.job, self.startup.epoch, self.startup.servers)
         return actions
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, Heartbeat):
             self._counts["heartbeats"] += 1
-            member.counters = message.counters
+            member.counters = _flat(message.counters)
             return [Send(member.peer, HeartbeatAck(self.num_workers))]
+        if isinstance(message, (Init, Enter, Arrive, Take)) and message.request in member.answered:
+            return [Send(member.peer, member.answered[message.request])]  # the answer was lost
         if isinstance(message, Leave):
             farewell = Send(member.peer, Left())
             how = "finished" if message.reason == "finished" else "closed"
@@ -195,12 +233,17 @@ class CoordinatorMachine:
             return [farewell, Log("info", f"{member.title} {how}"), *self._depart(member, how, now)]
         if isinstance(message, Withdraw):
             self.barriers.withdraw(member.incarnation, message.request)
+            self.data.withdraw(member, message.request)
             self._tell_soon(now)
             return self.startup.withdraw(member.incarnation, message.request)
         if member.role == "server":
             if isinstance(message, Ready):
                 self._tell_soon(now)
                 return self.startup.progress(member, message.epoch, bool(message.loaded))
+            if isinstance(message, Committed):
+                if message.epoch == self.startup.epoch:
+                    self.steps.confirmed(member, message.step)
+                return []
             if isinstance(message, Error):
                 error = from_wire(message.code, message.text, message.facts)
                 if message.request not in (0, self.startup.epoch):
@@ -210,11 +253,21 @@ class CoordinatorMachine:
             if self._lost_shard is not None:
                 raise self._lost_shard
             actions = self.startup.init(member, message)
-            actions += self.startup.place(self.membership.of("server"))
+            actions += self._place()
             if (member.incarnation, message.request) in self.startup.parked:
                 text = self.startup.waiting_for(self.membership.of("server"))
                 actions.append(Send(member.peer, Waiting(message.request, text)))
             return actions
+        elif isinstance(message, Arrive) and member.role == "worker":
+            self.steps.arrive(member, message, now)
+            actions = self.steps.advance(self._to_come, now)
+            self._tell_soon(now)
+            return actions
+        elif isinstance(message, Take) and member.role == "worker":
+            if self.startup.job is not None and self.startup.job.deterministic:
+                raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
+            self._tell_soon(now)
+            return [*self.data.take(member, message), *self.steps.advance(self._to_come, now)]
         elif isinstance(message, Enter) and member.role == "worker":
             barrier = self.barriers.enter(message.barrier, member.incarnation, message.request, now)
             self._tell_soon(now)
@@ -232,7 +285,7 @@ class CoordinatorMachine:
         if member.role == "worker":
             for barrier in awaited:
                 waiters = self.barriers.close(barrier)
-                actions += [self._error(self.membership.members[who].peer, request, error) for who, request in waiters]
+                actions += [self._fail(self.membership.members[who], request, error) for who, request in waiters]
         elif member.role == "server" and self.startup.placement is not None:
             self._lost_shard = error if self.startup.ready else None
             actions += self._fail_startup(error)
@@ -244,7 +297,9 @@ class CoordinatorMachine:
     def _depart(self, member: MemberInfo, how: str, now: float) -> list[Action]:
         self.membership.remove(member, how, now)
         self.barriers.withdraw(member.incarnation)
-        actions = self.startup.withdraw(member.incarnation)
+        self.steps.leave(member)
+        actions = [*self.startup.withdraw(member.incarnation), *self.data.leave(member, finished=how == "finished")]
+        actions += self.steps.advance(self._to_come, now)
         for barrier in list(self.barriers.by_name.values()):
             actions += self._release(barrier)
         self._tell_soon(now)
@@ -265,6 +320,11 @@ class CoordinatorMachine:
         """How many workers the job counts on: as many as expected, or who is here."""
         return max(self.options.workers or 0, len(self.membership.of("worker")))
 
+    @property
+    def _to_come(self) -> int:
+        """How many of the expected workers have not joined yet."""
+        return max(0, (self.options.workers or 0) - self.membership.num_joined.get("worker", 0))
+
     # --- waiting -------------------------------------------------------------------------------
 
     def _awaited(self, barrier: Barrier) -> str:
@@ -274,20 +334,20 @@ class CoordinatorMachine:
         texts = [members[incarnation].title for incarnation in awaited[:MOST_NAMED]]
         if len(awaited) > MOST_NAMED:
             texts.append(f"{len(awaited) - MOST_NAMED} more workers")
-        to_come = (self.options.workers or 0) - self.membership.num_joined.get("worker", 0)
-        if to_come > 0:
-            texts.append(f"{to_come} workers to join")
+        if self._to_come:
+            texts.append(f"{self._to_come} workers to join")
         return ", ".join(texts)
 
     def _release(self, barrier: Barrier) -> list[Action]:
         if self._awaited(barrier):
             return []
         members = self.membership.members
-        return [Send(members[who].peer, Released(request)) for who, request in self.barriers.close(barrier)]
+        return [members[who].answer(request, Released(request)) for who, request in self.barriers.close(barrier)]
 
     def _tell_soon(self, now: float) -> None:
         """Whom somebody waits for may just have changed."""
-        if self._tell_due is None and (self.startup.parked or self.barriers.by_name):
+        waiters = self.startup.parked or self.barriers.by_name or self.steps.waiters or self.data.waits
+        if self._tell_due is None and waiters:
             self._tell_due = now + TELL_S
 
     def _tell(self) -> list[Action]:
@@ -300,7 +360,9 @@ class CoordinatorMachine:
         for barrier in self.barriers.by_name.values():
             text = self._awaited(barrier)
             actions += [Send(members[who].peer, Waiting(request, text)) for who, request in barrier.waiters.items()]
-        return actions
+        text = self.steps.waiting_for(self._to_come)
+        actions += [Send(members[who].peer, Waiting(request, text)) for who, request in self.steps.waiters.items()]
+        return actions + [Send(who.peer, Waiting(request, text)) for who, request, text in self.data.waiters()]
 
     def _missing(self) -> str:
         servers = self.options.servers - len(self.membership.of("server"))
@@ -313,6 +375,9 @@ class CoordinatorMachine:
         if self.startup.ready or self._ending is not None:
             barriers = self.barriers.by_name.values()
             texts = [f"barrier {b.name!r} waits for {self._awaited(b)}" for b in barriers]
+            step = self.steps.waiting_for(self._to_come)
+            texts += [f"step waits for {step}"] if step else []
+            texts += dict.fromkeys(f"{who.title} waits for {text}" for who, _, text in self.data.waiters())
         elif self.startup.parked:
             texts = [f"init waits for {self.startup.waiting_for(self.membership.of('server'))}"]
         else:
@@ -325,7 +390,8 @@ class CoordinatorMachine:
         """Tell every parked init; a job that runs already is not touched."""
         if self.startup.ready:
             return []
-        return [self._error(member.peer, request, error) for member, request, error in self.startup.fail(error)]
+        self.steps.stop()
+        return [self._fail(member, request, error) for member, request, error in self.startup.fail(error)]
 
     def _end(self, end: Exit, now: float) -> list[Action]:
         if self._ending is not None:
@@ -339,11 +405,17 @@ class CoordinatorMachine:
     def _error(peer: Peer, request: int, error: PSError) -> Action:
         return Send(peer, Error(request, error.code, str(error), error.facts()))
 
+    @staticmethod
+    def _fail(member: MemberInfo, request: int, error: PSError) -> Action:
+        return member.answer(request, Error(request, error.code, str(error), error.facts()))
+
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self._counts["refused"] += 1
         member = self.membership.find(peer)
         who = member.title if member else f"peer {peer.hex()}"
-        return [Log("warning", f"refused a request of {who}: {error}"), self._error(peer, request, error)]
+        line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
+        answer = self._error(peer, request, error)
+        return [Log("warning", line), answer] if line else [answer]
 
     # --- the status ----------------------------------------------------------------------------
 
@@ -366,6 +438,8 @@ class CoordinatorMachine:
             "servers": self.options.servers,
             "workers": self.num_workers,
             "job": dict(job),
+            "steps": self.steps.status(self._to_come, now),
+            "data": self.data.status(),
             "members": [
                 {**_describe(m), "silent_s": round(now - m.seen_at, 3), "counters": dict(m.counters)}
                 for m in self.membership.of("server", "worker", "observer")
@@ -388,6 +462,12 @@ def _describe(member: MemberInfo) -> dict[str, Any]:
     hello = member.hello
     facts = {"role": hello.role, "rank": member.rank, "name": hello.name, "host": hello.host, "pid": hello.pid}
     return {**facts, "endpoint": hello.endpoint}
+
+
+def _flat(counters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what of a member's counters may stand in the status: one member must not make it unreadable."""
+    items = list(counters.items())[:MAX_COUNTERS]
+    return {name[:64]: v[:200] if isinstance(v, str) else v for name, v in items if not isinstance(v, dict | list)}
 
 
 def _evicted(member: MemberInfo, silent: float) -> Error:

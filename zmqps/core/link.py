@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zmqps.core.arrays import Array, gather, scatter
+from zmqps.core.encoding import RAW, choose, compress, decompress, named
 from zmqps.core.events import Action, Send
 from zmqps.core.ledger import WINDOW
 from zmqps.core.member import Handshake
@@ -17,9 +19,12 @@ from zmqps.core.messages import Ack, Load, Message, Part, Pull, Push, Values, We
 from zmqps.core.operations import Cargo, Transfer
 from zmqps.errors import ProtocolError, PSError
 
+if TYPE_CHECKING:
+    from zmqps.core.messages import Buffer
+
 #: Bytes sent or asked for and not yet answered, a server: enough to keep both directions of a
 #: connection busy, little enough that a slow server costs no memory.
-WINDOW_NBYTES = 16 << 20
+WINDOW_NBYTES = 8 << 20
 #: No answer of any kind for this long, and what is in flight is sent again; doubled each time.
 RETRY_S = 3.0
 SLOWEST_RETRY_S = 30.0
@@ -34,6 +39,7 @@ class Request:
     nbytes: int
     number: int = 0
     seq: int = 0
+    encoded: tuple[str, list[Array]] | None = None
 
 
 class Link:
@@ -68,6 +74,7 @@ class Link:
         self.heard_at = 0.0
         self._epoch = epoch
         self._versions = [0] * num_slices  # of each slice, when last read
+        self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
         self._numbers = count(1) if numbers is None else numbers
         self._next_seq = 1
         self._retry_s = RETRY_S
@@ -109,27 +116,44 @@ class Link:
         return actions
 
     def _message(self, request: Request) -> Message:
-        transfer = request.transfer
+        transfer, epoch = request.transfer, self._epoch
         parts: list[Part] = [
             (cargo.slice.index, self._versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
         ]
         if transfer.kind == "pull":
-            return Pull(request.number, self._epoch, "raw", parts)
-        payload = gather(self._pieces(request))
-        self.counts["bytes_sent"] += request.nbytes
+            return Pull(request.number, epoch, transfer.version, int(transfer.exact), transfer.reply_codec, parts)
         if transfer.kind == "load":
-            return Load(request.number, self._epoch, parts, payload)
-        reply = int(transfer.kind == "push_pull")
-        checked = int(transfer.checked)
-        return Push(request.number, request.seq, self._epoch, reply, checked, "raw", parts, payload)
+            payload = gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
+            self.counts["bytes_sent"] += request.nbytes
+            return Load(request.number, epoch, parts, payload)
+        codec, payload = self._encoded(request)
+        self.counts["bytes_sent"] += sum(buffer.nbytes for buffer in payload)
+        return Push(
+            request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
+            int(transfer.kind == "push_pull"), int(transfer.checked), codec, transfer.reply_codec, parts, payload,
+        )  # fmt: skip
 
-    @staticmethod
-    def _pieces(request: Request) -> Iterator[Array]:
-        for cargo in request.cargoes:
-            for parameter, start, stop in cargo.pieces:
-                array = request.transfer.source[parameter]
-                assert array is not None
-                yield array[start:stop].astype(cargo.dtype, copy=False)
+    def _encoded(self, request: Request) -> tuple[str, list[Array]]:
+        """Return the gradients of a request and the codec they are in.
+
+        Encoding changes the residuals, so it is done once and kept for a resend.
+        """
+        if request.encoded is not None:
+            return request.encoded
+        transfer = request.transfer
+        codec = choose(transfer.codec, request.nbytes)
+        if codec is None:
+            return RAW, gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
+        residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
+        blobs = compress(codec, map(transfer.pieces, request.cargoes), residuals, request.seq)
+        request.encoded = codec.spec, blobs
+        return request.encoded
+
+    def _residuals(self, cargo: Cargo) -> list[Array]:
+        piece = cargo.slice
+        if piece.index not in self._left_out:
+            self._left_out[piece.index] = np.zeros(piece.size, cargo.dtype)
+        return [self._left_out[piece.index][start:stop] for start, stop in cargo.bounds]
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
         """The server knows us: start to send."""
@@ -149,7 +173,7 @@ class Link:
                 raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
             self._land(request, message)
             for cargo, version in zip(request.cargoes, message.versions, strict=True):
-                self._versions[cargo.slice.index] = version
+                self._versions[cargo.slice.index] = transfer.versions[cargo] = version
         elif transfer.kind in ("pull", "push_pull"):
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
@@ -167,11 +191,17 @@ class Link:
         return request
 
     def _land(self, request: Request, message: Values) -> None:
-        targets = [(t, cargo.dtype) for cargo in request.cargoes for t in request.transfer.targets(cargo)]
+        transfer = request.transfer
+        targets = [(t, cargo.dtype) for cargo in request.cargoes for t in transfer.targets(cargo)]
+        payload: Sequence[Buffer] = message.payload
+        self.counts["bytes_received"] += sum(memoryview(buffer).nbytes for buffer in payload)
+        codec = named(message.codec)
+        if codec is not None:
+            sizes = ((cargo.nbytes // cargo.dtype.itemsize, cargo.dtype) for cargo in request.cargoes)
+            payload = decompress(codec, payload, sizes)
         # the wire has the table's dtype, the caller's arrays may have another
-        for run, offset, array in scatter(message.payload, ((t.size, dtype) for t, dtype in targets)):
+        for run, offset, array in scatter(payload, ((t.size, dtype) for t, dtype in targets)):
             np.copyto(targets[run][0][offset : offset + array.size], array, casting="unsafe")
-        self.counts["bytes_received"] += request.nbytes
 
     def fail(self, error: PSError) -> list[Transfer]:
         """The server is gone: return the transfers that now fail."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.events import Peer
-from zmqps.core.messages import Hello
+from zmqps.core.events import Peer, Send
+from zmqps.core.messages import Hello, Message
 from zmqps.errors import LimitError, ProtocolError
 
 MAX_MEMBERS = 4096
+#: A member has a handful of requests at the coordinator at a time; this many answers are remembered.
+MAX_ANSWERED = 32
 #: Of those who left, the status shows this many; older ones are forgotten.
 MAX_GONE = 256
 
@@ -26,6 +28,14 @@ class MemberInfo:
     joined_at: float
     seen_at: float
     counters: Mapping[str, Any] = field(default_factory=dict)
+    answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+
+    def answer(self, request: int, message: Message) -> Send:
+        """Return the answer to a request, remembered in case it or the request is sent again."""
+        self.answered[request] = message
+        if len(self.answered) > MAX_ANSWERED:
+            self.answered.popitem(last=False)
+        return Send(self.peer, message)
 
     @property
     def role(self) -> str:

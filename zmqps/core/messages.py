@@ -26,12 +26,17 @@ if TYPE_CHECKING:
     Texts: TypeAlias = Sequence[str]
     Versions: TypeAlias = Sequence[int]
     Parts: TypeAlias = Sequence["Part"]
+    Contributors: TypeAlias = Sequence["Contributor"]
     Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
     Payload: TypeAlias = Sequence[Buffer]
 
 #: (slice index, version, ranges): ranges are start, stop, start, stop, … in elements from the start
 #: of the slice, ascending; none means the whole slice. In a push ``version`` is the one last read.
 Part = tuple[int, int, tuple[int, ...]]
+
+#: (incarnation, attempts, examples): which pushes of a worker make its part of a committed step,
+#: and how many examples they were made of.
+Contributor = tuple[bytes, tuple[int, ...], float]
 
 ROLES = ("worker", "server", "coordinator", "observer")
 
@@ -154,7 +159,7 @@ class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
     ``placement`` is what `zmqps.core.keyspace.Placement.to_wire` gives, and ``servers``: a list with
-    one map a shard, of ``name`` and ``endpoint``.
+    one map a shard, of ``name`` and ``endpoint``. ``step`` is the clock this worker begins with.
     """
 
     kind: ClassVar[int] = 11
@@ -163,6 +168,7 @@ class Job(Message):
     job: Plain
     placement: Plain
     load: U8
+    step: U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +226,86 @@ class Waiting(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Arrive(Message):
+    """A worker has completed a step: all shards have acknowledged these pushes of it.
+
+    No attempts and 0 examples: it only waits, once more, for what it has brought before.
+    """
+
+    kind: ClassVar[int] = 20
+    request: U64
+    step: U64
+    attempts: Versions
+    examples: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed(Message):
+    """The worker of ``request`` may go on, and reads version ``version`` or a later one.
+
+    ``counted`` is 0 when the step was over before its gradients were complete: they were dropped.
+    """
+
+    kind: ClassVar[int] = 21
+    request: U64
+    version: U64
+    counted: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Message):
+    """The coordinator closes a step: apply the mean of these contributors' gradients, in this order."""
+
+    kind: ClassVar[int] = 22
+    epoch: U32
+    step: U64
+    contributors: Contributors
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Message):
+    """A server has applied a step."""
+
+    kind: ClassVar[int] = 23
+    epoch: U32
+    step: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Take(Message):
+    """A worker asks for a range of a data set's examples; the first one's description of it counts.
+
+    ``shuffle`` is empty or holds a seed. ``done`` is empty or holds pass and number of the range that
+    the worker has used. One that has a range it has not used gets that again.
+    """
+
+    kind: ClassVar[int] = 24
+    request: U64
+    name: Text
+    num_examples: U64
+    shard_size: U64
+    passes: U64
+    shuffle: Versions
+    done: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Message):
+    """Positions ``[start, stop)`` of a pass over a data set; an empty one says that there are no more.
+
+    ``step`` is the clock the worker goes on with, if the others did not wait for it while it waited.
+    """
+
+    kind: ClassVar[int] = 25
+    request: U64
+    data_pass: U64
+    number: U64
+    start: U64
+    stop: U64
+    step: U64
+
+
+@dataclass(frozen=True, slots=True)
 class StatusRequest(Message):
     """Anybody may ask, without joining."""
 
@@ -249,9 +335,14 @@ class Load(Message):
 
 @dataclass(frozen=True, slots=True)
 class Push(Message):
-    """Gradients, applied on arrival; all parts of one message are applied together.
+    """Gradients; all parts of one message are applied, or kept, together.
 
-    ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`).
+    Asynchronous and bounded modes apply them on arrival; the synchronous mode keeps them for
+    ``step``, each counting as often as it has ``examples``, until that is committed. ``attempt``
+    is the same in all messages of one push of the user's, so that one that failed halfway and was
+    repeated is not taken for two.
+    ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in
+    ``reply_codec``.
     ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
     against accidents need not be done twice; 0 lets the server look.
     """
@@ -260,20 +351,26 @@ class Push(Message):
     request: U64
     seq: U64
     epoch: U32
+    step: U64
+    attempt: U64
+    examples: U64
     reply: U8
     checked: U8
     codec: Text
+    reply_codec: Text
     parts: Parts
     payload: Payload = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Pull(Message):
-    """Ask for values."""
+    """Ask for values of version ``version`` or a later one; with ``exact`` 1, of that one."""
 
     kind: ClassVar[int] = 34
     request: U64
     epoch: U32
+    version: U64
+    exact: U8
     codec: Text
     parts: Parts
 
@@ -297,6 +394,19 @@ class Values(Message):
     codec: Text
     versions: Versions
     staleness: Versions
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors(Message):
+    """Arrays from one stage of a pipeline to another; ``number`` counts them in each direction, from 1.
+
+    ``arrays`` maps each name to ``[dtype, shape, codec, bytes]``, in the order of the payload.
+    """
+
+    kind: ClassVar[int] = 40
+    number: U64
+    arrays: Plain
     payload: Payload = field(repr=False)
 
 

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zmqps.core.arrays import Array
+from zmqps.core.data import DataSpec
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import Placement, Slice
+from zmqps.core.treatments import make_treatment
 
 
 class Piece(NamedTuple):
@@ -23,7 +25,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Cargo:
     """What one transfer moves of one slice."""
 
@@ -72,6 +74,7 @@ class Operation:
     started_at: float = 0.0
     done: bool = False
     waiting_for: str = ""
+    child: Transfer | None = None  # a transfer that is a part of this operation
 
     title = "operation"
 
@@ -90,7 +93,6 @@ class Init(Operation):
     job: JobSpec | None = None
     values: Sequence[Array] = ()  # flat, by parameter
     request: int = 0
-    load: Transfer | None = None
 
     title = "init"
 
@@ -101,6 +103,18 @@ class Attached:
 
     job: JobSpec
     placement: Placement
+
+    def drops(self, staleness: int) -> bool:
+        """Whether servers drop gradients this stale."""
+        treatment = make_treatment(self.job.treatment)
+        return treatment is not None and treatment.drops(staleness)
+
+
+@dataclass(slots=True, eq=False)
+class Advance(Operation):
+    """Complete a step that consists of several pushes."""
+
+    title = "advance"
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +137,16 @@ class Transfer(Operation):
         Send all cargoes of a shard as one message.
     checked
         The source is known to be finite.
+    codec, reply_codec
+        How gradients, and values, travel.
+    whole
+        A push of all parameters: it completes the worker's step where steps matter.
+    examples
+        How often the gradients count in a synchronous mean.
+    version, exact
+        A pull's: at least, or exactly, this version.
+    owner
+        The operation this transfer is a part of.
     """
 
     kind: str = "pull"
@@ -132,13 +156,40 @@ class Transfer(Operation):
     tables: Sequence[Array] | None = None
     atomic: bool = False
     checked: bool = False
+    codec: str = "raw"
+    reply_codec: str = "raw"
+    whole: bool = False
+    examples: int = 1
+    version: int = 0
+    exact: bool = False
+    owner: Operation | None = None
+    asked: str = ""  # what the user called it, where that is not its kind
+    step: int = 0
+    attempt: int = 0
     remaining: int = 0
     staleness: int = 0
+    versions: dict[Cargo, int] = field(default_factory=dict)  # read of each slice
 
     @property
     def title(self) -> str:  # type: ignore[override]
         """How errors call it."""
-        return self.kind
+        return self.asked or self.kind
+
+    @property
+    def outermost(self) -> Operation:
+        """The operation the user waits for."""
+        return self.owner or self
+
+    def outdated(self) -> tuple[Cargo, ...]:
+        """Return what was read of an older version than the rest."""
+        newest = max(self.versions.values(), default=0)
+        return tuple(cargo for cargo, version in self.versions.items() if version < newest)
+
+    def pieces(self, cargo: Cargo) -> list[Array]:
+        """Return what to send of a cargo, in the dtype of the wire."""
+        found = [(self.source[parameter], start, stop) for parameter, start, stop in cargo.pieces]
+        with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
+            return [a[start:stop].astype(cargo.dtype, copy=False) for a, start, stop in found if a is not None]
 
     def targets(self, cargo: Cargo) -> list[Array]:
         """Return where the values of a cargo go, in their order on the wire."""
@@ -161,6 +212,17 @@ class Enter(Operation):
     def title(self) -> str:  # type: ignore[override]
         """How errors call it."""
         return f"barrier {self.barrier!r}"
+
+
+@dataclass(slots=True, eq=False)
+class Take(Operation):
+    """Take a range of a data set, and say which one was used. Resolves to a `zmqps.core.messages.Range`."""
+
+    data: DataSpec | None = None
+    used: tuple[int, int] | None = None
+    request: int = 0
+
+    title = "shards"
 
 
 @dataclass(slots=True, eq=False)
@@ -197,6 +259,11 @@ class Statistics:
         Requests sent again because no answer came.
     nonfinite
         Pushes refused because of NaN or infinity.
+    dropped
+        Synchronous: steps whose gradients came after the step was over. Otherwise: pushes of which
+        a slice was too stale for the job's treatment.
+    clock
+        Steps completed (bounded), or the step the next gradients belong to (synchronous).
     staleness_mean, staleness_max, staleness_last
         Updates that others (and earlier pushes of this worker) had made to what a push changed,
         between this worker's pull and the push's arrival; of a push the largest over its slices.
@@ -213,6 +280,8 @@ class Statistics:
     in_flight_bytes: int = 0
     retries: int = 0
     nonfinite: int = 0
+    dropped: int = 0
+    clock: int = 0
     staleness_mean: float = 0.0
     staleness_max: int = 0
     staleness_last: int = 0
@@ -237,16 +306,21 @@ class Tally:
             self.staleness[transfer.staleness] += 1
             self.staleness_last = transfer.staleness
 
+    def dropped(self) -> None:
+        """A step was over before our gradients were complete, or they were too stale."""
+        self.counts["dropped"] += 1
+
     def refused(self) -> None:
         """A push was refused because of NaN or infinity."""
         self.counts["nonfinite"] += 1
 
-    def statistics(self, in_flight_bytes: int, mode: str) -> Statistics:
+    def statistics(self, in_flight_bytes: int, mode: str, clock: int = 0) -> Statistics:
         """Return a frozen copy."""
         total = sum(staleness * n for staleness, n in self.staleness.items())
         return Statistics(
             **self.counts,
             in_flight_bytes=in_flight_bytes,
+            clock=clock,
             staleness_mean=total / max(1, self.counts["pushes"]),
             staleness_max=max(self.staleness, default=0),
             staleness_last=self.staleness_last,

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from zmqps.core import exits
-from zmqps.core.events import COORDINATOR, Action, Exit, Log, Peer, Received, Returned, Run, Send, Stop, Undecodable
+from zmqps.core.arrays import Array, gather
+from zmqps.core.encoding import RAW, check_for_values, choose, compress, decompress, named
+from zmqps.core.events import (
+    COORDINATOR,
+    Action,
+    Exit,
+    Log,
+    Peer,
+    Reader,
+    Received,
+    Returned,
+    Run,
+    Send,
+    Stop,
+    Undecodable,
+)
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import KeySpace, Placement
 from zmqps.core.ledger import Ledger
@@ -19,6 +34,8 @@ from zmqps.core.messages import (
     PROTOCOL_VERSION,
     Ack,
     Assign,
+    Commit,
+    Committed,
     Error,
     Hello,
     Leave,
@@ -34,6 +51,7 @@ from zmqps.core.messages import (
     Welcome,
 )
 from zmqps.core.shard import Shard
+from zmqps.core.throttle import Throttle
 from zmqps.errors import (
     EvictedError,
     JobError,
@@ -49,6 +67,8 @@ from zmqps.errors import (
 MAX_PEERS = 4096
 #: Incarnations that may not come back; the coordinator keeps its own word, this one is a courtesy.
 MAX_EVICTED = 4096
+#: Pulls that wait for a version, all workers together.
+MAX_PARKED = 1 << 16
 
 
 @dataclass(slots=True)
@@ -62,6 +82,11 @@ class Client:
     def name(self) -> str:
         """How errors and logs call it."""
         return f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
+
+    @property
+    def reader(self) -> bytes:
+        """Who reads, for the copies of a treatment; an observer pushes nothing that it computed from them."""
+        return self.hello.incarnation if self.hello.role == "worker" else b""
 
 
 class ServerMachine:
@@ -92,8 +117,11 @@ class ServerMachine:
         self._peers: OrderedDict[Peer, bytes] = OrderedDict()  # routing id -> incarnation
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
+        self._parked: dict[tuple[Peer, int], Pull] = {}  # pulls of a version that is not there yet
         self._assigned: Assign | None = None
         self._ending = False
+        self._throttle = Throttle()
+        self._now = 0.0  # of the event being handled
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
@@ -107,12 +135,17 @@ class ServerMachine:
             **self._counts,
             **(shard.counters if shard else {}),
             "clients": len(self._clients),
+            "parked": len(self._parked),
             "loaded": bool(shard and shard.loaded),
             "arena_nbytes": shard.arena_nbytes if shard else 0,
+            "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
+            "stage_nbytes": shard.stage.nbytes if shard and shard.stage else 0,
+            "version": shard.version if shard else 0,
         }
 
     def handle(self, event: Received | Undecodable | Returned | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
+        self._now = now
         if isinstance(event, Stop):
             return [*self.member.leave("closed"), Exit(exits.OK, event.reason)]
         if isinstance(event, Undecodable):
@@ -156,9 +189,13 @@ class ServerMachine:
         actions = self.member.on_message(message, now)
         if isinstance(message, Assign):
             actions += self._assign(message)
+        elif isinstance(message, Commit):
+            actions += self._commit(message)
         elif isinstance(message, Lost):
             if message.role != "server":
                 self._clients.pop(message.incarnation, None)
+                self._drop_copies(message.incarnation)
+                self._drop_parked(message.incarnation)
                 self._evicted[message.incarnation] = None
                 while len(self._evicted) > MAX_EVICTED:
                     self._forget(self._evicted.popitem(last=False)[0])
@@ -177,7 +214,8 @@ class ServerMachine:
         if message.shard >= placement.num_shards:
             raise ProtocolError(f"shard {message.shard} of {placement.num_shards}")
         self._assigned, self.shard = message, None
-        return [Run(message, partial(self._make_shard, job, placement, message.shard))]
+        build = Run(message, partial(self._make_shard, job, placement, message.shard))
+        return [build, *self._unpark()]  # what waited for the job that was given up is refused
 
     def _built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
         if assign is not self._assigned:
@@ -201,6 +239,16 @@ class ServerMachine:
     def _report_ready(self) -> list[Action]:
         return [Send(COORDINATOR, Ready(self.epoch, int(self.shard.loaded)))] if self.shard is not None else []
 
+    def _commit(self, message: Commit) -> list[Action]:
+        shard = self._ready_shard(message.epoch)
+        if shard.stage is None:
+            raise ProtocolError("this job is not synchronous, there is nothing to commit")
+        if message.step > shard.version:
+            raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
+        if message.step == shard.version:  # else the coordinator has not had our answer
+            shard.commit(message.step, message.contributors)
+        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *self._unpark()]
+
     # --- workers -------------------------------------------------------------------------------
 
     def _from_client(self, peer: Peer, message: Message) -> list[Action]:
@@ -213,10 +261,13 @@ class ServerMachine:
             raise EvictedError("the coordinator took this worker for dead; connect again as a new worker")
         client = self._clients[incarnation]
         if isinstance(message, Push):
-            return [self._push(peer, client, message)]
+            reply = self._push(peer, client, message)
+            return [reply, *self._unpark()] if self._parked else [reply]
         if isinstance(message, Pull):
-            return [self._pull(peer, message)]
+            return self._pull(peer, message)
         if isinstance(message, Load):
+            if client.hello.role != "worker":
+                raise NotJoinedError("an observer may pull, not load")
             shard = self._shard(message.epoch)
             already = shard.loaded
             shard.load(message.parts, message.payload)
@@ -247,12 +298,25 @@ class ServerMachine:
 
     def _push(self, peer: Peer, client: Client, message: Push) -> Action:
         shard = self._ready_shard(message.epoch)
-        check_codec(message.codec)
         if client.hello.role != "worker":
             raise NotJoinedError("an observer may pull, not push")
         result = client.ledger.recall(message.seq)
+        if message.reply and shard.stage is not None:
+            raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
+        if message.reply:
+            check_for_values(message.reply_codec)  # before anything is applied
         if result is None:
-            applied = shard.push(message.parts, message.payload, client.name, checked=bool(message.checked))
+            checked, payload = bool(message.checked), message.payload
+            codec = named(message.codec)
+            if codec is not None:
+                payload = decompress(codec, payload, shard.sizes(message.parts))
+            if shard.stage is None:
+                applied = shard.push(message.parts, payload, client.name, checked=checked, reader=client.reader)
+            else:
+                contributor, examples = (client.hello.incarnation, message.attempt), max(1, message.examples)
+                applied = shard.collect(
+                    message.parts, payload, contributor, message.step, examples, client.name, checked=checked
+                )
             result = tuple(v for v, _ in applied), tuple(s for _, s in applied)
             client.ledger.record(message.seq, result)
             self._counts["pushes"] += 1
@@ -261,17 +325,62 @@ class ServerMachine:
             self._counts["duplicates"] += 1
         if not message.reply:
             return Send(peer, Ack(message.request, *result))
-        payload, versions, readers = shard.pull(message.parts)
-        self._counts["pulled_nbytes"] += sum(array.nbytes for array in payload)
-        return Send(peer, Values(message.request, "raw", versions, result[1], payload), readers)
+        found = shard.pull(message.parts, None, client.reader)
+        return self._send_values(peer, message, message.reply_codec, result[1], found)
 
-    def _pull(self, peer: Peer, message: Pull) -> Action:
+    def _pull(self, peer: Peer, message: Pull) -> list[Action]:
         shard = self._ready_shard(message.epoch)
-        check_codec(message.codec)
-        payload, versions, readers = shard.pull(message.parts)
+        check_for_values(message.codec)
+        if shard.available(message.parts, message.version, exact=bool(message.exact)):
+            return [self._values(peer, shard, message)]
+        if len(self._parked) >= MAX_PARKED:
+            raise LimitError(what="number of waiting pulls", got=len(self._parked) + 1, limit=MAX_PARKED)
+        self._parked[peer, message.request] = message
+        return []
+
+    def _unpark(self) -> list[Action]:
+        """Answer the pulls whose version has come."""
+        actions: list[Action] = []
+        for (peer, request), message in list(self._parked.items()):
+            try:
+                shard = self._ready_shard(message.epoch)
+                if not shard.available(message.parts, message.version, exact=bool(message.exact)):
+                    continue
+                actions.append(self._values(peer, shard, message))
+            except PSError as error:
+                actions += self._refuse(peer, request, error)
+            del self._parked[peer, request]
+        return actions
+
+    def _values(self, peer: Peer, shard: Shard, message: Pull) -> Action:
         self._counts["pulls"] += 1
+        client = self._clients.get(self._peers.get(peer, b""))
+        found = shard.pull(message.parts, message.version if message.exact else None, client.reader if client else b"")
+        return self._send_values(peer, message, message.codec, (), found)
+
+    def _send_values(
+        self,
+        peer: Peer,
+        message: Push | Pull,
+        codec_text: str,
+        staleness: Sequence[int],
+        found: tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]],
+    ) -> Action:
+        """Answer with values; encoded they are a copy, which nobody else reads."""
+        parts, versions, readers = found
+        codec = choose(codec_text, sum(array.nbytes for pieces in parts for array in pieces))
+        if codec is None:
+            payload, text = gather(array for pieces in parts for array in pieces), RAW
+        else:
+            # the same of a version for everybody, however often and in whatever order they ask
+            seed = versions[0] << 32 | message.parts[0][0] if versions else 0
+            payload, text, readers = compress(codec, parts, seed=seed), codec.spec, []
         self._counts["pulled_nbytes"] += sum(array.nbytes for array in payload)
-        return Send(peer, Values(message.request, "raw", versions, (), payload), readers)
+        return Send(peer, Values(message.request, text, versions, staleness, payload), readers)
+
+    def _drop_copies(self, incarnation: bytes) -> None:
+        if self.shard is not None and self.shard.copies is not None:
+            self.shard.copies.forget(incarnation)
 
     def _shard(self, epoch: int) -> Shard:
         if self.shard is None:
@@ -286,8 +395,14 @@ class ServerMachine:
             raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
         return shard
 
+    def _drop_parked(self, incarnation: bytes) -> None:
+        for key in [key for key in self._parked if self._peers.get(key[0]) == incarnation]:
+            del self._parked[key]
+
     def _forget(self, incarnation: bytes) -> None:
         self._clients.pop(incarnation, None)
+        self._drop_copies(incarnation)
+        self._drop_parked(incarnation)
         for peer in [peer for peer, i in self._peers.items() if i == incarnation]:
             del self._peers[peer]
 
@@ -295,8 +410,9 @@ class ServerMachine:
         self._counts["refused"] += 1
         client = self._clients.get(self._peers.get(peer, b""))
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {peer.hex()}"
-        log = Log("warning", f"refused a request of {who}: {error}")
-        return [log, Send(peer, Error(request, error.code, str(error), error.facts()))]
+        line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
+        answer = Send(peer, Error(request, error.code, str(error), error.facts()))
+        return [Log("warning", line), answer] if line else [answer]
 
 
 def check_hello(hello: Hello, roles: tuple[str, ...]) -> None:
@@ -307,9 +423,3 @@ def check_hello(hello: Hello, roles: tuple[str, ...]) -> None:
         raise ProtocolVersionError(ours=PROTOCOL_VERSION, theirs=hello.version)
     if hello.role not in roles:
         raise ProtocolError(f"role {hello.role[:20]!r} is not one of {roles}")
-
-
-def check_codec(codec: str) -> None:
-    """Raise unless arrays in this codec can be read."""
-    if codec != "raw":
-        raise ProtocolError(f"codec {codec[:20]!r} is not spoken here, only raw")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,39 +13,37 @@ from zmqps.core.events import (
     Action,
     Exit,
     Log,
-    Peer,
     Received,
     Resolve,
     Send,
     Stop,
     Undecodable,
     Unreachable,
-    server_peer,
 )
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import KeySpace, Placement
-from zmqps.core.link import Link
-from zmqps.core.member import REMINDER_INTERVAL_S, Handshake, Identity, Member
+from zmqps.core.link import RETRY_S
+from zmqps.core.member import REMINDER_INTERVAL_S, Identity, Member
+from zmqps.core.messages import Enter as EnterMessage
 from zmqps.core.messages import (
-    Ack,
     Error,
     Job,
     Left,
     Lost,
     Message,
+    Range,
     Released,
     Shutdown,
     Status,
     StatusRequest,
-    Values,
     Waiting,
     Welcome,
     Withdraw,
 )
-from zmqps.core.messages import Enter as EnterMessage
 from zmqps.core.messages import Init as InitMessage
 from zmqps.core.messages import Leave as LeaveMessage
 from zmqps.core.operations import (
+    Advance,
     AskStatus,
     Attached,
     Enter,
@@ -56,16 +52,16 @@ from zmqps.core.operations import (
     Join,
     Operation,
     Statistics,
+    Take,
     Tally,
     Transfer,
     plan,
 )
+from zmqps.core.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
     DeadlineError,
-    NonFiniteGradientError,
     PeerLostError,
-    ProtocolError,
     PSError,
     ShutdownError,
     from_wire,
@@ -95,16 +91,15 @@ class SessionMachine:
 
     def __init__(self, identity: Identity, coordinator: str, all_finite: Callable[[Array], bool] = _all_finite) -> None:
         self.member = Member(identity, coordinator, self.counters)
-        self.links: list[Link] = []
         self.attached: Attached | None = None
-        self._by_peer: dict[Peer, Link] = {}
-        self._endpoints: dict[str, Peer] = {}  # connections to servers
-        self._numbers = count(1)  # of requests to servers
         self._epoch = 0
-        self._all_finite = all_finite
         self.tally = Tally()
-        self._operations: dict[Operation, None] = {}  # in the order they came
+        self.operations: dict[Operation, None] = {}  # in the order they came
+        self.transfers = Transfers(self, all_finite)
+        self.now = 0.0  # of the event being handled
         self._requests: dict[int, Operation] = {}  # at the coordinator
+        self._unanswered: dict[int, Message] = {}  # what was asked there, arrivals included
+        self._resend_due: float | None = None
         self._next_request = 1
         self._fatal: PSError | None = None
         self._finishing: Finish | None = None
@@ -118,156 +113,135 @@ class SessionMachine:
 
     def statistics(self) -> Statistics:
         """Return what was done so far."""
-        counts: Counter[str] = sum((link.counts for link in self.links), Counter())
+        counts = self.transfers.counts
         for name in ("bytes_sent", "bytes_received", "retries"):
             self.tally.counts[name] = counts[name]
-        in_flight = sum(link.in_flight_nbytes for link in self.links)
-        return self.tally.statistics(in_flight, self.attached.job.mode if self.attached else "")
+        mode = self.attached.job.mode if self.attached else ""
+        return self.tally.statistics(self.transfers.in_flight_nbytes, mode, self.transfers.pace.clock)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
         s = self.statistics()
-        names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "staleness_max")
-        return {**{name: getattr(s, name) for name in names}, "staleness_mean": round(s.staleness_mean, 3)}
+        names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
+        staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
+        return {**{name: getattr(s, name) for name in names}, **staleness}
+
+    @property
+    def title(self) -> str:
+        """Who this worker is, for errors."""
+        identity = self.member.identity
+        return f"{identity.role} {self.member.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
         """Take an event."""
+        self.now = now
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Stop):
             return [*self._goodbye(event.reason), *self._fail_all(ClosedError("the worker was closed")), Exit(0, "")]
         if isinstance(event, Undecodable):
             return [Log("warning", f"dropped what {event.peer!r} sent: {event.error}")]
-        link = self._by_peer.get(event.peer)
         if isinstance(event, Unreachable):
-            return [Log("error", str(event.error)), *(self._fail_link(link, event.error) if link is not None else [])]
+            return [Log("error", str(event.error)), *self.transfers.unreachable(event.peer, event.error)]
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
-        return self._from_server(link, event.message, now) if link is not None else []
+        return self.transfers.handle(event.peer, event.message, now)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.member.next_deadline(), self._reminder_due, *(link.next_deadline() for link in self.links)]
-        dues += [operation.deadline for operation in self._operations]
+        dues = [
+            self.member.next_deadline(),
+            self._reminder_due,
+            self._resend_due,
+            self.transfers.next_deadline(),
+        ]
+        dues += [operation.deadline for operation in self.operations]
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, resends, timeouts."""
+        self.now = now
         actions: list[Action] = []
         due = self.member.next_deadline()
         if due is not None and now >= due:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
-        for link in self.links:
-            due = link.next_deadline()
-            if due is not None and now >= due:
-                actions += link.on_deadline(now)
+        actions += self.transfers.on_deadline(now)
+        if self._resend_due is not None and now >= self._resend_due:
+            self._resend_due = now + RETRY_S if self._unanswered else None
+            actions += [Send(COORDINATOR, message) for message in self._unanswered.values()]
         if self._reminder_due is not None and now >= self._reminder_due:
             actions += self._remind(now)
-        for operation in [operation for operation in self._operations if now >= operation.deadline]:
+        for operation in [operation for operation in self.operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
         return actions
 
     def validate(self) -> None:
         """Assert the invariants."""
-        for link in self.links:
-            link.validate()
-        assert all(not operation.done for operation in self._operations)
-        assert set(self._requests.values()) <= set(self._operations)
-        for operation in self._operations:
-            if isinstance(operation, Transfer):
-                requests = [r for link in self.links for r in [*link.queue, *link.in_flight.values()]]
-                assert operation.remaining == sum(r.transfer is operation for r in requests)
+        assert all(not operation.done for operation in self.operations)
+        assert set(self._requests.values()) <= set(self.operations)
+        self.transfers.validate()
 
     # --- operations ----------------------------------------------------------------------------
 
     def _begin(self, operation: Operation, now: float) -> list[Action]:
         operation.started_at = now
         if self._fatal is not None:
-            return self._resolve(operation, None if isinstance(operation, Finish) else self._fatal)
+            return self.resolve(operation, None if isinstance(operation, Finish) else self._fatal)
         if self._finishing is not None:
-            return self._resolve(operation, ClosedError("the worker has finished"))
-        if self.member.lost and isinstance(operation, (Init, Enter, AskStatus)):
-            return self._resolve(operation, self._coordinator_lost(now))
-        self._operations[operation] = None
+            return self.resolve(operation, ClosedError("the worker has finished"))
+        if self.member.lost and isinstance(operation, (Init, Enter, Take, AskStatus)):
+            return self.resolve(operation, self._coordinator_lost(now))
+        self.operations[operation] = None
         if self._reminder_due is None:
             self._reminder_due = now + REMINDER_INTERVAL_S
-        if isinstance(operation, Transfer):
-            return self._transfer(operation, now)
+        if isinstance(operation, (Transfer, Advance)):
+            return self.transfers.begin(operation, now)
         if isinstance(operation, Join):
-            return self._resolve(operation, None) if self.member.joined else []
+            return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._finishing = operation
             return self._finish_if_idle()
-        assert isinstance(operation, (Init, Enter, AskStatus))
-        operation.request = self._next_request
+        assert isinstance(operation, (Init, Enter, Take, AskStatus))
+        operation.request = self.new_request()
         self._requests[operation.request] = operation
-        self._next_request += 1
         if isinstance(operation, Init):
             job = operation.job.to_wire() if operation.job else {}
-            return [Send(COORDINATOR, InitMessage(operation.request, job))]
+            return self.ask(InitMessage(operation.request, job), now)
         if isinstance(operation, Enter):
-            return [Send(COORDINATOR, EnterMessage(operation.request, operation.barrier))]
-        return [Send(COORDINATOR, StatusRequest(operation.request))]
+            return self.ask(EnterMessage(operation.request, operation.barrier), now)
+        if isinstance(operation, Take):
+            assert operation.data is not None
+            return self.ask(operation.data.take(operation.request, operation.used), now)
+        return self.ask(StatusRequest(operation.request), now)
 
-    def _transfer(self, transfer: Transfer, now: float) -> list[Action]:
-        for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
-            if link.lost is not None and cargoes:
-                return self._resolve(self._owner(transfer), link.lost)
-        if transfer.kind in ("push", "push_pull") and (error := self._nonfinite(transfer)) is not None:
-            self.tally.refused()
-            return self._resolve(transfer, error)
-        actions: list[Action] = []
-        for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
-            link.enqueue(transfer, cargoes)
-        for link in self.links:
-            actions += link.pump(now)
-        return actions or self._complete(transfer)
+    def new_request(self) -> int:
+        """Return the number of a request to the coordinator."""
+        self._next_request += 1
+        return self._next_request - 1
 
-    def _nonfinite(self, transfer: Transfer) -> PSError | None:
-        if self.attached is None or self.attached.job.nonfinite != "reject":
-            return None
-        parameters = self.attached.job.parameters
-        pairs = zip(parameters, transfer.source, strict=True)
-        names = [repr(p.name) for p, array in pairs if array is not None and not self._all_finite(array)]
-        if not names:
-            transfer.checked = True
-            return None
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-        identity = self.member.identity
-        worker = f"worker {self.member.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
-        return NonFiniteGradientError(worker=worker, parameters=shown)
+    def ask(self, message: Any, now: float) -> list[Action]:
+        """Send a request to the coordinator, and again until it is answered."""
+        self._unanswered[message.request] = message
+        if self._resend_due is None:
+            self._resend_due = now + RETRY_S
+        return [Send(COORDINATOR, message)]
 
-    def _complete(self, transfer: Transfer) -> list[Action]:
-        if transfer.remaining:
-            return []
-        if transfer.kind == "load":
-            transfer.done = True
-            self._operations.pop(transfer, None)
-            return []  # the coordinator answers the init
-        self.tally.completed(transfer)
-        return self._resolve(transfer, None)
-
-    def _resolve(self, operation: Operation, value: Any) -> list[Action]:
+    def resolve(self, operation: Operation, value: Any) -> list[Action]:
+        """An operation is done; ``value`` is its result or the exception to raise."""
         assert not operation.done
         operation.done = True
-        self._operations.pop(operation, None)
-        if isinstance(operation, (Init, Enter, AskStatus)):
+        self.operations.pop(operation, None)
+        if isinstance(operation, (Init, Enter, Take, AskStatus)):
             self._requests.pop(operation.request, None)
-        if isinstance(operation, Init) and operation.load is not None and not operation.load.done:
-            operation.load.done = True
-            self._operations.pop(operation.load, None)
-        if isinstance(operation, Transfer):
-            for link in self.links:
-                # in flight stays in flight: its bytes are on the way and its answer makes room
-                if any(request.transfer is operation for request in link.queue):
-                    link.queue = type(link.queue)(r for r in link.queue if r.transfer is not operation)
+            self._unanswered.pop(operation.request, None)
         actions: list[Action] = [Resolve(operation, value)]
-        if isinstance(value, Exception) and isinstance(operation, (Init, Enter)) and not self.member.lost:
+        if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
             actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
+        actions += self.transfers.forget(operation)
         if operation is not self._finishing:
             actions += self._finish_if_idle()
         return actions
@@ -277,14 +251,14 @@ class SessionMachine:
             return []
         seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
         error = DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
-        return self._resolve(operation, error)
+        return self.resolve(operation, error)
 
     def _remind(self, now: float) -> list[Action]:
         """Say what has been waited for long, so that nobody stares at a silent terminal."""
-        self._reminder_due = now + REMINDER_INTERVAL_S if self._operations else None
+        self._reminder_due = now + REMINDER_INTERVAL_S if self.operations else None
         slow = [
             operation
-            for operation in self._operations
+            for operation in self.operations
             if now - operation.started_at >= REMINDER_INTERVAL_S and not isinstance(operation, Join)
         ]
         texts = [f"{o.title}: {now - o.started_at:.0f} s so far, waiting for {self._awaited(o, now)}" for o in slow]
@@ -292,12 +266,14 @@ class SessionMachine:
 
     def _awaited(self, operation: Operation, now: float) -> str:
         """Say whom an operation waits for."""
-        if isinstance(operation, Init) and operation.load is not None and not operation.load.done:
-            operation = operation.load
+        pace = self.transfers.pace
+        if isinstance(operation, (Transfer, Advance)) and operation in pace.held:
+            return pace.awaited or "the step before it"
+        if operation.child is not None and not operation.child.done:
+            operation = operation.child
         if isinstance(operation, Transfer):
-            texts = [link.waiting_for(operation, now) for link in self.links]
-            return "; ".join(text for text in texts if text) or "nobody"
-        others = [other.title for other in self._operations if isinstance(other, Transfer)]
+            return self.transfers.waiting_for(operation, now)
+        others = [other.title for other in self.operations if isinstance(other, Transfer)]
         if isinstance(operation, Finish) and others:
             return f"operations under way: {', '.join(others)}"
         if isinstance(operation, Join) or not self.member.joined:
@@ -307,26 +283,26 @@ class SessionMachine:
     def _finish_if_idle(self) -> list[Action]:
         """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation."""
         finishing = self._finishing
-        busy = any(isinstance(operation, Transfer) for operation in self._operations)
+        busy = any(isinstance(operation, Transfer) for operation in self.operations)
         if finishing is None or finishing.done or busy:
             return []
         actions = self._goodbye(finishing.reason)
-        return actions if self.member.known else [*actions, *self._resolve(finishing, None)]
+        return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
 
     def _goodbye(self, reason: str) -> list[Action]:
         if self.member.left:
             return []
-        known = [link for link in self.links if link.handshake.welcome is not None and link.lost is None]
+        known = [link for link in self.transfers.links if link.handshake.welcome is not None and link.lost is None]
         reason = "finished" if reason == "finished" else "closed"
         return [*(Send(link.peer, LeaveMessage(reason)) for link in known), *self.member.leave(reason)]
 
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error
         actions: list[Action] = []
-        for operation in list(self._operations):
+        for operation in list(self.operations):
             if not operation.done:
                 is_finish = isinstance(operation, Finish)
-                actions += self._resolve(operation, None if is_finish else error)
+                actions += self.resolve(operation, None if is_finish else error)
         return actions
 
     # --- the coordinator -----------------------------------------------------------------------
@@ -334,21 +310,25 @@ class SessionMachine:
     def _from_coordinator(self, message: Message, now: float) -> list[Action]:
         actions = self.member.on_message(message, now)
         if isinstance(message, Welcome):
-            for join in [o for o in self._operations if isinstance(o, Join)]:
-                actions += self._resolve(join, None)
+            for join in [o for o in self.operations if isinstance(o, Join)]:
+                actions += self.resolve(join, None)
         elif isinstance(message, Lost):
             if message.role == "server":
-                actions += self._lose_server(message)
+                actions += self.transfers.lose_server(message)
         elif isinstance(message, Shutdown):
             actions += self.member.leave("closed")  # the coordinator waits for it
             actions += self._fail_all(ShutdownError(f"the cluster has ended: {message.reason}"))
         elif isinstance(message, Left):
             if self._finishing is not None and not self._finishing.done:
-                actions += self._resolve(self._finishing, None)
+                actions += self.resolve(self._finishing, None)
                 actions += self._fail_all(ClosedError("the worker has finished"))
         elif isinstance(message, Error) and message.request == 0:
             self.member.leave("closed")
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
+        elif self.transfers.pace.waits_for(message):
+            if not isinstance(message, Waiting):
+                del self._unanswered[message.request]  # type: ignore[attr-defined]
+            actions += self.transfers.proceed(message, now)
         else:
             operation = self._requests.get(getattr(message, "request", 0))
             if operation is not None:
@@ -360,16 +340,18 @@ class SessionMachine:
             operation.waiting_for = message.text
             return []
         if isinstance(message, Error):
-            return self._resolve(operation, from_wire(message.code, message.text, message.facts))
+            return self.resolve(operation, from_wire(message.code, message.text, message.facts))
         if isinstance(message, Job) and isinstance(operation, Init):
             try:
                 return self._job(operation, message, now)
             except PSError as error:
-                return self._resolve(operation, error)
+                return self.resolve(operation, error)
         if isinstance(message, Released) and isinstance(operation, Enter):
-            return self._resolve(operation, None)
+            return self.resolve(operation, None)
+        if isinstance(message, Range) and isinstance(operation, Take):
+            return [*self.transfers.resume(message.step), *self.resolve(operation, message)]
         if isinstance(message, Status) and isinstance(operation, AskStatus):
-            return self._resolve(operation, message.status)
+            return self.resolve(operation, message.status)
         return []
 
     def _job(self, init: Init, message: Job, now: float) -> list[Action]:
@@ -377,40 +359,27 @@ class SessionMachine:
         if self.attached is None or message.epoch != self._epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
-            actions += self._connect(placement, message, now)
+            actions += self.transfers.connect(self.member.identity, placement, message, now)
             self.attached, self._epoch = Attached(job, placement), message.epoch
         if not message.load:
-            return actions + self._resolve(init, self.attached)
-        if init.load is None:
+            self.transfers.pace.attach(self.attached.job.mode, message.step)
+        if not message.load:
+            return actions + self.resolve(init, self.attached)
+        if init.child is None:
             assert init.job is not None
             # our order of the parameters may differ from the job's
             index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
             values = [init.values[index[parameter.name]] for parameter in self.attached.job.parameters]
-            init.load = Transfer(init.deadline, kind="load", cargoes=plan(self.attached.placement), source=values)
-            init.load.started_at = now
-            self._operations[init.load] = None
-            actions += self._transfer(init.load, now)
+            cargoes = plan(self.attached.placement)
+            init.child = Transfer(init.deadline, kind="load", cargoes=cargoes, source=values, owner=init)
+            init.child.started_at = now
+            self.operations[init.child] = None
+            actions += self.transfers.start(init.child, now)
         return actions
 
-    def _connect(self, placement: Placement, message: Job, now: float) -> list[Action]:
-        servers = message.placement.get("servers")
-        if type(servers) is not list or len(servers) != placement.num_shards:
-            raise ProtocolError("a job names one server a shard")
-        for server in servers:
-            if type(server) is not dict or any(type(server.get(key)) is not str for key in ("name", "endpoint")):
-                raise ProtocolError("a server has a name and an endpoint")
-        actions: list[Action] = []
-        self.links = []
-        for rank, server in enumerate(servers):
-            endpoint = server["endpoint"]
-            title = f"server {rank} ({server['name']}, {endpoint})"
-            is_open = endpoint in self._endpoints  # a second connection would take the first one's place
-            peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
-            handshake = Handshake(self.member.identity, peer, endpoint)
-            self.links.append(Link(title, handshake, message.epoch, len(placement.slices[rank]), self._numbers))
-            actions += handshake.on_deadline(now) if is_open else handshake.start(now)
-        self._by_peer = {link.peer: link for link in self.links}
-        return actions
+    def coordinator_lost(self, now: float) -> PSError | None:
+        """Return the error for what only the coordinator can allow; None while it is there."""
+        return self._coordinator_lost(now) if self.member.lost else None
 
     def _coordinator_lost(self, now: float) -> PSError:
         name, silent_s = f"the coordinator at {self.member.handshake.endpoint}", round(self.member.silence(now), 3)
@@ -420,50 +389,8 @@ class SessionMachine:
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._coordinator_lost(now)
         actions: list[Action] = [Log("error", str(error))]
-        for operation in list(self._operations):
-            if not isinstance(operation, (Transfer, Finish)) and not operation.done:
-                actions += self._resolve(operation, error)
+        for operation in list(self.operations):
+            goes_on = isinstance(operation, Transfer) and operation not in self.transfers.pace.held
+            if not goes_on and not isinstance(operation, Finish) and not operation.done:
+                actions += self.resolve(operation, error)
         return actions + self._finish_if_idle()
-
-    # --- servers -------------------------------------------------------------------------------
-
-    def _lose_server(self, lost: Lost) -> list[Action]:
-        if lost.rank >= len(self.links):
-            return []
-        link = self.links[lost.rank]
-        advice = "the values of its shard are gone; start the cluster again"
-        error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
-        return [Log("error", str(error)), *self._fail_link(link, error)]
-
-    def _fail_link(self, link: Link, error: PSError) -> list[Action]:
-        actions: list[Action] = []
-        for transfer in link.fail(error):
-            if not transfer.done:
-                actions += self._resolve(self._owner(transfer), error)
-        return actions
-
-    def _owner(self, transfer: Transfer) -> Operation:
-        """Return the init that a transfer uploads values for, or the transfer itself."""
-        return next((o for o in self._operations if isinstance(o, Init) and o.load is transfer), transfer)
-
-    def _from_server(self, link: Link, message: Message, now: float) -> list[Action]:
-        if isinstance(message, Welcome):
-            return link.on_welcome(message, now)
-        if isinstance(message, (Ack, Values)):
-            try:
-                transfer = link.on_answer(message, now)
-            except ProtocolError as broken:
-                return self._fail_link(link, broken)
-            return [*link.pump(now), *(self._complete(transfer) if transfer is not None else [])]
-        if isinstance(message, Error):
-            error = from_wire(message.code, message.text, message.facts)
-            if message.request == 0:
-                return self._fail_link(link, error)
-            if isinstance(error, NonFiniteGradientError):
-                self.tally.refused()
-            request = link.answered(message.request, now)
-            actions = link.pump(now)
-            if request is not None and not request.transfer.done:
-                actions += self._resolve(self._owner(request.transfer), error)
-            return actions
-        return []

@@ -7,18 +7,21 @@ takes its place. So a pull never sees a slice half updated, and nobody waits for
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from zmqps.core.arrays import Array, gather, scatter
+from zmqps.core.aggregate import OPEN_STEPS, Stage
+from zmqps.core.arrays import Array, scatter
 from zmqps.core.events import Reader
-from zmqps.core.keyspace import Placement, Slice
-from zmqps.core.messages import Part
-from zmqps.errors import NonFiniteGradientError, SliceRangeError
+from zmqps.core.keyspace import Placement
+from zmqps.core.messages import Contributor, Part
+from zmqps.core.slices import Pin, SliceState, bounds_of
+from zmqps.core.treatments import ReadCopies, Treatment
+from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
 
 if TYPE_CHECKING:
     from zmqps.core.messages import Buffer
@@ -48,37 +51,6 @@ class Rules(Protocol):
         """Whether an array holds neither NaN nor infinity."""
 
 
-class SliceState:
-    """A slice of the shard: its values, slots and version."""
-
-    __slots__ = ("groups", "piece", "positions", "readers", "slots", "steps", "value", "version")
-
-    def __init__(self, piece: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
-        self.piece = piece
-        self.value = value
-        self.slots = slots
-        self.version = 0
-        self.readers: list[Reader] = []  # who still reads ``value``
-        self.positions = [segment.position for segment in piece.segments]
-        self.groups = np.array([kernel_of[segment.parameter] for segment in piece.segments], np.int32)
-        # updates each parameter has had: a push of some parameters is no step of the others
-        self.steps = np.zeros(len(piece.segments), np.int64)
-
-    def segments(self, start: int, stop: int) -> tuple[int, int]:
-        """Return first and one-past-last number of the segments that ``[start, stop)`` touches."""
-        return bisect_right(self.positions, start) - 1, bisect_left(self.positions, stop)
-
-    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield ``(start, stop, kernel, updates so far)`` of stretches that one kernel call can take."""
-        first, last = self.segments(start, stop)
-        keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
-        while keys:
-            same = next((i for i, key in enumerate(keys) if key != keys[0]), len(keys))
-            end = stop if same == len(keys) else self.positions[first + same]
-            yield start, end, *keys[0]
-            start, first, keys = end, first + same, keys[same:]
-
-
 class Shard:
     """One server's part of the model.
 
@@ -90,6 +62,12 @@ class Shard:
         The optimizer.
     reject_nonfinite
         Whether gradients with NaN or infinity are refused.
+    synchronous
+        Gradients are kept by contributor until `commit`; otherwise they are applied on arrival.
+    retain
+        Synchronous: how many versions before the current one stay readable.
+    treatment
+        Not synchronous: what is done to stale gradients before they are applied.
     empty
         Allocates an arena: ``empty(size, dtype)``.
     """
@@ -101,6 +79,9 @@ class Shard:
         rules: Rules,
         *,
         reject_nonfinite: bool = True,
+        synchronous: bool = False,
+        retain: int = 0,
+        treatment: Treatment | None = None,
         empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
     ) -> None:
         self.placement = placement
@@ -108,6 +89,11 @@ class Shard:
         self.counters: Counter[str] = Counter()
         self._rules = rules
         self._reject_nonfinite = reject_nonfinite
+        self._retain = retain
+        self._treatment = treatment
+        self.copies = ReadCopies() if treatment is not None and treatment.needs_read else None
+        self.version = 0  # synchronous: steps committed
+        self.stage = Stage() if synchronous else None
         self._spares: list[tuple[Array, list[Reader]]] = []
         self._kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
@@ -145,7 +131,13 @@ class Shard:
         self._missing.difference_update(index for index, _, _ in parts)
 
     def push(
-        self, parts: Sequence[Part], payload: Sequence[Buffer], worker: str, *, checked: bool = False
+        self,
+        parts: Sequence[Part],
+        payload: Sequence[Buffer],
+        worker: str,
+        *,
+        checked: bool = False,
+        reader: bytes = b"",
     ) -> list[tuple[int, int]]:
         """Apply the gradients of all parts, or none of them.
 
@@ -157,12 +149,14 @@ class Shard:
             Who is to blame.
         checked
             The gradients are known to be finite.
+        reader
+            Whose copies (`pull`) say what the gradients were computed from.
 
         Returns
         -------
         list of (version, staleness)
             A part: the slice's version after the update, and how many updates it had had since the
-            worker read it.
+            worker read it. A part that the treatment drops changes nothing, the version neither.
 
         Raises
         ------
@@ -175,23 +169,55 @@ class Shard:
         pieces = self._walk(states, parts, payload)
         if self._reject_nonfinite and not checked:
             self._check_finite(pieces, worker)
+        if self._treatment is not None:
+            return self._push_treated(self._treatment, states, parts, pieces, reader)
+        return self._update(states, parts, pieces)
+
+    def _push_treated(
+        self,
+        treatment: Treatment,
+        states: Sequence[SliceState],
+        parts: Sequence[Part],
+        pieces: Sequence[tuple[SliceState, int, Array]],
+        reader: bytes,
+    ) -> list[tuple[int, int]]:
+        """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
+        results = {i: (s.version, max(0, s.version - read)) for s, (i, read, _) in zip(states, parts, strict=True)}
+        kept = [(s, part) for s, part in zip(states, parts, strict=True) if not treatment.drops(results[part[0]][1])]
+        self.counters["dropped"] += len(parts) - len(kept)
+        read: dict[int, Array | None] = {}
+        if self.copies is not None:
+            for _, (index, version, _) in kept:
+                read[index] = self.copies.find(reader, index, version)
+                self.counters["uncompensated"] += results[index][1] > 0 and read[index] is None
+        indices = {index for _, (index, _, _) in kept}
+        treated = []
+        for state, start, gradient in pieces:
+            index, stop = state.piece.index, start + gradient.size
+            if index in indices:
+                value, copy = state.value[start:stop], read.get(index)
+                copy = None if copy is None else copy[start:stop]
+                treated.append((state, start, treatment.correct(gradient, value, copy, results[index][1])))
+        applied = self._update([state for state, _ in kept], [part for _, part in kept], treated)
+        results.update(zip([index for _, (index, _, _) in kept], applied, strict=True))
+        return list(results.values())
+
+    def _update(
+        self,
+        states: Sequence[SliceState],
+        parts: Sequence[Part],
+        pieces: Sequence[tuple[SliceState, int, Array]],
+    ) -> list[tuple[int, int]]:
         sources = {state.piece.index: state.value for state in states}
         for state, (_, _, ranges) in zip(states, parts, strict=True):
             self._make_writable(state)
             if ranges and state.value is not sources[state.piece.index]:
                 state.value[:] = sources[state.piece.index]  # what this push leaves out stays
         for state, start, gradient in pieces:
-            source = sources[state.piece.index]
-            for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
-                kernel = self._kernels[kernel_index]
-                if kernel is not None:
-                    slots = tuple(slot[lo:hi] for slot in state.slots)
-                    kernel(source[lo:hi], gradient[lo - start : hi - start], state.value[lo:hi], slots, step + 1)
-                elif source is not state.value:
-                    state.value[lo:hi] = source[lo:hi]
+            self._apply(state, sources[state.piece.index], start, gradient)
         results = []
         for state, (_, read_version, ranges) in zip(states, parts, strict=True):
-            for start, stop in _bounds(state, ranges):
+            for start, stop in bounds_of(state, ranges):
                 first, last = state.segments(start, stop)
                 state.steps[first:last] += 1
             staleness = max(0, state.version - read_version)
@@ -199,13 +225,139 @@ class Shard:
             results.append((state.version, staleness))
         return results
 
-    def pull(self, parts: Sequence[Part]) -> tuple[list[Array], tuple[int, ...], list[list[Reader]]]:
-        """Return the values of the parts, without a copy where they are large.
+    def _apply(self, state: SliceState, source: Array, start: int, gradient: Array) -> None:
+        """Update elements from ``start`` of a slice, out of ``source`` into its value."""
+        for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
+            kernel = self._kernels[kernel_index]
+            if kernel is not None:
+                slots = tuple(slot[lo:hi] for slot in state.slots)
+                kernel(source[lo:hi], gradient[lo - start : hi - start], state.value[lo:hi], slots, step + 1)
+            elif source is not state.value:
+                state.value[lo:hi] = source[lo:hi]
+
+    def collect(
+        self,
+        parts: Sequence[Part],
+        payload: Sequence[Buffer],
+        contributor: tuple[bytes, int],
+        step: int,
+        examples: int,
+        worker: str,
+        *,
+        checked: bool = False,
+    ) -> list[tuple[int, int]]:
+        """Keep gradients for a step of the synchronous mode; as `push`, but nothing is applied yet.
+
+        Gradients of a step that is over are dropped and counted (``late``); the coordinator, who
+        closed it without them, tells the worker.
+
+        Parameters
+        ----------
+        contributor
+            Incarnation and attempt.
+        step
+            The step they belong to: this shard's version, or the next, if the commit in between is
+            still on its way.
+        examples
+            How often they count in the mean.
+        worker
+            Who is to blame.
+        """
+        assert self.stage is not None
+        states = self._resolve(parts)
+        pieces = self._walk(states, parts, payload)
+        if step >= self.version + OPEN_STEPS:
+            raise ProtocolError(f"a gradient of step {step}, but this shard is at {self.version}")
+        if self._reject_nonfinite and not checked:
+            self._check_finite(pieces, worker)
+        staleness = max(0, self.version - step)
+        if staleness:
+            self.counters["late"] += 1
+        else:
+            for state, start, gradient in pieces:
+                self.stage.add(step, contributor, state.piece, start, gradient, examples)
+        return [(self.version, staleness)] * len(parts)
+
+    def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
+        """Apply the mean of the contributors' gradients of a step, added in their order.
+
+        A contributor that did not push a parameter has no part in that parameter's mean; what no
+        contributor pushed is not updated.
+        """
+        assert self.stage is not None
+        assert step == self.version
+        brought = [(incarnation, attempt) for incarnation, attempts, _ in contributors for attempt in attempts]
+        for state in self.slices:
+            self._keep(state)
+            means = self.stage.mean(step, state.piece.index, brought)
+            if means:
+                source = state.value
+                self._make_writable(state)
+                if source is not state.value and sum(gradient.size for _, gradient in means) < source.size:
+                    state.value[:] = source  # what nobody pushed stays
+                for start, gradient in means:
+                    self._apply(state, source, start, gradient)
+                for start, gradient in means:
+                    first, last = state.segments(start, start + gradient.size)
+                    state.steps[first:last] += 1
+            state.version += 1
+        self.version += 1
+        dropped = self.stage.close(step) - set(brought)
+        if dropped:
+            self.counters["dropped"] += len(dropped)
+
+    def _keep(self, state: SliceState) -> None:
+        """Keep the current version of a slice readable for the next `retain` versions."""
+        if self._retain:
+            pin = Pin()
+            state.readers.append(pin)
+            state.history.append((state.version, state.value, state.readers, pin))
+            if len(state.history) > self._retain:
+                state.history.popleft()[3].done = True
+
+    def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
+        """Return elements and dtype of each part; raise `SliceRangeError` where there is none."""
+        states = self._resolve(parts)
+        bounds = [bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
+        totals = (sum(stop - start for start, stop in pairs) for pairs in bounds)
+        return [(total, state.value.dtype) for total, state in zip(totals, states, strict=True)]
+
+    def available(self, parts: Sequence[Part], version: int, *, exact: bool = False) -> bool:
+        """Whether a pull of this version, or a later one, can be answered.
+
+        Raises
+        ------
+        SliceRangeError
+            The parts do not exist.
+        VersionError
+            Exactly that version was asked for, and it is not kept any more.
+        """
+        states = self._resolve(parts)
+        if exact:
+            for state in states:
+                if version < state.version and all(version != kept[0] for kept in state.history):
+                    oldest = state.history[0][0] if state.history else state.version
+                    raise VersionError(version=version, oldest=oldest, newest=state.version)
+        return all(state.version >= version for state in states)
+
+    def pull(
+        self, parts: Sequence[Part], exact: int | None = None, reader: bytes = b""
+    ) -> tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]:
+        """Return the values of the parts, without a copy.
+
+        Parameters
+        ----------
+        parts
+            What to read.
+        exact
+            Which version; None: the current one. It must be `available`.
+        reader
+            A worker that may push what it computes from them; empty: it will not.
 
         Returns
         -------
-        payload
-            Buffers that alias the arena.
+        parts
+            For each part its pieces; they alias the arena.
         versions
             A version a part.
         readers
@@ -215,12 +367,15 @@ class Shard:
         for state in states:
             if len(state.readers) >= MAX_DONE_READERS:  # many pulls, no push that would clear them
                 state.readers[:] = [reader for reader in state.readers if not reader.done]
+        found = [state.at(exact) for state in states]
+        if self.copies is not None and reader:
+            for state, (version, value, _) in zip(states, found, strict=True):
+                self.copies.note(reader, state.piece.index, version, value)
         pieces = [
-            state.value[start:stop]
-            for state, (_, _, ranges) in zip(states, parts, strict=True)
-            for start, stop in _bounds(state, ranges)
+            [value[start:stop] for start, stop in bounds_of(state, ranges)]
+            for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
         ]
-        return gather(pieces), tuple(state.version for state in states), [state.readers for state in states]
+        return pieces, tuple(version for version, _, _ in found), [readers for _, _, readers in found]
 
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part; every range falls on parameter boundaries."""
@@ -246,7 +401,7 @@ class Shard:
         runs = [
             (state, start, stop)
             for state, (_, _, ranges) in zip(states, parts, strict=True)
-            for start, stop in _bounds(state, ranges)
+            for start, stop in bounds_of(state, ranges)
         ]
         sizes = ((stop - start, state.value.dtype) for state, start, stop in runs)
         return [(runs[run][0], runs[run][1] + offset, array) for run, offset, array in scatter(payload, sizes)]
@@ -289,7 +444,7 @@ class Shard:
             assert state.value.size == state.piece.size
             assert all(slot.size == state.piece.size for slot in state.slots)
             assert all(0 <= steps <= state.version for steps in state.steps)
-
-
-def _bounds(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:
-    return list(zip(ranges[::2], ranges[1::2], strict=True)) if ranges else [(0, state.piece.size)]
+            assert len(state.history) <= self._retain
+            assert self.stage is None or state.version == self.version
+        if self.stage is not None:
+            self.stage.validate()

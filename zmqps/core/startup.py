@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zmqps.core.events import Action, Log, Send
@@ -29,10 +29,29 @@ class Startup:
     Placing waits for all servers; then every server builds its shard; then one worker, the
     loader, uploads the initial values; then every parked ``init`` is answered. A loader that
     vanishes is replaced by another worker whose ``init`` is parked.
+
+    Parameters
+    ----------
+    num_servers
+        How many servers make the cluster.
+    slice_nbytes
+        Size of a slice.
+    begin
+        Called when a member is told the job; returns the clock it begins with.
+    num_workers
+        How many workers the cluster expects; None: whoever comes.
     """
 
-    def __init__(self, num_servers: int, slice_nbytes: int) -> None:
+    def __init__(
+        self,
+        num_servers: int,
+        slice_nbytes: int,
+        begin: Callable[[MemberInfo], int],
+        num_workers: int | None = None,
+    ) -> None:
         self.num_servers = num_servers
+        self.num_workers = num_workers
+        self._begin = begin
         self.epoch = 0
         self._slice_nbytes = slice_nbytes
         self._forget()
@@ -56,6 +75,7 @@ class Startup:
         """A worker names its job; its request is parked until the job is ready."""
         if message.job:
             job = JobSpec.from_wire(message.job)
+            job.check_startable(self.num_workers)
             if self.job is None:
                 self.job, self.owner = job, member.title
             else:
@@ -133,7 +153,9 @@ class Startup:
         assert self.placement is not None
         servers = [{"name": server.hello.name, "endpoint": server.hello.endpoint} for server in self.servers]
         placement = {**self.placement.to_wire(), "servers": servers}
-        return Send(member.peer, Job(request, self.epoch, self.job.to_wire(), placement, load))
+        step = 0 if load else self._begin(member)
+        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step)
+        return Send(member.peer, job) if load else member.answer(request, job)
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""
@@ -155,6 +177,7 @@ class Startup:
             "mode": self.job.mode,
             "staleness": self.job.staleness,
             "nonfinite": self.job.nonfinite,
+            "treatment": self.job.treatment,
             "optimizer": dict(self.job.optimizer),
             "owner": self.owner,
             "nbytes": KeySpace(self.job.parameters).nbytes,

@@ -29,7 +29,7 @@ MAX_HEADER_NBYTES = 8 << 20
 #: Above 32 MiB malloc maps and faults every buffer anew (measured 3 times slower), so no sender of
 #: ours comes near it.
 MAX_FRAME_NBYTES = 64 << 20
-#: An atomic push sends a shard as one message: 1 MiB frames of a 4 GiB shard.
+#: An atomic push sends a shard as one message: 2 MiB frames of an 8 GiB shard.
 MAX_FRAMES = 4096
 #: Up to here a payload travels inside the header: one frame less is worth more than one copy.
 INLINE_NBYTES = 4096
@@ -126,6 +126,15 @@ def _parts(value: Any) -> Any:
     return tuple(parts)
 
 
+def _contributors(value: Any) -> Any:
+    contributors = []
+    for entry in _list(value):
+        if type(entry) is not list or len(entry) != 3:
+            raise ProtocolError(f"{_show(entry)} is not a contributor [incarnation, attempts, examples]")
+        contributors.append((_incarnation(entry[0]), _versions(entry[1]), _seconds(entry[2])))
+    return tuple(contributors)
+
+
 def _list(value: Any) -> list[Any]:
     if type(value) is not list:
         raise ProtocolError(f"{_show(value)} is not a list")
@@ -152,6 +161,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "Texts": _texts,
     "Versions": _versions,
     "Parts": _parts,
+    "Contributors": _contributors,
 }
 
 

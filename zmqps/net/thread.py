@@ -28,6 +28,31 @@ class Pending:
     result: Callable[[Any], Any] = lambda value: value
 
 
+class Answer(Future[Any]):
+    """A future that refuses to be waited for where that would stop it from ever being resolved."""
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__()
+        self._resolver = thread
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the result once it is there; see `concurrent.futures.Future.result`."""
+        self._check()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the exception once it is there; see `concurrent.futures.Future.exception`."""
+        self._check()
+        return super().exception(timeout)
+
+    def _check(self) -> None:
+        if threading.current_thread() is self._resolver and not self.done():
+            raise ConfigurationError(
+                "a callback of a future runs on the thread that would have to resolve this one, so it would wait for "
+                "ever; use the methods in _async there, or hand over to another thread"
+            )
+
+
 class SessionThread:
     """The background thread of a worker: one loop, one driver, one session.
 
@@ -73,9 +98,9 @@ class SessionThread:
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Hand an operation to the session; its future fails at the timeout at the latest."""
-        if not timeout > 0:
+        if not isinstance(timeout, int | float) or not timeout > 0:
             raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
-        future: Future[Any] = Future()
+        future = Answer(self._thread)
         future.set_running_or_notify_cancel()  # what was sent cannot be called back
         entry = Pending(future, result) if result else Pending(future)
         operation.future = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,82 @@ BATCH = 256
 #: Peers that connected here are named by this and their routing id, so that nobody can choose an
 #: identity that is the name of a connection we opened.
 INBOUND = b"@"
+
+
+class DealerPair:
+    """One end of a connection between two threads or processes that both block: a DEALER at each end.
+
+    Parameters
+    ----------
+    endpoint
+        Where one end binds and the other connects, in whatever order.
+    bind
+        Which end this is.
+    backlog
+        Messages that may wait at each end for the other one to read them.
+
+    Raises
+    ------
+    AddressInUseError, ConfigurationError
+        As `ZmqTransport.bind` and `ZmqTransport.connect`.
+    """
+
+    def __init__(self, endpoint: str, *, bind: bool, backlog: int) -> None:
+        self._context = zmq.Context(io_threads=1)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.SNDHWM, backlog)
+        self._socket.setsockopt(zmq.RCVHWM, backlog)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+        _limit(self._socket)
+        try:
+            if bind:
+                self.endpoint = _bind(self._socket, endpoint)
+            else:
+                self._socket.connect(endpoint)
+                self.endpoint = endpoint
+        except zmq.ZMQError as error:
+            self.close(0.0)
+            raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def send(self, frames: Sequence[Any], timeout: float) -> bool:
+        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+        if not self._socket.poll(math.ceil(timeout * 1000), zmq.POLLOUT):
+            return False
+        self._socket.send_multipart(frames)
+        return True
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the next message's frames, None if none came for ``timeout`` seconds."""
+        if not self._socket.poll(math.ceil(timeout * 1000), zmq.POLLIN):
+            return None
+        return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+
+    def close(self, linger: float) -> None:
+        """Close it; what is queued gets ``linger`` seconds to leave."""
+        self._socket.close(int(linger * 1000))
+        self._context.term()
+
+
+def _limit(socket: zmq.Socket[bytes]) -> None:
+    # libzmq closes a connection that announces more, before it allocates
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_FRAME_NBYTES, MAX_HEADER_NBYTES))
+    socket.setsockopt(zmq.LINGER, 0)
+
+
+def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+    """Bind and return the endpoint, in which a port is not 0 any more."""
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
+            raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
+        raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
+    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
 
 
 class ZmqTransport:
@@ -67,21 +144,13 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is none, or names an interface this host does not have.
         """
-        router = self._router or self._new_router()
-        try:
-            router.bind(endpoint)
-        except zmq.ZMQError as error:
-            if error.errno == zmq.EADDRINUSE:
-                port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
-                raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
-            raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
-        return str(router.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        return _bind(self._router or self._new_router(), endpoint)
 
     def _new_router(self) -> zmq.Socket[bytes]:
         self._router = router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
-        self._limit(router)
+        _limit(router)
         self._add(b"", router)
         return router
 
@@ -98,7 +167,7 @@ class ZmqTransport:
         dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        self._limit(dealer)
+        _limit(dealer)
         try:
             dealer.connect(endpoint)
         except zmq.ZMQError as error:
@@ -106,12 +175,6 @@ class ZmqTransport:
             raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
         self._dealers[peer] = dealer
         self._add(peer, dealer)
-
-    @staticmethod
-    def _limit(socket: zmq.Socket[bytes]) -> None:
-        # libzmq closes a connection that announces more, before it allocates
-        socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_FRAME_NBYTES, MAX_HEADER_NBYTES))
-        socket.setsockopt(zmq.LINGER, 0)
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))

@@ -22,6 +22,7 @@ from .momentum import momentum
 from .nesterov import nesterov
 from .options import flag, number
 from .rmsprop import rmsprop
+from .scaling import scale_linearly
 from .schedules import Schedule, constant, cosine_decay, exponential_decay, linear_warmup, step_decay
 from .sgd import sgd
 from .spec import Group, OptimizerSpec, custom, group
@@ -52,6 +53,7 @@ __all__ = [
     "nesterov",
     "number",
     "rmsprop",
+    "scale_linearly",
     "sgd",
     "step_decay",
     "warm_up",

@@ -10,8 +10,8 @@ import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any, ClassVar, Self
 
 from ..errors import OptimizerError
 from .options import Number, check_fields, fields_of, number, option
@@ -32,6 +32,10 @@ class Schedule(ABC):
     @abstractmethod
     def __call__(self, step: int) -> float:
         """Return the learning rate of the update that follows `step` others."""
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """Return this schedule with all its learning rates times `factor`; a warm-up begins where it began."""
 
     def to_wire(self) -> dict[str, Any]:
         """Return this schedule as plain data for a message."""
@@ -96,6 +100,9 @@ class Constant(Schedule):
     def __call__(self, step: int) -> float:
         return self.value
 
+    def scaled(self, factor: float) -> Self:
+        return replace(self, value=self.value * factor)
+
 
 @dataclass(frozen=True)
 class StepDecay(Schedule):
@@ -125,6 +132,9 @@ class StepDecay(Schedule):
     def __call__(self, step: int) -> float:
         return self.init_value * math.pow(self.factor, step // self.every)
 
+    def scaled(self, factor: float) -> Self:
+        return replace(self, init_value=self.init_value * factor)
+
 
 @dataclass(frozen=True)
 class ExponentialDecay(Schedule):
@@ -153,6 +163,9 @@ class ExponentialDecay(Schedule):
 
     def __call__(self, step: int) -> float:
         return self.init_value * math.pow(self.decay_rate, step / self.transition_steps)
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, init_value=self.init_value * factor)
 
 
 @dataclass(frozen=True)
@@ -189,6 +202,9 @@ class CosineDecay(Schedule):
     def __call__(self, step: int) -> float:
         done = min(step, self.decay_steps) / self.decay_steps
         return self.end_value + 0.5 * (self.init_value - self.end_value) * (1.0 + math.cos(math.pi * done))
+
+    def scaled(self, factor: float) -> Self:
+        return replace(self, init_value=self.init_value * factor, end_value=self.end_value * factor)
 
 
 @dataclass(frozen=True)
@@ -227,10 +243,25 @@ class LinearWarmup(Schedule):
             return self.init_value + (rate_at(self.then, 0) - self.init_value) * step / self.warmup_steps
         return rate_at(self.then, step - self.warmup_steps)
 
+    def scaled(self, factor: float) -> Self:
+        return replace(self, then=scale(self.then, factor))
+
+
+def check_rate(label: str, value: object) -> Rate:
+    """Return a learning rate in its plain form, or raise `OptimizerError` naming it by `label`."""
+    rate = RateOption().check(label, value)
+    assert rate is not None
+    return rate
+
 
 def rate_at(rate: Rate, step: int) -> float:
     """Return a learning rate, a number or a schedule, at `step`."""
     return rate(step) if isinstance(rate, Schedule) else rate
+
+
+def scale(rate: Rate, factor: float) -> Rate:
+    """Return a learning rate, a number or a schedule, times `factor`."""
+    return rate.scaled(factor) if isinstance(rate, Schedule) else rate * factor
 
 
 constant = Constant

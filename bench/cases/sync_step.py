@@ -1,0 +1,196 @@
+"""sync_step: one synchronous step of all workers, beside plain sockets and an all-reduce of the same tensors."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import zmqps
+from bench import models
+from bench.children import TIMEOUT, Child, call_all
+from bench.limits import PlainSockets
+from bench.options import report, transfer_options
+from bench.results import Row, timed
+from bench.stats import Times, network_bound, ratio_spread
+from bench.transfer import CODEC, GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setup
+from zmqps.core.keyspace import SLICE_NBYTES
+
+#: The smallest slices there are: what takes its time in them is not the bytes.
+SMALL_SLICE_NBYTES = 4096
+#: Steps of the barrier's own cluster for each step of the model.
+BARRIER_BATCH = 10
+#: The interpreter that `make bench-peers` makes; without it, this one, if it has torch.
+PEERS_PYTHON = Path(".venv-peers/bin/python")
+
+
+class SyncWorker:
+    """A worker process of a synchronous job.
+
+    Parameters
+    ----------
+    address
+        The coordinator's.
+    shapes
+        The model.
+    optimizer
+        By its name.
+    transport
+        As `zmqps.connect` takes it.
+    """
+
+    def __init__(self, address: str, shapes: models.Shapes, optimizer: str, transport: str) -> None:
+        self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=transport)
+        self._start = models.arrays(shapes, 1.0)
+        self._worker.init(self._start, optimizer=OPTIMIZERS[optimizer](), staleness=0, timeout=TIMEOUT)
+        self._out = models.arrays(shapes, 0.0)
+        self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
+
+    def steps(self, name: str, count: int) -> list[float]:
+        """Do so many steps, beginning together with the other workers; return the seconds of each."""
+        self._worker.barrier(name, timeout=TIMEOUT)
+        seconds = []
+        for _ in range(count):
+            started = time.perf_counter()
+            self._worker.push_pull(self._gradients, out=self._out)
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    def waits(self, name: str, count: int) -> list[float]:
+        """Do so many steps; return for each the seconds from acknowledged push to values, less a pull's own."""
+        self._worker.barrier(name, timeout=TIMEOUT)
+        seconds = []
+        for _ in range(count):
+            self._worker.push(self._gradients)
+            pushed = time.perf_counter()
+            self._worker.pull(out=self._out)
+            pulled = time.perf_counter()
+            self._worker.pull(out=self._out)  # nothing to wait for: what the transfer alone takes
+            seconds.append((pulled - pushed) - (time.perf_counter() - pulled))
+        return seconds
+
+    def error(self, steps: int) -> float:
+        """Return how far the values are from where so many SGD steps lead; all workers push the same gradient."""
+        values = self._worker.pull()
+        return max(
+            float(np.abs(values[name] - (start - steps * LEARNING_RATE * self._gradients[name])).max())
+            for name, start in self._start.items()
+        )
+
+    def finish(self) -> None:
+        """Leave the cluster."""
+        self._worker.finish(timeout=30.0)
+
+
+def _start(stack: ExitStack, setup: Setup, shapes: models.Shapes, slice_nbytes: int) -> list[Child]:
+    cluster = stack.enter_context(
+        zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, slice_nbytes=slice_nbytes)
+    )
+    arguments = cluster.address, shapes, setup.optimizer, setup.transport
+    workers = [stack.enter_context(Child(SyncWorker, *arguments)) for _ in range(setup.workers)]
+    for worker in workers:
+        worker.result()
+    return workers
+
+
+def _start_gloo(stack: ExitStack, setup: Setup) -> Any:
+    """Start as many ranks as there are workers; None where there is no torch."""
+    python = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable) if find_spec("torch") else None
+    if python is None:
+        return None
+    from bench.peers.process import PeerProcess
+
+    optimizer = setup.optimizer if setup.optimizer in ("sgd", "adam") else "sgd"
+    flags = [f"--model={setup.model}", f"--optimizer={optimizer}", "--servers=0", f"--workers={setup.workers}"]
+    return stack.enter_context(PeerProcess(python.absolute(), "gloo", flags))
+
+
+def measure(setup: Setup) -> Row:
+    """Let synchronous steps, plain sockets and an all-reduce take turns; return what each took.
+
+    Raises
+    ------
+    RuntimeError
+        The values on the servers are wrong.
+    """
+    shapes = models.find(setup.model)
+    nbytes = models.num_bytes(shapes)
+    num_slices = max(1, -(-nbytes // SLICE_NBYTES))
+    ours: list[float] = []
+    limits: list[float] = []
+    links: list[float] = []
+    reduced: list[float] = []
+    barriers: list[float] = []
+    with ExitStack() as stack:
+        workers = _start(stack, setup, shapes, SLICE_NBYTES)
+        small = _start(stack, setup, {"w": (num_slices * SMALL_SLICE_NBYTES // 4,)}, SMALL_SLICE_NBYTES)
+        limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, nbytes, nbytes))
+        link = stack.enter_context(PlainSockets(setup.transport, 1, 1, nbytes, nbytes))
+        gloo = _start_gloo(stack, setup)
+        for turn in range(WARM_UP + setup.steps):
+            measured = call_all(workers, "steps", f"step {turn}", 1)
+            plain, one = limit.steps(1), link.steps(1)
+            allreduce = gloo.steps(1) if gloo is not None else []
+            # of each step the worker that came last: it has waited for nobody
+            waits = [min(step) for step in zip(*call_all(small, "waits", f"{turn}", BARRIER_BATCH), strict=True)]
+            if turn >= WARM_UP:
+                ours += [seconds for times in measured for seconds in times]
+                limits += plain
+                links += one
+                reduced += allreduce
+                barriers += waits
+        if setup.optimizer == "sgd" and (error := workers[0].call("error", WARM_UP + setup.steps)) > 1e-3:
+            raise RuntimeError(f"the values are off by {error}: the benchmark is worth nothing")
+        for worker in (*workers, *small):
+            worker.call("finish")
+    return Row(
+        case="sync_step",
+        model=setup.model,
+        servers=setup.servers,
+        workers=setup.workers,
+        transport=setup.transport,
+        optimizer=setup.optimizer,
+        codec=CODEC,
+        **timed(Times(tuple(ours)), Times(tuple(limits)), 2 * nbytes),
+        bound_s=network_bound(nbytes, setup.workers, setup.servers, nbytes / Times(tuple(links)).median),
+        extra={
+            "barrier_s": Times(tuple(barriers)).median,
+            "barrier_p90_s": Times(tuple(barriers)).p90,
+            **_versus(ours, reduced),
+            "model_nbytes": nbytes,
+        },
+    )
+
+
+def _versus(ours: Sequence[float], reduced: Sequence[float]) -> dict[str, float | None]:
+    if not reduced:
+        return dict.fromkeys(("gloo_s", "ratio_to_gloo", "ratio_to_gloo_low", "ratio_to_gloo_high"))
+    low, high = ratio_spread(ours, reduced)
+    gloo_s = Times(tuple(reduced)).median
+    ratio = Times(tuple(ours)).median / gloo_s
+    return {"gloo_s": gloo_s, "ratio_to_gloo": ratio, "ratio_to_gloo_low": low, "ratio_to_gloo_high": high}
+
+
+@click.command("sync_step")
+@transfer_options
+def command(json_path: Path | None, **fields: Any) -> None:
+    """One synchronous step: every worker pushes, the mean is applied once, every worker pulls.
+
+    Steps take turns with plain sockets that move the same bytes, and, where torch is to be had (.venv-peers, or this
+    interpreter), with gloo: an all-reduce of the same tensors over as many ranks as there are workers,
+    and the optimizer in each.
+
+    barrier_s is what the barrier adds to transfers and apply: from the moment that the last worker's
+    push is acknowledged to its next values, less the time of a pull for which nothing has to be waited.
+    That is Arrive and Proceed, and commit on all servers. It is measured in the same turns on a second
+    cluster, whose model has as many slices, each of 4 KiB: so it holds the work that is done for each
+    slice, but next to none for each byte.
+    """
+    report(measure(Setup(**fields)), json_path)

@@ -1,0 +1,96 @@
+"""Bad input through the public API: a typed error that says what to do, and the worker goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+
+SGD = zmqps.optim.sgd(learning_rate=0.1)
+
+
+class Copied:
+    """Converts to an array, but not to one that shares its memory."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.zeros(4, np.float32)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[zmqps.Worker]:
+    with zmqps.LocalCluster() as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init({"a": np.zeros(4, "f4"), "b": np.zeros(5, "f4"), "s": np.float32(3)}, optimizer=SGD)
+        yield worker
+
+
+BAD: dict[str, tuple[type[Exception], Callable[[zmqps.Worker], object]]] = {
+    "a name that is not there": (zmqps.UnknownParameterError, lambda w: w.pull("c")),
+    "a shape that is not the parameter's": (zmqps.ShapeError, lambda w: w.push({"a": np.zeros(5)})),
+    "integers": (zmqps.DtypeError, lambda w: w.push({"a": np.zeros(4, int)})),
+    "no gradient": (zmqps.DtypeError, lambda w: w.push({"a": None})),
+    "lists of different lengths": (zmqps.DtypeError, lambda w: w.push({"a": [[1.0], [2.0, 3.0]]})),
+    "NaN": (zmqps.NonFiniteGradientError, lambda w: w.push({"a": np.full(4, np.nan)})),
+    "a number that float32 cannot hold": (zmqps.NonFiniteGradientError, lambda w: w.push({"a": np.full(4, 1e39)})),
+    "NaN in a later init": (zmqps.ConfigurationError, lambda w: w.init({"a": np.full(4, np.nan)}, optimizer=SGD)),
+    "another model": (zmqps.JobMismatchError, lambda w: w.init({"a": np.zeros(3, "f4")}, optimizer=SGD)),
+    "a name without an array in out": (zmqps.ConfigurationError, lambda w: w.pull("a", out={"b": np.zeros(5)})),
+    "out that is no mapping": (zmqps.ConfigurationError, lambda w: w.pull(out=[np.zeros(4)])),
+    "out that is a scalar, not an array": (zmqps.DtypeError, lambda w: w.pull(out={"s": np.float32(9)})),
+    "out that is copied": (zmqps.DtypeError, lambda w: w.pull(out={"a": Copied()})),
+    "names that are a number": (zmqps.ConfigurationError, lambda w: w.pull(5)),  # type: ignore[arg-type]
+    "a timeout that is text": (zmqps.ConfigurationError, lambda w: w.pull(timeout="3")),  # type: ignore[arg-type]
+    "no time at all": (zmqps.ConfigurationError, lambda w: w.pull(timeout=0)),
+    "a barrier without a name": (zmqps.ConfigurationError, lambda w: w.barrier("", timeout=1)),
+    "a barrier whose name is a number": (zmqps.ConfigurationError, lambda w: w.barrier(3, timeout=1)),  # type: ignore[arg-type]
+    "a barrier whose name is a novel": (zmqps.ConfigurationError, lambda w: w.barrier("x" * 5000, timeout=1)),
+    "a barrier whose name cannot be encoded": (zmqps.ConfigurationError, lambda w: w.barrier("\ud800", timeout=1)),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_it_is_refused_and_nothing_is_changed(worker: zmqps.Worker, case: str) -> None:
+    expected, call = BAD[case]
+    with pytest.raises(expected):
+        call(worker)
+    assert {name: value.tolist() for name, value in worker.pull().items()} == {"a": [0] * 4, "b": [0] * 5, "s": 3}
+
+
+def test_names_may_come_from_a_generator(worker: zmqps.Worker) -> None:
+    out = np.ones(4, np.float32)
+    assert list(worker.pull((name for name in ["a"]), out={"a": out})) == ["a"]
+    assert out.tolist() == [0] * 4
+
+
+def test_waiting_in_a_callback_is_an_error_and_no_hang(worker: zmqps.Worker) -> None:
+    answers: list[BaseException | None] = []
+    called = threading.Event()
+
+    def callback(_: object) -> None:
+        try:
+            worker.pull("b")
+        except zmqps.ConfigurationError as error:
+            answers.append(error)
+        called.set()
+
+    worker.pull_async("a").add_done_callback(callback)
+    assert called.wait(20)
+    worker.pull("a")
+    # a pull that was done when the callback was added runs it here, where waiting is fine
+    assert all("callback" in str(error) for error in answers)
+
+
+@pytest.mark.parametrize("address", [None, 5, "localhost", "tcp://*:5570", "tcp://127.0.0.1:0", "tcp://127.0.0.1:x"])
+def test_an_address_that_is_none_fails_at_once(address: Any) -> None:
+    with pytest.raises(zmqps.ConfigurationError):
+        zmqps.connect(address)
+
+
+@pytest.mark.parametrize("options", [{"servers": 0}, {"workers": 0}, {"kernels": "gold"}, {"slice_nbytes": 1}])
+def test_a_cluster_that_cannot_be_starts_no_process(options: dict[str, Any]) -> None:
+    with pytest.raises(zmqps.ConfigurationError):
+        zmqps.LocalCluster(**options)

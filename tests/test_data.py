@@ -1,0 +1,133 @@
+"""`worker.shards` on real processes, killed ones among them, and the static split."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import zmqps
+from zmqps.data import DataShard, split
+from zmqps.errors import ConfigurationError, DeadlineError, JobMismatchError
+
+PARAMS = {"w": np.zeros(4, np.float32)}
+
+#: Uses ranges, saying which, until it is killed or there are no more; the one told to stops at a range and is killed.
+WORKER = """
+import sys, json, numpy as np, zmqps
+address, stops_after = sys.argv[1], int(sys.argv[2])
+with zmqps.connect(address) as worker:
+    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    worker.barrier("start", timeout=60)
+    for count, shard in enumerate(worker.shards(500, 25, passes=2, shuffle_seed=3, timeout=50)):
+        if count == stops_after:
+            print(json.dumps("stopped"), flush=True)
+            sys.stdin.read()
+        worker.push({"w": np.ones(4, np.float32)}, examples=len(shard))
+        print(json.dumps([shard.data_pass, shard.indices.tolist()]), flush=True)
+    worker.finish()
+"""
+
+
+def start(address: str, stops_after: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WORKER, address, str(stops_after)]
+    return subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_every_example_is_used_once_a_pass_although_workers_are_killed() -> None:
+    with zmqps.LocalCluster(workers=3, kernels="numpy", heartbeat_interval=0.2, heartbeat_timeout=1.5) as cluster:
+        workers = [start(cluster.address, stops_after) for stops_after in (1, 4, 10**9)]
+        lines: list[str] = []
+        for victim in workers[:2]:
+            assert victim.stdout is not None
+            while (line := victim.stdout.readline()) and "stopped" not in line:
+                lines.append(line)
+            victim.kill()  # with a range that it has not used
+            victim.communicate()
+        rest, errors = workers[2].communicate(timeout=50)
+        assert workers[2].returncode == 0, errors
+        used = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    counts = Counter((data_pass, index) for data_pass, indices in used for index in indices)
+    assert counts == Counter({(p, i): 1 for p in range(2) for i in range(500)})
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zmqps.LocalCluster]:
+    with zmqps.LocalCluster(kernels="numpy") as cluster:
+        yield cluster
+
+
+def test_workers_share_a_data_set_and_see_each_pass_in_another_order(cluster: zmqps.LocalCluster) -> None:
+    def use(worker: zmqps.Worker) -> list[DataShard]:
+        return list(worker.shards(1000, 64, passes=2, shuffle_seed=1, name="shared"))
+
+    with zmqps.connect(cluster.address) as a, zmqps.connect(cluster.address) as b, ThreadPoolExecutor(2) as pool:
+        shards = sorted([s for found in pool.map(use, (a, b)) for s in found], key=lambda s: (s.data_pass, s.number))
+    orders = [np.concatenate([s.indices for s in shards if s.data_pass == p]) for p in range(2)]
+    assert all(np.array_equal(np.sort(order), np.arange(1000)) for order in orders)
+    assert not np.array_equal(*orders)
+    assert np.array_equal(orders[0], split(1000, 0, 1, shuffle_seed=1))
+    assert [len(s) for s in shards[:16]] == [64] * 15 + [40]
+
+
+def test_a_loop_that_was_left_goes_on_with_its_range(cluster: zmqps.LocalCluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        for shard in worker.shards(100, 30, name="left"):
+            if shard.number == 1:
+                break
+        assert [shard.number for shard in worker.shards(100, 30, name="left")] == [1, 2, 3]
+        assert list(worker.shards(100, 30, name="left")) == []
+
+
+def test_without_a_seed_ranges_are_slices(cluster: zmqps.LocalCluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        shards = list(worker.shards(10, 4, name="plain"))
+    assert [shard.indices.tolist() for shard in shards] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [(shard.start, shard.stop) for shard in shards] == [(0, 4), (4, 8), (8, 10)]
+
+
+def test_who_waits_in_vain_is_told_for_whom_and_the_range_comes_back(cluster: zmqps.LocalCluster) -> None:
+    with zmqps.connect(cluster.address) as waiting:
+        with zmqps.connect(cluster.address, name="holder") as holder:
+            next(holder.shards(10, 10, name="awaited"))
+            with pytest.raises(DeadlineError, match=r"waiting for worker \d \(holder.*range 0"):
+                next(waiting.shards(10, 10, name="awaited", timeout=0.5))
+            (data,) = [d for d in waiting.status()["data"] if d["name"] == "awaited"]
+            assert list(data["taken"].values()) == [0]
+        assert next(waiting.shards(10, 10, name="awaited")).number == 0
+
+
+def test_a_description_that_differs_or_makes_no_sense_is_refused(cluster: zmqps.LocalCluster) -> None:
+    with zmqps.connect(cluster.address) as a, zmqps.connect(cluster.address) as b:
+        next(a.shards(10, 10, name="described"))
+        with pytest.raises(JobMismatchError, match="num_examples of the data set 'described'"):
+            next(b.shards(11, 10, name="described"))
+        with pytest.raises(ConfigurationError, match="shard_size"):
+            b.shards(11, 0)
+
+
+def test_shards_can_be_iterated_in_a_loop_of_asyncio(cluster: zmqps.LocalCluster) -> None:
+    async def main() -> None:
+        async with zmqps.aio.connect(cluster.address) as worker:
+            found = [shard.start async for shard in worker.shards(10, 3, name="aio")]
+            assert found == [0, 3, 6, 9]
+
+    asyncio.run(main())
+
+
+def test_a_static_split_gives_each_rank_its_part() -> None:
+    for seed in (None, 5):
+        parts = [split(103, rank, 4, shuffle_seed=seed, data_pass=2) for rank in range(4)]
+        assert [len(part) for part in parts] == [25, 26, 26, 26]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(103))
+    assert split(3, 0, 4).size == 0
+    for rank, workers in ((4, 4), (-1, 4), (0, 0), (0.5, 2)):
+        with pytest.raises(ConfigurationError):
+            split(10, rank, workers)  # type: ignore[arg-type]

@@ -1,0 +1,230 @@
+"""Channels between stages: in order, bounded, with somebody to name when nothing comes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zmqps
+from zmqps import codecs, pipeline
+from zmqps.core.messages import Left
+from zmqps.core.wire import encode
+from zmqps.errors import (
+    AddressInUseError,
+    ClosedError,
+    ConfigurationError,
+    DeadlineError,
+    LimitError,
+    PeerLostError,
+    ProtocolError,
+)
+from zmqps.net.zeromq import DealerPair
+
+
+@pytest.fixture
+def both() -> Iterator[tuple[pipeline.Channel, pipeline.Channel]]:
+    with (
+        pipeline.bind("tcp://127.0.0.1:0", name="head", timeout=20) as head,
+        pipeline.connect(head.endpoint, name="tail", timeout=20) as tail,
+    ):
+        yield head, tail
+
+
+def test_arrays_go_both_ways_in_order(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
+    def tail_end() -> None:
+        for _ in range(30):
+            x = tail.receive()["x"]
+            x *= 2  # they are the receiver's
+            tail.send({"dx": x, "count": np.int64(x.size)})
+
+    head, tail = both
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(tail_end)
+        x = np.empty((50, 300), np.float32)
+        for number in range(10):
+            for micro in range(3):  # micro-batches in flight
+                x[:] = 10 * number + micro
+                head.send({"x": x})  # and x may be written to
+            for micro in range(3):
+                answer = head.receive()
+                assert (answer["dx"] == 2 * (10 * number + micro)).all()
+                assert answer["count"] == x.size
+        done.result(timeout=20)
+    assert "tail (" in head.peer
+    assert "head (" in tail.peer
+
+
+@pytest.mark.parametrize("codec", ["bf16", codecs.int8()])
+def test_floats_travel_in_the_codec_of_the_channel_or_the_call(codec, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    x = np.random.default_rng(0).standard_normal((64, 100)).astype(np.float32)
+    endpoint = f"ipc://{tmp_path}/channel"
+    with pipeline.connect(endpoint, codec=codec, timeout=20) as a, pipeline.bind(endpoint, timeout=20) as b:
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(lambda: (a.send({"x": x}), a.send({"x": x}, codec="raw")))
+            encoded, exact = b.receive()["x"], b.receive()["x"]
+            sending.result(timeout=20)
+    np.testing.assert_array_equal(exact, x)
+    assert not np.array_equal(encoded, x)
+    np.testing.assert_allclose(encoded, x, atol=0.03)
+
+
+def test_an_array_of_many_frames_arrives_whole(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
+    head, tail = both
+    large = np.arange(20 << 20, dtype=np.float32)
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(tail.receive)
+        head.send({"large": large})
+        np.testing.assert_array_equal(received.result(timeout=20)["large"], large)
+
+
+# --- waits --------------------------------------------------------------------------------------
+
+
+def test_who_waits_for_nobody_is_told_where(tmp_path: Path) -> None:
+    with pipeline.bind(f"ipc://{tmp_path}/a", timeout=0.05) as channel:
+        with pytest.raises(DeadlineError, match=r"send timed out .* waiting for a stage to connect to ipc://"):
+            channel.send({})
+    with pipeline.connect(f"ipc://{tmp_path}/a", timeout=0.05) as channel:
+        with pytest.raises(DeadlineError, match=r"receive timed out .* waiting for the stage at ipc://"):
+            channel.receive()
+        with pytest.raises(DeadlineError):
+            channel.receive(timeout=0.05)
+
+
+def meet(head: pipeline.Channel, tail: pipeline.Channel) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(tail.receive)
+        head.send({})
+        assert received.result(timeout=20) == {}
+
+
+def test_a_stage_that_says_nothing_is_named_and_later_still_heard(
+    both: tuple[pipeline.Channel, pipeline.Channel],
+) -> None:
+    head, tail = both
+    meet(head, tail)
+    with pytest.raises(DeadlineError, match=r"waiting for stage tail \("):
+        head.receive(timeout=0.05)
+    tail.send({"x": np.ones(3)})
+    assert head.receive()["x"].tolist() == [1, 1, 1]
+
+
+def test_a_stage_that_does_not_read_holds_the_sender_up(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
+    head, tail = both
+    meet(head, tail)
+    block = {"x": np.zeros(1 << 20, np.float32)}
+    sent = 0
+
+    def send_without_end() -> None:
+        nonlocal sent
+        while sent < 1000:
+            head.send(block, timeout=0.3)
+            sent += 1
+
+    with pytest.raises(DeadlineError, match=r"send timed out .* waiting for stage tail"):
+        send_without_end()
+    assert sent < 100, "messages are bounded, so is the memory they take"
+    assert all((tail.receive()["x"] == 0).all() for _ in range(sent)), "what was refused was not sent in part"
+    head.send({"y": np.ones(1)})
+    assert "y" in tail.receive()
+
+
+STAGE = """
+import sys, zmqps
+with zmqps.pipeline.connect(sys.argv[1], name="mortal") as channel:
+    channel.send(channel.receive())
+    sys.stdin.read()
+"""
+
+
+def test_a_killed_stage_is_named_and_so_is_that_it_was_started_again() -> None:
+    def start(endpoint: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", STAGE, endpoint], stdin=subprocess.PIPE)
+
+    with pipeline.bind("tcp://127.0.0.1:0", timeout=20) as channel:
+        first = start(channel.endpoint)
+        channel.send({"x": np.ones(2)})
+        assert channel.receive()["x"].tolist() == [1, 1]
+        first.kill()
+        first.communicate()
+        with pytest.raises(DeadlineError, match=rf"waiting for stage mortal \(.*pid {first.pid}"):
+            channel.receive(timeout=0.1)
+        second = start(channel.endpoint)
+        with pytest.raises(PeerLostError, match=rf"stage mortal \(.*pid {first.pid}.*another one"):
+            channel.receive()
+        second.kill()
+        second.communicate()
+
+
+# --- refused ------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_used_is_refused_before_a_socket_is_left(tmp_path: Path) -> None:
+    for endpoint in ("nowhere", "tcp://127.0.0.1", "udp://127.0.0.1:1"):
+        with pytest.raises(ConfigurationError):
+            pipeline.bind(endpoint)
+        with pytest.raises(ConfigurationError):
+            pipeline.connect(endpoint)
+    with pytest.raises(ConfigurationError, match="insecure"):
+        pipeline.bind("tcp://0.0.0.0:0")
+    with pytest.raises(ConfigurationError, match="topk"):
+        pipeline.bind("tcp://127.0.0.1:0", codec="topk:fraction=0.1")
+    with pytest.raises(ConfigurationError, match="timeout"):
+        pipeline.bind("tcp://127.0.0.1:0", timeout=0)
+    with pytest.raises(ConfigurationError, match="cannot bind"):
+        pipeline.bind(f"ipc://{tmp_path}/no/such/folder")
+    with pipeline.bind("tcp://127.0.0.1:0") as channel, pytest.raises(AddressInUseError):
+        pipeline.bind(channel.endpoint)
+
+
+def test_a_closed_channel_says_so() -> None:
+    channel = pipeline.bind("tcp://127.0.0.1:0")
+    channel.close()
+    channel.close()
+    with pytest.raises(ClosedError):
+        channel.send({})
+    with pytest.raises(ClosedError):
+        channel.receive()
+    assert "closed" in repr(channel)
+
+
+def test_what_is_refused_at_the_sender_takes_no_number(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
+    head, tail = both
+    meet(head, tail)
+    with pytest.raises(ConfigurationError):
+        head.send({"x": None})
+    with pytest.raises(LimitError):
+        head.send({str(i): np.zeros(0) for i in range(2000)})
+    head.send({"x": np.ones(1)})
+    assert tail.receive()["x"].tolist() == [1]
+
+
+@pytest.mark.parametrize("frames", [[b"noise"], [b"\xc1", b"x"], encode(Left())])
+def test_a_stranger_is_refused(frames: list[bytes]) -> None:
+    with pipeline.bind("tcp://127.0.0.1:0", timeout=20) as channel:
+        stranger = DealerPair(channel.endpoint, bind=False, backlog=1)
+        try:
+            assert stranger.send(frames, 20.0)
+            with pytest.raises(ProtocolError):
+                channel.receive()
+        finally:
+            stranger.close(0.0)
+
+
+def test_a_message_that_was_lost_is_noticed(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
+    head, tail = both
+    meet(head, tail)
+    head._num_sent += 1  # as if one had been on its way when the connection broke
+    head.send({})
+    with pytest.raises(ProtocolError, match="sent message 3, expected 2"):
+        tail.receive()
+
+
+def test_it_is_a_public_module() -> None:
+    assert zmqps.pipeline is pipeline

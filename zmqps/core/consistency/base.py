@@ -1,0 +1,94 @@
+"""What the coordinator asks of a consistency policy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A worker may go on; it reads version ``version`` or a later one."""
+
+    worker: bytes
+    version: int
+    counted: bool  # whether the gradients it arrived with are part of the parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Commitment:
+    """A step is complete: ``contributors`` are (worker, its pushes, examples they were made of)."""
+
+    step: int
+    contributors: tuple[tuple[bytes, tuple[int, ...], float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What follows from an event."""
+
+    released: tuple[Released, ...] = ()
+    commitment: Commitment | None = None
+    failed: tuple[bytes, ...] = ()  # workers whose wait ends with an error: the straggler policy is "fail"
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What a worker has brought to the current step."""
+
+    count: int = 0  # gradients, each of one or several pushes
+    attempts: tuple[int, ...] = ()
+    examples: float = 0.0
+    waiting: bool = False
+
+
+class Policy(ABC):
+    """Decides who may go on.
+
+    ``live`` is always the set of workers that train now; who has died or finished is not in it.
+    ``missing`` is how many workers are expected and have not yet joined for the first time.
+    """
+
+    #: As shown in logs and status: async, ssp or sync.
+    mode: str
+
+    @abstractmethod
+    def join(self, worker: bytes) -> int:
+        """A worker begins to train, or goes on after a pause; return the clock it begins with."""
+
+    @abstractmethod
+    def pause(self, worker: bytes) -> None:
+        """A worker waits for something else: nobody waits for it until it joins again."""
+
+    @abstractmethod
+    def leave(self, worker: bytes) -> None:
+        """A worker trains no more. What it has brought completely stays brought."""
+
+    @abstractmethod
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], examples: float, now: float) -> None:
+        """A worker has completed its step and all shards have its pushes; none: it waits once more."""
+
+    @abstractmethod
+    def decide(self, missing: int, now: float) -> Decision:
+        """Return who may go on now; called after every event, and when the deadline is due."""
+
+    def awaited(self) -> Iterable[bytes]:
+        """Return the workers that the others wait for."""
+        return ()
+
+    def why(self, missing: int) -> str:
+        """Say in words what is needed before anybody who waits may go on."""
+        return ""
+
+    def next_deadline(self) -> float | None:
+        """Return when `decide` wants to be called even if nothing happens."""
+        return None
+
+    def status(self) -> dict[str, object]:
+        """Return the state for the status."""
+        return {}
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Assert the invariants."""

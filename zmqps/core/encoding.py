@@ -1,0 +1,114 @@
+"""Arrays of a message in a codec: each part is one blob, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqps.codecs import MIN_NBYTES, Codec, parse
+from zmqps.core.arrays import Array
+from zmqps.errors import ConfigurationError, ProtocolError
+
+if TYPE_CHECKING:
+    from zmqps.core.messages import Buffer
+
+RAW = "raw"
+
+
+def choose(codec: str, nbytes: int) -> Codec | None:
+    """Return the codec for a payload; None where it goes as it is, because raw was asked for or it is small."""
+    return None if codec == RAW or nbytes < MIN_NBYTES else parse(codec)
+
+
+def check_for_values(codec: str) -> None:
+    """Raise `ProtocolError` unless values may travel in the codec that a message names."""
+    found = named(codec)
+    if found is not None and found.error_feedback:
+        raise ProtocolError(f"{found.name} leaves values out; values travel in raw, bf16, fp16 or int8")
+
+
+def named(codec: str) -> Codec | None:
+    """Return the codec that a message names; None for raw."""
+    return None if codec == RAW else parse(codec)
+
+
+def check(codec: str | Codec, *, pulls: bool) -> str:
+    """Return the text of a codec that the user named.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none of that name, or it cannot encode what is pulled.
+    """
+    text = codec.spec if isinstance(codec, Codec) else codec
+    try:
+        found = named(text)
+    except ProtocolError as error:
+        raise ConfigurationError(str(error)) from None
+    if pulls and found is not None and found.error_feedback:
+        raise ConfigurationError(
+            f"{found.name} leaves values out and sends them later; what is pulled is read once: use bf16, fp16 or int8"
+        )
+    return text
+
+
+def compress(
+    codec: Codec, parts: Iterable[Sequence[Array]], residuals: Sequence[Sequence[Array]] | None = None, seed: int = 0
+) -> list[Array]:
+    """Return a blob for each part.
+
+    Parameters
+    ----------
+    codec
+        How.
+    parts
+        For each part its pieces, 1-D and of one dtype, one behind the other.
+    residuals
+        For each part the pieces of what earlier blobs left out; updated in place. For codecs with
+        error feedback.
+    seed
+        For stochastic rounding.
+    """
+    blobs = []
+    for number, pieces in enumerate(parts):
+        array = _joined(pieces)
+        if residuals is None or not codec.error_feedback:
+            blobs.append(codec.encode(array, seed=seed))
+            continue
+        kept = residuals[number]
+        residual = _joined(kept)
+        blobs.append(codec.encode(array, residual, seed=seed))
+        if len(kept) > 1:
+            position = 0
+            for piece in kept:
+                piece[:] = residual[position : position + piece.size]
+                position += piece.size
+    return blobs
+
+
+def decompress(codec: Codec, payload: Sequence[Buffer], sizes: Iterable[tuple[int, np.dtype[Any]]]) -> list[Array]:
+    """Return the array of each part.
+
+    Raises
+    ------
+    ProtocolError
+        The payload does not hold these parts in this codec.
+    """
+    buffers = iter(payload)
+    view = memoryview(b"")
+    arrays = []
+    for size, dtype in sizes:
+        if not view.nbytes and size:
+            view = memoryview(next(buffers, b"")).cast("B")
+        array, consumed = codec.decode(view, size, dtype)
+        view = view[consumed:]
+        arrays.append(array)
+    if view.nbytes or any(memoryview(rest).nbytes for rest in buffers):
+        raise ProtocolError("the payload is longer than the parts it is for")
+    return arrays
+
+
+def _joined(pieces: Sequence[Array]) -> Array:
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

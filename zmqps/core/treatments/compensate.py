@@ -1,0 +1,54 @@
+"""Delay compensation: a guess of the gradient at the values that are there now."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from zmqps.core.arrays import Array
+from zmqps.core.treatments.base import Treatment
+from zmqps.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Compensate(Treatment):
+    """``g + λ g⊙g⊙(w − w_read)``: the first-order Taylor term of the gradient, from what was read to what is there.
+
+    The Hessian that term needs is approximated by the diagonal of the outer product of the gradient
+    with itself, times ``λ``. For gradients of a cross-entropy, averaged over a mini-batch, that is
+    too small by about the batch's size, so λ grows with it; 0.04 is the paper's.
+
+    The server keeps, for each worker, a copy of each slice as that worker last read it: memory of one
+    more model for each worker. Where the copy is of another version than the gradient names (another
+    pull of the same worker was under way), the gradient is applied as it is, and counted.
+
+    References
+    ----------
+    Zheng, Meng, Wang, Chen, Yu, Ma, Liu: Asynchronous Stochastic Gradient Descent with Delay
+    Compensation, ICML 2017, algorithm 2 with a constant λ (DC-ASGD-c).
+    """
+
+    lambda_: float
+
+    name: ClassVar[str] = "compensate"
+    needs_read: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if type(self.lambda_) not in (int, float) or not math.isfinite(self.lambda_) or self.lambda_ <= 0:
+            raise ConfigurationError(f"compensate: lambda is a number above 0, not {str(self.lambda_)[:40]!r}")
+
+    def correct(self, g: Array, w: Array, read: Array | None, staleness: int) -> Array:
+        """Add the compensation; without staleness, or what was read, there is none."""
+        if staleness == 0 or read is None:
+            return g
+        # the difference first: where it is 0 a huge gradient squared would make it NaN
+        with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges does so without it, too
+            correction = w - read
+            correction *= correction.dtype.type(self.lambda_)
+            correction *= g
+            correction *= g
+            correction += g
+        return correction

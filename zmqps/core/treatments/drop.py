@@ -1,0 +1,41 @@
+"""Nothing beyond a bound is applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from zmqps.core.arrays import Array
+from zmqps.core.treatments.base import Treatment
+from zmqps.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Drop(Treatment):
+    """Gradients more than ``bound`` updates old are dropped; the rest is applied as it comes.
+
+    Unlike bounded staleness (SSP), which holds fast workers back so that no gradient gets too old,
+    nobody waits: what came too late was computed for nothing. The server counts it, and the worker
+    sees it by the staleness in its acknowledgement.
+
+    References
+    ----------
+    Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, measures what
+    old gradients cost, and drops those of a step that is over; this is the same with a bound.
+    """
+
+    bound: int
+
+    name: ClassVar[str] = "drop"
+
+    def __post_init__(self) -> None:
+        if type(self.bound) is not int or self.bound < 0:
+            raise ConfigurationError(f"drop: bound is a number of updates from 0, not {str(self.bound)[:40]!r}")
+
+    def drops(self, staleness: int) -> bool:
+        """Whether it is beyond the bound."""
+        return staleness > self.bound
+
+    def correct(self, g: Array, w: Array, read: Array | None, staleness: int) -> Array:
+        """What is not dropped stays as it is."""
+        return g

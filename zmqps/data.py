@@ -1,0 +1,106 @@
+"""Which examples a worker trains on: handed out by the coordinator as it asks, or split by rank.
+
+::
+
+    for shard in worker.shards(len(x), 256, passes=3, shuffle_seed=0):   # fast workers take more
+        for batch in np.array_split(shard.indices, 8):
+            worker.push(gradients(worker.pull(), x[batch], y[batch]))
+
+    mine = zmqps.data.split(len(x), worker.rank, worker.num_workers)     # the same for all, and for good
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqps.core.data import DataSpec
+from zmqps.core.messages import Range
+from zmqps.core.shuffle import permuted
+from zmqps.errors import ConfigurationError
+
+__all__ = ["DataShard", "split"]
+
+
+@dataclass(frozen=True)
+class DataShard:
+    """A range of a pass over a data set.
+
+    Attributes
+    ----------
+    data : DataSpec
+        The data set.
+    data_pass, number : int
+        Which pass, and which range of it, both from 0.
+    start, stop : int
+        The range's positions in the pass. Without a shuffle seed they are the examples' indices.
+    """
+
+    data: DataSpec
+    data_pass: int
+    number: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @cached_property
+    def indices(self) -> NDArray[np.int64]:
+        """Indices of the range's examples; with a shuffle seed a slice of the pass's permutation of all."""
+        if self.data.shuffle_seed is None:
+            return np.arange(self.start, self.stop, dtype=np.int64)
+        return permuted(self.start, self.stop, self.data.num_examples, self.data.shuffle_seed, self.data_pass)
+
+    @classmethod
+    def of(cls, data: DataSpec, message: Range) -> DataShard | None:
+        """Return what the coordinator has handed out; None if there is no more."""
+        if message.start >= message.stop:
+            return None
+        return cls(data, message.data_pass, message.number, message.start, message.stop)
+
+
+def feed(take: Callable[[DataShard | None], Future[DataShard | None]]) -> Iterator[DataShard]:
+    """Yield range after range; each one counts as used when the next one is asked for."""
+    shard = take(None).result()
+    while shard is not None:
+        yield shard
+        shard = take(shard).result()
+
+
+def split(
+    num_examples: int, rank: int, num_workers: int, *, shuffle_seed: int | None = None, data_pass: int = 0
+) -> NDArray[np.int64]:
+    """Return the examples of one worker when each of them takes an equal part, by its rank.
+
+    No coordinator is asked, so nothing makes up for a slow worker, and the part of one that dies is
+    not used. Parts of different ranks have no example in common and together hold all; their sizes
+    differ by one at most.
+
+    Parameters
+    ----------
+    num_examples, rank, num_workers : int
+        ``worker.rank`` and ``worker.num_workers``; the latter must be the same on all.
+    shuffle_seed, data_pass : int, optional
+        Split a permutation instead, another one in each pass; the same as that of `Worker.shards`.
+
+    Returns
+    -------
+    ndarray of int64
+    """
+    numbers: dict[str, Any] = {"rank": rank, "num_workers": num_workers, "data_pass": data_pass}
+    for name, value in numbers.items():
+        if type(value) is not int or value < 0:
+            raise ConfigurationError(f"{name} is an integer from 0, not {value!r:.40}")
+    if rank >= num_workers:
+        raise ConfigurationError(f"ranks of {num_workers} workers are below {num_workers}, not {rank}")
+    start, stop = num_examples * rank // num_workers, num_examples * (rank + 1) // num_workers
+    return DataShard(
+        DataSpec("split", num_examples, num_examples, 1, shuffle_seed), data_pass, rank, start, stop
+    ).indices

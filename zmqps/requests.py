@@ -1,0 +1,143 @@
+"""What the user's arrays become: transfers of the job a worker trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zmqps.codecs import Codec
+from zmqps.core.encoding import check as check_codec
+from zmqps.core.operations import Attached, Cargo, Transfer, plan
+from zmqps.errors import ConfigurationError
+from zmqps.tensors import Tables, Target, check_names, flatten
+
+#: Distinct subsets of the parameters whose message plan is kept.
+MAX_PLANS = 64
+
+
+class Params(dict[str, Any]):
+    """Parameter values by name, and the version they are of.
+
+    Attributes
+    ----------
+    version : int
+        Synchronous: how many steps they have absorbed. Otherwise the fewest updates that any of
+        their slices had absorbed.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], transfer: Transfer) -> None:
+        super().__init__(arrays)
+        self.version = min(transfer.versions.values(), default=0)
+
+
+Result = Callable[[Any], Params]
+
+
+class Requests:
+    """Makes transfers for one job.
+
+    Parameters
+    ----------
+    attached
+        The job and its placement.
+    """
+
+    def __init__(self, attached: Attached) -> None:
+        self.job = attached.job
+        self._placement = attached.placement
+        self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
+        self._plans: dict[frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
+        self._tables = Tables()
+
+    def pull(
+        self,
+        names: str | Iterable[str] | None,
+        out: Mapping[str, Any] | None,
+        at_least: int | None,
+        exact: int | None,
+        codec: str | Codec | None,
+    ) -> tuple[Transfer, Result]:
+        """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
+        if at_least is not None and exact is not None:
+            raise ConfigurationError("a pull has at_least or exact, not both")
+        if any(v is not None and (type(v) is not int or v < 0) for v in (at_least, exact)):
+            raise ConfigurationError(f"a version is an integer from 0, not {at_least if exact is None else exact!r}")
+        if out is not None and not isinstance(out, Mapping):
+            raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
+        if names is not None and not isinstance(names, Iterable):
+            raise ConfigurationError(f"names is a name or several, not {names!r:.60}")
+        wanted = None if names is None else [names] if isinstance(names, str) else list(names)
+        if out is not None and wanted is not None:
+            check_names(wanted, self._index)
+            missing = [name for name in wanted if name not in out]
+            if missing:
+                raise ConfigurationError(f"out has no array for {missing[0]!r}, which is to be pulled")
+            out = {name: out[name] for name in wanted}
+        transfer = Transfer(0.0, kind="pull", version=at_least or exact or 0, exact=exact is not None)
+        transfer.reply_codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
+        everything = wanted is None and out is None
+        numbers = None if everything else check_names(out or wanted or (), self._index)
+        return transfer, self._receive(transfer, numbers, out)
+
+    def push(self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None) -> Transfer:
+        """Return the transfer of a push, or of the first half of a push_pull."""
+        if type(examples) is not int or examples < 1:
+            raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
+        source = flatten(grads, self.job.parameters, self._index)
+        numbers = [number for number, array in enumerate(source) if array is not None]
+        return Transfer(
+            0.0,
+            kind=kind,
+            cargoes=self._plan(numbers),
+            source=source,
+            examples=examples,
+            codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False),
+            whole=len(numbers) == len(source),
+        )
+
+    def push_pull(
+        self,
+        grads: Mapping[str, Any],
+        out: Mapping[str, Any] | None,
+        examples: int,
+        codec: str | Codec | None,
+        pull_codec: str | Codec | None,
+    ) -> tuple[Transfer, Result]:
+        """Return the transfer of `zmqps.Worker.push_pull`, and what makes its result."""
+        if out is not None and set(out) != set(grads):
+            raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
+        transfer = self.push("push_pull", grads, examples, codec)
+        transfer.reply_codec = self.job.pull_codec if pull_codec is None else check_codec(pull_codec, pulls=True)
+        return transfer, self._receive(transfer, check_names(grads, self._index), out)
+
+    def _receive(self, transfer: Transfer, numbers: list[int] | None, out: Mapping[str, Any] | None) -> Result:
+        """Say where a transfer's values go; return what makes the caller's dict of them."""
+        parameters = self.job.parameters
+        transfer.cargoes = self._plan(numbers)
+        if out is not None:
+            target = Target(out, parameters, self._index)
+            transfer.out = target.flat
+            return lambda _: Params(target.deliver(), transfer)
+        if numbers is None or len(set(numbers)) == len(parameters):
+            keyspace = self._placement.keyspace
+            transfer.tables = self._tables.take(tuple((table.size, table.dtype) for table in keyspace.tables))
+            arrays: dict[str, Any] = {}
+            for flat, table in zip(transfer.tables, keyspace.tables, strict=True):
+                for number, start in zip(table.parameters, table.offsets, strict=False):
+                    parameter = parameters[number]
+                    arrays[parameter.name] = flat[start : start + parameter.size].reshape(parameter.shape)
+            ordered = {p.name: arrays[p.name] for p in parameters}
+        else:
+            ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
+            transfer.out = Target(ordered, parameters, self._index).flat
+        return lambda _: Params(ordered, transfer)
+
+    def _plan(self, numbers: list[int] | None) -> tuple[tuple[Cargo, ...], ...]:
+        key = None if numbers is None or len(set(numbers)) == len(self.job.parameters) else frozenset(numbers)
+        if key not in self._plans:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = plan(self._placement, key)
+        return self._plans[key]
