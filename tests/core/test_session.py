@@ -33,7 +33,7 @@ from zmqps.core.messages import (
     Withdraw,
 )
 from zmqps.core.operations import AskStatus, Enter, Finish, Init, Join, Operation, Transfer, plan
-from zmqps.core.session import SessionMachine
+from zmqps.core.session import FAREWELL_S, SessionMachine
 from zmqps.errors import (
     ClosedError,
     DeadlineError,
@@ -359,6 +359,15 @@ def test_finish_waits_for_transfers_then_says_goodbye_to_everybody() -> None:
     assert {a.peer for a in actions if isinstance(getattr(a, "message", None), Leave)} == {S0, S1, COORDINATOR}
     assert resolved(session.get(Left())) == [(finish, None)]
     assert session.machine.next_deadline() is None or resolved(session.wait(100.0)) == []
+
+
+def test_a_goodbye_that_nobody_answers_is_said_all_the_same() -> None:
+    session = Session()
+    session.attach()
+    finish = Finish(0.0)
+    session.ask(finish, timeout=60.0)
+    assert resolved(session.wait(FAREWELL_S - 0.1)) == []
+    assert resolved(session.wait(FAREWELL_S + 0.1)) == [(finish, None)]
 
 
 def test_finish_waits_for_transfers_although_the_coordinator_is_gone() -> None:

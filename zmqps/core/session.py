@@ -67,6 +67,9 @@ from zmqps.errors import (
     from_wire,
 )
 
+#: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before that was read.
+FAREWELL_S = 2.0
+
 
 def _all_finite(array: Array) -> bool:
     return bool(np.isfinite(array).all())
@@ -100,6 +103,7 @@ class SessionMachine:
         self._requests: dict[int, Operation] = {}  # at the coordinator
         self._unanswered: dict[int, Message] = {}  # what was asked there, arrivals included
         self._resend_due: float | None = None
+        self._farewell_due: float | None = None
         self._next_request = 1
         self._fatal: PSError | None = None
         self._finishing: Finish | None = None
@@ -155,6 +159,7 @@ class SessionMachine:
             self.member.next_deadline(),
             self._reminder_due,
             self._resend_due,
+            self._farewell_due,
             self.transfers.next_deadline(),
         ]
         dues += [operation.deadline for operation in self.operations]
@@ -170,6 +175,10 @@ class SessionMachine:
             if self.member.lost:
                 actions += self._lose_coordinator(now)
         actions += self.transfers.on_deadline(now)
+        if self._farewell_due is not None and now >= self._farewell_due:
+            self._farewell_due = None
+            if self._finishing is not None and not self._finishing.done:
+                actions += self.resolve(self._finishing, None)
         if self._resend_due is not None and now >= self._resend_due:
             self._resend_due = now + RETRY_S if self._unanswered else None
             actions += [Send(COORDINATOR, message) for message in self._unanswered.values()]
@@ -294,6 +303,7 @@ class SessionMachine:
             return []
         known = [link for link in self.transfers.links if link.handshake.welcome is not None and link.lost is None]
         reason = "finished" if reason == "finished" else "closed"
+        self._farewell_due = self.now + FAREWELL_S
         return [*(Send(link.peer, LeaveMessage(reason)) for link in known), *self.member.leave(reason)]
 
     def _fail_all(self, error: PSError) -> list[Action]:
