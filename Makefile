@@ -26,7 +26,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-gpu bench bench-full bench-peers experiments demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-slow test-processes test-gpu bench bench-full bench-peers experiments demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -54,6 +54,9 @@ test: $(INSTALLED) ## the default test suite
 
 test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
 	$(PY) -m pytest -m slow --timeout 900
+
+test-processes: $(INSTALLED) ## synchronous training with real processes, killed in every phase
+	$(PY) -m pytest -m processes
 
 test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
 	$(PY) -m pytest -m gpu

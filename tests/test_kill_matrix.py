@@ -26,6 +26,8 @@ from zmqps.errors import ClosedError
 from zmqps.inquiry import inquire, run_blocking
 from zmqps.requests import Params
 
+pytestmark = pytest.mark.processes
+
 #: Seconds of silence after which a worker is lost; a busy machine makes nobody silent for so long.
 TIMEOUT = 2.0
 SLICE_NBYTES = 4096

@@ -13,6 +13,8 @@ from tests.team import PATIENCE, Team
 from zmqps.errors import ConfigurationError, DeadlineError, VersionError
 from zmqps.requests import Params
 
+pytestmark = pytest.mark.processes
+
 Arrays = dict[str, np.ndarray]
 
 #: A wait that is not to succeed is given up after so many seconds.

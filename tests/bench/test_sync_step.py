@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from bench.__main__ import main
 
+pytestmark = pytest.mark.processes
+
 
 def test_it_writes_what_the_barrier_adds_beside_the_fields_of_a_transfer(tmp_path: Path) -> None:
     path = tmp_path / "result.json"

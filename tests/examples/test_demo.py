@@ -16,6 +16,8 @@ import pytest
 
 from zmqps.inquiry import inquire, run_blocking
 
+LONG = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds one wait may take: each test starts four or five Pythons, which on a busy machine is slow.
 PATIENCE = 50.0
@@ -54,7 +56,9 @@ def first_worker_that_pushed(process: subprocess.Popen[str]) -> dict[str, Any]:
     return worker
 
 
-@pytest.mark.parametrize(("mode", "staleness"), [("async", None), ("sync", 0), ("ssp", 2)])
+@pytest.mark.parametrize(
+    ("mode", "staleness"), [("async", None), pytest.param("sync", 0, marks=LONG), pytest.param("ssp", 2, marks=LONG)]
+)
 def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
     mode: str, staleness: int | None, tmp_path: Path
 ) -> None:
@@ -76,7 +80,7 @@ def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
     assert f"test accuracy {summary['test_accuracy']:.3f}" in output
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=LONG)])
 def test_a_killed_worker_is_named_and_the_others_finish(mode: str, tmp_path: Path) -> None:
     with demo(tmp_path, "--passes=40", "--heartbeat-timeout=5", f"--mode={mode}") as process:
         victim = first_worker_that_pushed(process)

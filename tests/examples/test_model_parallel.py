@@ -19,6 +19,8 @@ import zmqps
 from examples import digits, model_parallel
 from zmqps import pipeline
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 25
 
