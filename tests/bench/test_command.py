@@ -53,6 +53,7 @@ def test_one_case_writes_its_fields(tmp_path: Path) -> None:
     assert written["ratio_to_limit"] == pytest.approx(written["median_s"] / written["limit_s"])
 
 
+@pytest.mark.processes
 def test_two_workers_and_servers_take_part() -> None:
     row = measure("push_pull", Setup(model="64KB", servers=2, workers=2, steps=1))
     assert row.steps == 2 * 16  # each worker takes sixteen so short steps in a turn

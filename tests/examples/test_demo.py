@@ -80,7 +80,8 @@ def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
     assert f"test accuracy {summary['test_accuracy']:.3f}" in output
 
 
-@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=LONG)])
+@LONG
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_killed_worker_is_named_and_the_others_finish(mode: str, tmp_path: Path) -> None:
     with demo(tmp_path, "--passes=40", "--heartbeat-timeout=5", f"--mode={mode}") as process:
         victim = first_worker_that_pushed(process)
@@ -107,6 +108,7 @@ def test_a_killed_worker_is_named_and_the_others_finish(mode: str, tmp_path: Pat
     )
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
     with demo(tmp_path, "--passes=10000") as process:
         first_worker_that_pushed(process)

@@ -32,6 +32,8 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import new_identity
 from zmqps.server import make_shard
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
 SLICE_NBYTES = 64 << 10  # small ones, so that lanes carry many
