@@ -61,9 +61,7 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Versions": st.lists(unsigned(64), max_size=5).map(tuple),
     "Parts": st.lists(st.tuples(unsigned(32), unsigned(64), ranges()), max_size=4).map(tuple),
     "Contributors": st.lists(
-        st.tuples(
-            st.binary(min_size=16, max_size=16), st.lists(unsigned(64), max_size=3).map(tuple), st.floats(0, 1e9)
-        ),
+        st.tuples(st.binary(min_size=16, max_size=16), st.lists(unsigned(64), max_size=3).map(tuple)),
         max_size=3,
     ).map(tuple),
     "Payload": st.lists(BUFFERS, max_size=4).map(tuple),

@@ -225,11 +225,11 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
     first = got(take(coordinator, "w0", 5, spec=spec), "w0")
     take(coordinator, "w1", 5, spec=spec)
     for step in range(3):  # w1 waits for w0's range, which w0 uses up in three steps of its own
-        actions = coordinator.take("w0", Arrive(20 + step, step, (step + 1,), 1))
+        actions = coordinator.take("w0", Arrive(20 + step, step, (step + 1,)))
         assert sent(actions, Proceed, peer("w0")) == [Proceed(20 + step, step + 1, 1)]
     actions = take(coordinator, "w0", 6, first, spec)
     assert got(actions, "w1").step == 3, "it goes on with the step that the others are at"
-    actions = coordinator.take("w1", Arrive(6, 3, (1,), 1))
+    actions = coordinator.take("w1", Arrive(6, 3, (1,)))
     assert receivers(actions, Proceed) == [peer("w1")], "now it is w0 who waits for a range"
 
 
@@ -237,19 +237,19 @@ def test_a_step_that_only_waits_for_who_begins_to_wait_for_data_is_complete() ->
     coordinator = training("w0", "w1", staleness=0)
     spec = replace(SPEC, num_examples=4)
     take(coordinator, "w0", 5, spec=spec)
-    assert sent(coordinator.take("w0", Arrive(6, 0, (1,), 1)), Proceed) == []
+    assert sent(coordinator.take("w0", Arrive(6, 0, (1,))), Proceed) == []
     actions = take(coordinator, "w1", 5, spec=spec)
     assert receivers(actions, Proceed) == [peer("w0")]
-    assert sent(actions, Commit)[0].contributors == ((identity("worker", "w0").incarnation, (1,), 1.0),)
+    assert sent(actions, Commit)[0].contributors == ((identity("worker", "w0").incarnation, (1,)),)
 
 
 def test_who_waits_for_data_after_its_gradients_counts_and_is_told_of_its_step() -> None:
     coordinator = training("w0", "w1", staleness=0)
     spec = replace(SPEC, num_examples=4)
     take(coordinator, "w0", 5, spec=spec)
-    coordinator.take("w1", Arrive(5, 0, (1,), 1))
+    coordinator.take("w1", Arrive(5, 0, (1,)))
     take(coordinator, "w1", 6, spec=spec)
-    actions = coordinator.take("w0", Arrive(6, 0, (1,), 1))
+    actions = coordinator.take("w0", Arrive(6, 0, (1,)))
     assert sorted(receivers(actions, Proceed)) == [peer("w0"), peer("w1")]
     assert len(sent(actions, Commit)[0].contributors) == 2
 
@@ -260,9 +260,9 @@ def test_a_bounded_worker_does_not_wait_for_who_waits_for_data() -> None:
     first = got(take(coordinator, "w0", 5, spec=spec), "w0")
     take(coordinator, "w1", 5, spec=spec)
     for step in range(5):
-        assert len(sent(coordinator.take("w0", Arrive(20 + step, step, (step + 1,), 1)), Proceed)) == 1
+        assert len(sent(coordinator.take("w0", Arrive(20 + step, step, (step + 1,))), Proceed)) == 1
     assert got(take(coordinator, "w0", 6, first, spec), "w1").step == 5
-    assert len(sent(coordinator.take("w1", Arrive(6, 5, (1,), 1)), Proceed)) == 1
+    assert len(sent(coordinator.take("w1", Arrive(6, 5, (1,))), Proceed)) == 1
 
 
 # --- any sequence -------------------------------------------------------------------------------

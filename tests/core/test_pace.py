@@ -17,9 +17,9 @@ def pace(mode: str = "sync", clock: int = 0) -> Pace:
     return pace
 
 
-def push(pace: Pace, *, whole: bool = True, examples: int = 1) -> Transfer:
+def push(pace: Pace, *, whole: bool = True) -> Transfer:
     """Begin a push."""
-    transfer = Transfer(0.0, kind="push", whole=whole, examples=examples)
+    transfer = Transfer(0.0, kind="push", whole=whole)
     pace.start(transfer)
     pace.validate()
     return transfer
@@ -57,7 +57,7 @@ def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str)
     p.pushed(transfer)
     assert p.complete
     arrive = p.arriving(7)
-    assert (arrive.request, arrive.step, arrive.attempts, arrive.examples) == (7, 0, (1,), 1)
+    assert (arrive.request, arrive.step, arrive.attempts) == (7, 0, (1,))
     assert p.closed
     assert p.waits_for(Waiting(7, ""))
     assert not p.waits_for(Waiting(8, ""))
@@ -87,13 +87,12 @@ def test_a_bounded_read_demands_none() -> None:
 
 def test_a_step_of_several_pushes_names_them_all() -> None:
     p = pace()
-    first, second = push(p, whole=False, examples=8), push(p, whole=False, examples=8)
+    first, second = push(p, whole=False), push(p, whole=False)
     assert not p.closed
     pushed(p, first, second)
     p.closing = Advance(0.0)
     assert p.complete
-    arrive = p.arriving(1)
-    assert (arrive.attempts, arrive.examples) == ((1, 2), 8)
+    assert p.arriving(1).attempts == (1, 2)
 
 
 def test_every_push_has_an_attempt_of_its_own_and_only_the_good_ones_are_named() -> None:
@@ -152,7 +151,7 @@ def test_after_a_wait_that_failed_the_next_one_brings_nothing_new() -> None:
     p.failed()
     assert (p.closed, p.waits_again) == (False, True)
     again = p.arriving(2)
-    assert (again.step, again.attempts, again.examples) == (0, (), 0)
+    assert (again.step, again.attempts) == (0, ())
     assert not p.waits_again, "it waits"
     p.failed()
     assert p.waits_again, "and may do so as often as it must"

@@ -27,11 +27,11 @@ def serve(*names: str, spec: JobSpec | None = None, **options: Any) -> Server:
     return server
 
 
-def brought(name: str, *attempts: int) -> tuple[bytes, tuple[int, ...], float]:
-    return hello("worker", name).incarnation, attempts or (1,), 1.0
+def brought(name: str, *attempts: int) -> tuple[bytes, tuple[int, ...]]:
+    return hello("worker", name).incarnation, attempts or (1,)
 
 
-def commit(server: Server, *contributors: tuple[bytes, tuple[int, ...], float], step: int = 0) -> list[Action]:
+def commit(server: Server, *contributors: tuple[bytes, tuple[int, ...]], step: int = 0) -> list[Action]:
     return server.get(Commit(1, step, contributors))
 
 

@@ -44,7 +44,7 @@ def collect(
 
 
 def commit(shard: Shard, *contributors: bytes, step: int = 0, attempts: tuple[int, ...] = (1,)) -> None:
-    shard.commit(step, [(worker, attempts, 1.0) for worker in contributors])
+    shard.commit(step, [(worker, attempts) for worker in contributors])
     shard.validate()
 
 

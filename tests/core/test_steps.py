@@ -41,12 +41,10 @@ class Cluster(Coordinator):
         self.ready(*self.servers)
         assert self.machine.startup.ready
 
-    def arrive(
-        self, name: str, step: int, attempts: Sequence[int] = (1,), *, examples: int = 1, again: bool = False
-    ) -> list[Action]:
+    def arrive(self, name: str, step: int, attempts: Sequence[int] = (1,), *, again: bool = False) -> list[Action]:
         """Let a worker arrive; ``again`` with the request of the last time."""
         self.requests[name] = self.requests.get(name, 100) + (not again)
-        return self.take(name, Arrive(self.requests[name], step, attempts, examples if attempts else 0))
+        return self.take(name, Arrive(self.requests[name], step, attempts))
 
     def confirm(self, step: int, *servers: str, epoch: int = 1) -> None:
         for name in servers or self.servers:
@@ -80,13 +78,13 @@ def proceeded(actions: list[Action]) -> dict[bytes, tuple[int, int]]:
 
 def test_every_server_commits_the_same_contributors_in_the_order_of_ranks() -> None:
     cluster = Cluster("s0", "s1", "w0", "w1", "w2")
-    assert sent(cluster.arrive("w2", 0, (7, 8), examples=4), Commit) == []
-    cluster.arrive("w0", 0, (5,), examples=2)
+    assert sent(cluster.arrive("w2", 0, (7, 8)), Commit) == []
+    cluster.arrive("w0", 0, (5,))
     actions = cluster.arrive("w1", 0, (9,))
     commits = sent(actions, Commit)
     assert receivers(actions, Commit) == [peer("s0"), peer("s1")]
     ranks = [hello("worker", name).incarnation for name in ("w0", "w1", "w2")]
-    contributors = ((ranks[0], (5,), 2.0), (ranks[1], (9,), 1.0), (ranks[2], (7, 8), 4.0))
+    contributors = ((ranks[0], (5,)), (ranks[1], (9,)), (ranks[2], (7, 8)))
     assert commits == [Commit(1, 0, contributors)] * 2
     assert proceeded(actions) == {peer(name): (1, 1) for name in ("w0", "w1", "w2")}
 
@@ -126,7 +124,7 @@ def test_an_arrival_sent_again_is_counted_once_and_answered_again() -> None:
     cluster.arrive("w0", 0, (1,))
     assert cluster.arrive("w0", 0, (1,), again=True) == []
     (commit,) = sent(cluster.arrive("w1", 0), Commit)
-    assert [attempts for _, attempts, _ in commit.contributors] == [(1,), (1,)]
+    assert [attempts for _, attempts in commit.contributors] == [(1,), (1,)]
     for _ in range(2):  # its Proceed was lost
         again = cluster.arrive("w0", 0, (1,), again=True)
         assert sent(again, Commit) == []
@@ -158,7 +156,7 @@ def test_a_worker_that_is_lost_is_awaited_no_more_and_what_it_brought_counts() -
     cluster.take("w1", Leave("closed"))
     actions = cluster.wait(2 * TIMEOUT, "s0", "w0")
     (commit,) = {commit.step: commit for commit in sent(actions, Commit)}.values()
-    assert [who for who, _, _ in commit.contributors] == [hello("worker", name).incarnation for name in ("w0", "w1")]
+    assert [who for who, _ in commit.contributors] == [hello("worker", name).incarnation for name in ("w0", "w1")]
     assert proceeded(actions) == {peer("w0"): (1, 1)}
 
 
@@ -182,7 +180,7 @@ def test_a_late_worker_begins_at_the_step_the_others_are_at() -> None:
 def test_an_arrival_before_there_is_a_job_is_left_without_an_answer() -> None:
     coordinator = Coordinator(servers=1)
     coordinator.join("w0")
-    assert coordinator.take("w0", Arrive(5, 0, (1,), 1)) == []
+    assert coordinator.take("w0", Arrive(5, 0, (1,))) == []
 
 
 # --- stragglers ---------------------------------------------------------------------------------
@@ -199,7 +197,7 @@ def test_a_wait_that_fails_names_the_straggler_and_may_be_repeated() -> None:
     assert "worker 1" in logged(actions)
     assert errors(cluster.arrive("w0", step, ()), peer("w0")) == [], "it is given time anew"
     (commit,) = sent(cluster.arrive("w1", step, (4,)), Commit)
-    assert [attempts for _, attempts, _ in commit.contributors] == [(9,), (4,)]
+    assert [attempts for _, attempts in commit.contributors] == [(9,), (4,)]
 
 
 def test_a_wait_repeated_after_the_step_was_committed_is_no_loss() -> None:

@@ -74,7 +74,7 @@ def test_what_comes_after_a_push_of_everything_is_held_until_the_worker_may_go_o
     acked = training.ack(actions)
     assert outcome(acked, push) is None, "a push is done when it is acknowledged"
     (arrive,) = sent(acked, Arrive, COORDINATOR)
-    assert (arrive.step, list(arrive.attempts), arrive.examples) == (0, [1], 1)
+    assert (arrive.step, list(arrive.attempts)) == (0, [1])
     pulls = training.proceed(acked)
     assert {m.version for m in sent(pulls, Pull)} == {1}
     assert outcome(training.read(pulls, {S0: 1, S1: 1}), pull) is None
@@ -315,7 +315,7 @@ def test_a_straggler_fails_what_waits_and_the_next_transfer_waits_again() -> Non
     again = training.ask(training.whole("pull"))
     assert sent(again, Pull) == []
     (waits,) = sent(again, Arrive)
-    assert (waits.step, list(waits.attempts), waits.examples) == (0, [], 0)
+    assert (waits.step, list(waits.attempts)) == (0, [])
     assert {m.version for m in sent(training.proceed(again), Pull)} == {1}
 
 

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 #: of the slice, ascending; none means the whole slice. In a push ``version`` is the one last read.
 Part = tuple[int, int, tuple[int, ...]]
 
-#: (incarnation, attempts, examples): which pushes of a worker make its part of a committed step,
-#: and how many examples they were made of.
-Contributor = tuple[bytes, tuple[int, ...], float]
+#: (incarnation, attempts): which pushes of a worker make its part of a committed step.
+Contributor = tuple[bytes, tuple[int, ...]]
 
 ROLES = ("worker", "server", "coordinator", "observer")
 
@@ -229,14 +228,13 @@ class Waiting(Message):
 class Arrive(Message):
     """A worker has completed a step: all shards have acknowledged these pushes of it.
 
-    No attempts and 0 examples: it only waits, once more, for what it has brought before.
+    No attempts: it only waits, once more, for what it has brought before.
     """
 
     kind: ClassVar[int] = 20
     request: U64
     step: U64
     attempts: Versions
-    examples: U64
 
 
 @dataclass(frozen=True, slots=True)

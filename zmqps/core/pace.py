@@ -26,7 +26,6 @@ class Pace:
         self.held: deque[Transfer | Advance] = deque()
         self._unacknowledged: set[Operation] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
-        self._examples = 0
         self._next_attempt = 1
         self._failed = False  # the last wait ended with an error; the worker has still arrived
 
@@ -67,7 +66,6 @@ class Pace:
         if self.mode != "async":
             self._unacknowledged.discard(transfer)
             self._attempts.append(transfer.attempt)
-            self._examples = max(self._examples, transfer.examples)
 
     def forget(self, operation: Operation) -> None:
         """An operation has ended, well or not; a push that failed completes no step, and may be repeated."""
@@ -89,13 +87,11 @@ class Pace:
         """Return the message that says the step is complete; the gate is closed until its answer."""
         self.closing = None
         attempts: tuple[int, ...] = ()
-        examples = 0
         if not self._failed:
-            attempts, examples = tuple(sorted(self._attempts)), self._examples
+            attempts = tuple(sorted(self._attempts))
             self._attempts.clear()
-            self._examples = 0
         self._failed = False
-        self.arrive = Arrive(request, self.clock, attempts, examples)
+        self.arrive = Arrive(request, self.clock, attempts)
         return self.arrive
 
     def proceed(self, message: Proceed) -> None:
@@ -117,7 +113,6 @@ class Pace:
         self.attach(self.mode, clock)
         lost = bool(self._attempts)
         self._attempts.clear()
-        self._examples = 0
         return lost
 
     def failed(self) -> None:

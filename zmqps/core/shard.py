@@ -286,7 +286,7 @@ class Shard:
         """
         assert self.stage is not None
         assert step == self.version
-        brought = [(incarnation, attempt) for incarnation, attempts, _ in contributors for attempt in attempts]
+        brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
         for state in self.slices:
             self._keep(state)
             means = self.stage.mean(step, state.piece.index, brought)

@@ -84,8 +84,7 @@ class Steps:
         self._requests[member.incarnation] = message.request
         if self._since is None:
             self._since = now
-        attempts = tuple(message.attempts)
-        self.policy.arrive(member.incarnation, message.step, attempts, float(message.examples), now)
+        self.policy.arrive(member.incarnation, message.step, tuple(message.attempts), now)
 
     def leave(self, member: MemberInfo) -> None:
         """A member has gone."""

@@ -129,9 +129,9 @@ def _parts(value: Any) -> Any:
 def _contributors(value: Any) -> Any:
     contributors = []
     for entry in _list(value):
-        if type(entry) is not list or len(entry) != 3:
-            raise ProtocolError(f"{_show(entry)} is not a contributor [incarnation, attempts, examples]")
-        contributors.append((_incarnation(entry[0]), _versions(entry[1]), _seconds(entry[2])))
+        if type(entry) is not list or len(entry) != 2:
+            raise ProtocolError(f"{_show(entry)} is not a contributor [incarnation, attempts]")
+        contributors.append((_incarnation(entry[0]), _versions(entry[1])))
     return tuple(contributors)
 
 

@@ -20,7 +20,7 @@ def make(*workers: bytes, aggregate: int | None = None, on_straggler: str = "wai
 
 
 def arrive(policy: Synchronous, worker: bytes, step: int, *, attempt: int = 1, now: float = 0.0) -> Decision:
-    policy.arrive(worker, step, (attempt,), 1.0, now)
+    policy.arrive(worker, step, (attempt,), now)
     return decide(policy, now=now)
 
 
@@ -32,7 +32,7 @@ def decide(policy: Synchronous, *, missing: int = 0, now: float = 0.0) -> Decisi
 
 def contributors(decision: Decision) -> set[bytes]:
     assert decision.commitment is not None
-    return {worker for worker, _, _ in decision.commitment.contributors}
+    return {worker for worker, _ in decision.commitment.contributors}
 
 
 def test_a_step_is_committed_when_every_live_worker_has_arrived() -> None:
@@ -64,7 +64,7 @@ def test_a_worker_that_dies_after_it_arrived_still_contributes() -> None:
 
 def test_the_first_steps_wait_for_workers_that_are_expected() -> None:
     policy = make(A)
-    policy.arrive(A, 0, (1,), 1.0, 0.0)
+    policy.arrive(A, 0, (1,), 0.0)
     assert decide(policy, missing=1) == Decision()
     assert "1 have not joined" in policy.why(1)
     assert contributors(decide(policy, missing=0)) == {A}
@@ -87,7 +87,7 @@ def test_with_more_gradients_than_workers_some_bring_several() -> None:
     assert arrive(policy, A, 0, attempt=2) == Decision()
     decision = arrive(policy, B, 0)
     assert decision.commitment is not None
-    assert {(w, attempts) for w, attempts, _ in decision.commitment.contributors} == {(A, (1, 2)), (B, (1,))}
+    assert {(w, attempts) for w, attempts in decision.commitment.contributors} == {(A, (1, 2)), (B, (1,))}
 
 
 def test_backup_workers_that_die_do_not_stop_the_rest() -> None:
@@ -98,14 +98,14 @@ def test_backup_workers_that_die_do_not_stop_the_rest() -> None:
     assert contributors(arrive(policy, A, 0, attempt=2)) == {A}
 
 
-def test_examples_of_a_worker_add_up() -> None:
+def test_what_a_worker_brings_to_a_step_adds_up() -> None:
     policy = make(A, aggregate=2)
-    policy.arrive(A, 0, (1,), 8.0, 0.0)
+    policy.arrive(A, 0, (1,), 0.0)
     decide(policy)
-    policy.arrive(A, 0, (2,), 4.0, 0.0)
+    policy.arrive(A, 0, (2,), 0.0)
     commitment = decide(policy).commitment
     assert commitment is not None
-    assert commitment.contributors == ((A, (1, 2), 12.0),)
+    assert commitment.contributors == ((A, (1, 2)),)
 
 
 def warmed_up(on_straggler: str) -> Synchronous:
@@ -143,10 +143,10 @@ def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
     assert due is not None
     assert decide(policy, now=due).failed == (A,)
     assert policy.next_deadline() is None
-    policy.arrive(A, WARM_UP, (), 0.0, due + 1.0)  # it waits once more, for what it brought before
+    policy.arrive(A, WARM_UP, (), due + 1.0)  # it waits once more, for what it brought before
     decision = arrive(policy, B, WARM_UP, now=due + 1.0)
     assert decision.commitment is not None
-    assert {w: attempts for w, attempts, _ in decision.commitment.contributors} == {A: (1,), B: (1,)}
+    assert {w: attempts for w, attempts in decision.commitment.contributors} == {A: (1,), B: (1,)}
 
 
 def test_without_a_policy_for_stragglers_nobody_is_late() -> None:
@@ -178,13 +178,13 @@ def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
             waiting.discard(worker)
         elif kind == "advance" and worker in clocks and worker not in waiting:
             attempt += 1
-            policy.arrive(worker, clocks[worker], (attempt,), 1.0, 0.0)
+            policy.arrive(worker, clocks[worker], (attempt,), 0.0)
             waiting.add(worker)
         decision = decide(policy)
         if decision.commitment is not None:
             assert decision.commitment.step == committed
             committed += 1
-            brought = [a for _, attempts, _ in decision.commitment.contributors for a in attempts]
+            brought = [a for _, attempts in decision.commitment.contributors for a in attempts]
             assert not seen & set(brought), "a gradient counts once"
             assert len(set(brought)) == len(brought) > 0
             seen |= set(brought)

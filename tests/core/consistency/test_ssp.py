@@ -22,13 +22,13 @@ def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
     for worker in (A, B):
         policy.join(worker)
     for step in range(2):
-        policy.arrive(A, step, (1,), 1.0, 0.0)
+        policy.arrive(A, step, (1,), 0.0)
         assert released(policy) == {A}
-    policy.arrive(A, 2, (1,), 1.0, 0.0)  # at clock 3, the slowest at 0
+    policy.arrive(A, 2, (1,), 0.0)  # at clock 3, the slowest at 0
     assert released(policy) == set()
     assert list(policy.awaited()) == [B]
     assert "clock 0" in policy.why(0)
-    policy.arrive(B, 0, (1,), 1.0, 0.0)
+    policy.arrive(B, 0, (1,), 0.0)
     assert released(policy) == {A, B}
 
 
@@ -37,7 +37,7 @@ def test_a_worker_that_leaves_is_not_waited_for() -> None:
     for worker in (A, B):
         policy.join(worker)
     for step in range(2):
-        policy.arrive(A, step, (1,), 1.0, 0.0)
+        policy.arrive(A, step, (1,), 0.0)
         policy.decide(0, 0.0)
     policy.leave(B)
     assert released(policy) == {A}
@@ -47,7 +47,7 @@ def test_a_late_worker_begins_at_the_slowest_clock() -> None:
     policy = Bounded(1)
     policy.join(A)
     for step in range(7):
-        policy.arrive(A, step, (1,), 1.0, 0.0)
+        policy.arrive(A, step, (1,), 0.0)
         assert released(policy) == {A}
     assert policy.join(B) == 7
 
@@ -55,9 +55,9 @@ def test_a_late_worker_begins_at_the_slowest_clock() -> None:
 def test_workers_that_have_not_joined_yet_count_as_clock_zero() -> None:
     policy = Bounded(1)
     policy.join(A)
-    policy.arrive(A, 0, (1,), 1.0, 0.0)
+    policy.arrive(A, 0, (1,), 0.0)
     assert released(policy, missing=1) == {A}
-    policy.arrive(A, 1, (1,), 1.0, 0.0)
+    policy.arrive(A, 1, (1,), 0.0)
     assert released(policy, missing=1) == set()
     assert released(policy, missing=0) == {A}
 
@@ -75,7 +75,7 @@ def test_no_released_worker_is_further_ahead_than_the_bound(bound: int, events: 
             del clocks[worker]
             waiting.discard(worker)
         elif kind == "advance" and worker in clocks and worker not in waiting:
-            policy.arrive(worker, clocks[worker], (1,), 1.0, 0.0)
+            policy.arrive(worker, clocks[worker], (1,), 0.0)
             clocks[worker] += 1
             waiting.add(worker)
         for entry in released(policy):

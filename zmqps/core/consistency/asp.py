@@ -27,7 +27,7 @@ class Asynchronous(Policy):
     def leave(self, worker: bytes) -> None:
         """A worker trains no more."""
 
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], examples: float, now: float) -> None:
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker has completed its step."""
         self._arrived.append(worker)
 

@@ -18,10 +18,10 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A step is complete: ``contributors`` are (worker, its pushes, examples they were made of)."""
+    """A step is complete: ``contributors`` are (worker, its pushes)."""
 
     step: int
-    contributors: tuple[tuple[bytes, tuple[int, ...], float], ...]
+    contributors: tuple[tuple[bytes, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class Arrival:
 
     count: int = 0  # gradients, each of one or several pushes
     attempts: tuple[int, ...] = ()
-    examples: float = 0.0
     waiting: bool = False
 
 
@@ -66,7 +65,7 @@ class Policy(ABC):
         """A worker trains no more. What it has brought completely stays brought."""
 
     @abstractmethod
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], examples: float, now: float) -> None:
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker has completed its step and all shards have its pushes; none: it waits once more."""
 
     @abstractmethod

@@ -62,7 +62,7 @@ class Synchronous(Policy):
         if worker in self._arrivals:
             self._arrivals[worker].waiting = False
 
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], examples: float, now: float) -> None:
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker brings a gradient; of a step that is over it is dropped, and the worker told."""
         if step != self.step:
             # who only waits once more, after its wait had failed, had brought its gradient in time
@@ -75,7 +75,6 @@ class Synchronous(Policy):
         if attempts:
             arrival.count += 1
             arrival.attempts += attempts
-            arrival.examples += examples
         else:
             self._patient_from = now  # or its wait would fail again at once
         arrival.waiting = True
@@ -92,7 +91,7 @@ class Synchronous(Policy):
                     self._arrivals[worker].waiting = False
                 return Decision(tuple(released), failed=failed)
             return Decision((*released, *self._go_on()))
-        contributors = tuple((worker, a.attempts, a.examples) for worker, a in self._arrivals.items())
+        contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items())
         commitment = Commitment(self.step, contributors)
         self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
         self.step += 1

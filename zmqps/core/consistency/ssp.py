@@ -51,7 +51,7 @@ class Bounded(Policy):
         self._waiting.pop(worker, None)
         self._paused.discard(worker)
 
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], examples: float, now: float) -> None:
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker has completed its step."""
         if worker in self.clocks:
             self.clocks[worker] = max(self.clocks[worker], step + 1 if attempts else 0)
