@@ -83,7 +83,8 @@ class Synchronous(Policy):
         """Commit the step if the quorum is there, or the deadline has passed and the policy consents."""
         released = list(self._late)
         self._late.clear()
-        overdue = self.next_deadline() is not None and now >= (self.next_deadline() or 0.0)
+        due = self.next_deadline()
+        overdue = due is not None and now >= due
         if not self._complete(missing) and not (overdue and self.on_straggler == "continue" and self._count):
             if overdue and self.on_straggler == "fail":
                 failed = tuple(worker for worker, a in self._arrivals.items() if a.waiting)
