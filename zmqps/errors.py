@@ -25,7 +25,9 @@
     ├── DtypeError (TypeError)               an array of a dtype that cannot be trained
     ├── NonFiniteGradientError (ValueError)  NaN or infinity in a gradient; names the culprit
     ├── OptimizerError (ValueError)          no such optimizer, schedule or option
-    └── VersionError (LookupError)           a version that is not kept any more
+    ├── VersionError (LookupError)           a version that is not kept any more
+    └── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
+        └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
 
 An exception holds its facts as attributes and builds its text from them. The same facts travel
 in an ``Error`` message under the class's number, so both ends of a connection raise the same
@@ -284,6 +286,26 @@ class OptimizerError(PSError, ValueError):
     """No optimizer, schedule or option of that name, or a value out of its range."""
 
     code = 46
+
+
+class DeviceError(PSError, RuntimeError):
+    """A GPU that cannot be used, or that failed."""
+
+    code = 60
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A GPU has not the memory for what it is asked to hold; what it held before is as it was."""
+
+    code = 61
+    text = (
+        "{device}: {what} needs {needed_nbytes:,} bytes, {free_nbytes:,} are free; start more servers, on other "
+        "devices, or give this one the processor's memory with --device cpu"
+    )
+    device: str
+    what: str
+    needed_nbytes: int
+    free_nbytes: int
 
 
 def _tree(cls: type[PSError]) -> list[type[PSError]]:

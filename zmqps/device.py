@@ -1,0 +1,453 @@
+"""The door to a GPU: arrays, copies and streams of one device; the only module that imports CuPy.
+
+Everything else computes through a `Device`: it takes the array namespace from `Device.xp` and orders
+its copies by `Stream` and `Event`. A `HostDevice` is numpy in the role of a GPU: it has the same
+interface, a memory that can be made as small as a test needs, and it puts off every copy until
+somebody waits for it, so that a missing wait shows in the result.
+
+The current device is a matter of the calling thread, as everywhere in CUDA: `Device.use` it in every
+thread that touches its arrays.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
+
+Array = Any  # of the device's namespace
+
+INSTALL = "install it with `pip install 'zmqps[cuda12]'`, or 'zmqps[cuda13]' where nvidia-smi shows CUDA 13"
+
+
+class Event(Protocol):
+    """A mark in a stream."""
+
+    @property
+    def done(self) -> bool:
+        """Whether everything before it is done; once True, always True."""
+
+    def wait(self) -> None:
+        """Block the calling thread until it is, without the interpreter lock."""
+
+
+class Stream(Protocol):
+    """Work that the device does in the order it was given; streams go on side by side."""
+
+    def record(self) -> Event:
+        """Mark all that was given to the stream so far."""
+
+    def wait(self, event: Event) -> None:
+        """Let all that is given from now on come after an event of another stream; blocks nobody."""
+
+    def use(self) -> None:
+        """Make it the stream of this thread's array expressions."""
+
+
+class MemoryInfo(NamedTuple):
+    """Memory of a device."""
+
+    free_nbytes: int
+    total_nbytes: int
+
+
+class Device(ABC):
+    """One accelerator; made by `open_device`.
+
+    Attributes
+    ----------
+    spec : str
+        As `parse` returns it: ``cuda:0``.
+    name : str
+        For people: ``cuda:0 (NVIDIA H100)``.
+    xp : module
+        The namespace of its arrays, with numpy's functions.
+    """
+
+    spec: str
+    name: str
+    xp: Any
+
+    @abstractmethod
+    def use(self) -> None:
+        """Make it the calling thread's current device."""
+
+    @abstractmethod
+    def new_stream(self) -> Stream:
+        """Return a stream of its own, which waits for no other."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block until all that was asked of it, in every stream, is done."""
+
+    @abstractmethod
+    def memory(self) -> MemoryInfo:
+        """Return its memory: what an allocation could still get, and all of it."""
+
+    @abstractmethod
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new array of one dimension, uninitialised.
+
+        Raises
+        ------
+        DeviceMemoryError
+            There is no room.
+        """
+
+    @abstractmethod
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Return page-locked memory of this host, which the device copies from and to on its own.
+
+        Raises
+        ------
+        DeviceError
+            The host refuses to lock so much.
+        """
+
+    @abstractmethod
+    def copy_in(self, source: np.ndarray[Any, Any], target: Array, stream: Stream) -> None:
+        """Enqueue a copy to the device; the source must stay as it is until an event recorded after it is done.
+
+        Both are contiguous and of one size in bytes. From memory that is not `pinned` the copy may
+        block until it is done.
+        """
+
+    @abstractmethod
+    def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
+        """Enqueue a copy to this host; the target holds it once an event recorded after it is done."""
+
+    @abstractmethod
+    def elementwise(self, name: str, inputs: str, outputs: str, body: str) -> Callable[..., None] | None:
+        """Return a kernel of CUDA C that runs over arrays of one size; None where there is no such thing.
+
+        Parameters
+        ----------
+        name
+            Of the function, a C identifier.
+        inputs, outputs
+            ``"T w, T g, T rate"``: types (``T`` stands for one and the same) and names. An input may be
+            a number. An output is read and written in place.
+        body
+            What is done for one element.
+        """
+
+
+def parse(text: str) -> str:
+    """Return a device's name in its full form: ``cpu``, ``auto`` or ``cuda:N``; ``cuda`` is the first of them.
+
+    Raises
+    ------
+    ConfigurationError
+        It is none of these.
+    """
+    kind, colon, number = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if text in ("cpu", "auto"):
+        return text
+    if kind == "cuda" and not colon:
+        return "cuda:0"
+    if kind == "cuda" and number.isascii() and number.isdigit() and len(number) <= 3:
+        return f"cuda:{int(number)}"
+    raise ConfigurationError(f"{text!r:.60} is no device; write cpu, cuda, cuda:1 or auto (a GPU if one works)")
+
+
+def open_device(text: str) -> Device | None:
+    """Return a device; None for the processor, whose memory needs none of this.
+
+    Parameters
+    ----------
+    text
+        As `parse` takes it. ``auto`` is the first GPU if it can be computed on, else the processor.
+
+    Raises
+    ------
+    ConfigurationError
+        The text names none.
+    DeviceError
+        CuPy is missing, or the device; says what to install or to name instead.
+    """
+    spec = parse(text)
+    if spec == "cpu":
+        return None
+    if spec != "auto":
+        return CudaDevice(int(spec.removeprefix("cuda:")))
+    try:
+        device = CudaDevice(0)
+        device.check()
+    except DeviceError:
+        return None
+    return device
+
+
+# --- CuPy -------------------------------------------------------------------------------------
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(f"a GPU needs CuPy, which cannot be imported ({error}); {INSTALL}") from error
+    return cupy
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turn what CuPy raises into ours."""
+    cupy = _cupy()
+    try:
+        yield
+    except cupy.cuda.memory.OutOfMemoryError as error:
+        raise DeviceError(f"{what}: {error}") from error
+    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+        raise DeviceError(f"{what}: {error}") from error
+
+
+class _CudaEvent:
+    """A CUDA event; waiting for it puts the thread to sleep rather than to spin."""
+
+    __slots__ = ("_device", "_done", "event")
+
+    def __init__(self, device: CudaDevice) -> None:
+        self.event = device.cupy.cuda.Event(block=True, disable_timing=True)
+        self._device = device
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        self._done = self._done or bool(self.event.done)
+        return self._done
+
+    def wait(self) -> None:
+        if not self._done:
+            with _translated(f"{self._device.name} failed"):
+                self._device.use()
+                self.event.synchronize()
+            self._done = True
+
+
+class _CudaStream:
+    """A CUDA stream that does not wait for the default one."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self.stream = device.cupy.cuda.Stream(non_blocking=True)
+
+    def record(self) -> Event:
+        event = _CudaEvent(self._device)
+        self.stream.record(event.event)
+        return event
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, _CudaEvent)
+        self.stream.wait_event(event.event)
+
+    def use(self) -> None:
+        self.stream.use()
+
+
+class CudaDevice(Device):
+    """A GPU.
+
+    Parameters
+    ----------
+    index : int
+        Its number, from 0, among those that ``CUDA_VISIBLE_DEVICES`` leaves.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.cupy = self.xp = cupy = _cupy()
+        self.spec = self.name = f"cuda:{index}"
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(
+                f"there is no {self.spec}: {error}; nvidia-smi shows whether this host has a GPU, and a driver as "
+                "new as CuPy needs"
+            ) from error
+        if index >= count:
+            names = ", ".join(f"cuda:{i}" for i in range(count)) or "none"
+            raise DeviceError(f"there is no {self.spec}; this process sees {names} (CUDA_VISIBLE_DEVICES limits that)")
+        self._device = cupy.cuda.Device(index)
+        with _translated(f"{self.spec} cannot be used"):
+            model = cupy.cuda.runtime.getDeviceProperties(index)["name"]
+        self.name = f"{self.spec} ({model.decode() if isinstance(model, bytes) else model})"
+
+    def check(self) -> None:
+        """Compute something on it; raise `DeviceError` where that fails (a library is missing, the GPU is taken)."""
+        self.use()
+        try:
+            works = int((self.xp.arange(3) + 1).sum()) == 6
+        except Exception as error:  # of the driver, of the compiler, of a library that cannot be loaded
+            raise DeviceError(f"{self.name} does not compute: {error}") from error
+        if not works:
+            raise DeviceError(f"{self.name} computes something wrong")
+
+    def use(self) -> None:
+        self._device.use()
+
+    def new_stream(self) -> Stream:
+        with _translated(f"{self.name} gives no stream"):
+            self.use()
+            return _CudaStream(self)
+
+    def synchronize(self) -> None:
+        with _translated(f"{self.name} failed"):
+            self._device.synchronize()
+
+    def memory(self) -> MemoryInfo:
+        with _translated(f"{self.name} does not say how much memory it has"):
+            free, total = self._device.mem_info
+        return MemoryInfo(int(free) + int(self.cupy.get_default_memory_pool().free_bytes()), int(total))
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        try:
+            return self.cupy.empty(size, dtype)
+        except self.cupy.cuda.memory.OutOfMemoryError:
+            nbytes = size * np.dtype(dtype).itemsize
+            raise DeviceMemoryError(
+                device=self.name, needed_nbytes=nbytes, what="one array", free_nbytes=self.memory().free_nbytes
+            ) from None
+
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        try:
+            memory = self.cupy.cuda.alloc_pinned_memory(max(1, nbytes))
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.name}: cannot lock {nbytes:,} bytes of this host's memory: {error}") from error
+        return np.frombuffer(memory, np.uint8, nbytes)
+
+    def copy_in(self, source: np.ndarray[Any, Any], target: Array, stream: Stream) -> None:
+        assert isinstance(stream, _CudaStream)
+        runtime = self.cupy.cuda.runtime
+        kind = runtime.memcpyHostToDevice
+        runtime.memcpyAsync(target.data.ptr, source.ctypes.data, source.nbytes, kind, stream.stream.ptr)
+
+    def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
+        assert isinstance(stream, _CudaStream)
+        runtime = self.cupy.cuda.runtime
+        kind = runtime.memcpyDeviceToHost
+        runtime.memcpyAsync(target.ctypes.data, source.data.ptr, target.nbytes, kind, stream.stream.ptr)
+
+    def elementwise(self, name: str, inputs: str, outputs: str, body: str) -> Callable[..., None] | None:
+        # products and sums are rounded each for itself, as numpy and numba do: the same bits on every device
+        kernel: Callable[..., None] = self.cupy.ElementwiseKernel(
+            inputs, outputs, body, name, no_return=True, options=("--fmad=false",)
+        )
+        return kernel
+
+
+# --- numpy in the role of a GPU -----------------------------------------------------------------
+
+
+class _HostStream:
+    """Copies that are done as late as they may."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._num_done = 0
+        self._lock = threading.Lock()
+
+    def enqueue(self, work: Callable[[], None]) -> None:
+        self._waiting.append(work)
+
+    def record(self) -> Event:
+        return _HostEvent(self, self._num_done + len(self._waiting))
+
+    def wait(self, event: Event) -> None:
+        # what is enqueued here comes after it, and the simplest way to have that is to do it now
+        event.wait()
+
+    def use(self) -> None:
+        pass
+
+    def reached(self, number: int) -> bool:
+        return self._num_done >= number
+
+    def run_until(self, number: int) -> None:
+        with self._lock:
+            while self._num_done < number:
+                self._waiting.popleft()()
+                self._num_done += 1
+
+
+class _HostEvent:
+    __slots__ = ("_number", "_stream")
+
+    def __init__(self, stream: _HostStream, number: int) -> None:
+        self._stream = stream
+        self._number = number
+
+    @property
+    def done(self) -> bool:
+        return self._stream.reached(self._number)
+
+    def wait(self) -> None:
+        self._stream.run_until(self._number)
+
+
+class HostDevice(Device):
+    """numpy with a device's interface and a device's pitfalls; array expressions are done at once.
+
+    Parameters
+    ----------
+    total_nbytes : int
+        Memory it pretends to have.
+    """
+
+    def __init__(self, total_nbytes: int = 1 << 40) -> None:
+        self.xp = np
+        self.spec, self.name = "host", "numpy in the role of a GPU"
+        self._total_nbytes = total_nbytes
+        self._used_nbytes = 0
+        self._streams: weakref.WeakSet[_HostStream] = weakref.WeakSet()
+
+    def use(self) -> None:
+        pass
+
+    def new_stream(self) -> Stream:
+        stream = _HostStream()
+        self._streams.add(stream)
+        return stream
+
+    def synchronize(self) -> None:
+        for stream in self._streams:
+            stream.record().wait()
+
+    def memory(self) -> MemoryInfo:
+        return MemoryInfo(self._total_nbytes - self._used_nbytes, self._total_nbytes)
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        nbytes = size * np.dtype(dtype).itemsize
+        free_nbytes = self.memory().free_nbytes
+        if nbytes > free_nbytes:
+            raise DeviceMemoryError(device=self.name, needed_nbytes=nbytes, what="one array", free_nbytes=free_nbytes)
+        array = np.empty(size, dtype)
+        self._used_nbytes += nbytes
+        weakref.finalize(array, self._give_back, nbytes)
+        return array
+
+    def _give_back(self, nbytes: int) -> None:
+        self._used_nbytes -= nbytes
+
+    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return np.empty(nbytes, np.uint8)
+
+    def copy_in(self, source: np.ndarray[Any, Any], target: Array, stream: Stream) -> None:
+        self._copy(source, target, stream)
+
+    def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
+        self._copy(source, target, stream)
+
+    def _copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any], stream: Stream) -> None:
+        assert isinstance(stream, _HostStream)
+        assert source.nbytes == target.nbytes
+        stream.enqueue(lambda: np.copyto(target.view(np.uint8), source.view(np.uint8)))
+
+    def elementwise(self, name: str, inputs: str, outputs: str, body: str) -> Callable[..., None] | None:
+        return None
