@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from .base import Array, Bytes, Codec
-from .kernels import VALUES, Backend, Kernel
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
+from .kernels import VALUES, Kernel
+from .twobyte import TwoByteCodec
 
 #: The largest finite half.
 LARGEST = 65504.0
@@ -56,30 +53,13 @@ def _decode_numpy(halves: Any, out: Any) -> None:
     out[:] = halves.view(np.float16).astype(np.float32)
 
 
-ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("u2",))
-DECODE = Kernel(_decode_loop, _decode_numpy, reads=("u2",), writes=(VALUES,))
-
-
 @dataclass(frozen=True)
-class FP16(Codec):
+class FP16(TwoByteCodec):
     """See `fp16`."""
 
     name: ClassVar[str] = "fp16"
-
-    def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
-        """Return the size of a blob: two bytes a value."""
-        return 2 * size
-
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
-        halves = np.empty(array.size, np.uint16)
-        ENCODE(backend, array.dtype, array, halves)
-        return halves.view(np.uint8)
-
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
-        halves = self._whole_blob(blob, 2 * size).view(np.uint16)
-        array = np.empty(size, dtype)
-        DECODE(backend, dtype, halves, array)
-        return array, halves.nbytes
+    encoder = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("u2",))
+    decoder = Kernel(_decode_loop, _decode_numpy, reads=("u2",), writes=(VALUES,))
 
 
 def fp16() -> FP16:

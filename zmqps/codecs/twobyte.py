@@ -1,0 +1,40 @@
+"""Two bytes a value: what the codecs of shorter floats share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from .base import Array, Bytes, Codec
+from .kernels import Backend, Kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+
+@dataclass(frozen=True)
+class TwoByteCodec(Codec):
+    """A blob is the values in their order, each as a float of 16 bits.
+
+    A subclass says how one becomes the other: ``encoder(values, halves)`` and ``decoder(halves, values)``.
+    """
+
+    encoder: ClassVar[Kernel]
+    decoder: ClassVar[Kernel]
+
+    def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
+        """Return the size of a blob: two bytes a value."""
+        return 2 * size
+
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+        halves = np.empty(array.size, np.uint16)
+        self.encoder(backend, array.dtype, array, halves)
+        return halves.view(np.uint8)
+
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+        halves = self._whole_blob(blob, 2 * size).view(np.uint16)
+        array = np.empty(size, dtype)
+        self.decoder(backend, dtype, halves, array)
+        return array, halves.nbytes
