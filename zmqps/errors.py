@@ -37,10 +37,15 @@ class with the same attributes.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 Fact = str | int | float | bool | None
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return names as errors show them: `most` of them, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
 
 
 class PSError(Exception):

@@ -21,7 +21,7 @@ from zmqps.core.keyspace import Placement
 from zmqps.core.messages import Contributor, Part
 from zmqps.core.slices import Pin, SliceState, bounds_of
 from zmqps.core.treatments import ReadCopies, Treatment
-from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
+from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError, listed
 
 if TYPE_CHECKING:
     from zmqps.core.messages import Buffer
@@ -410,9 +410,8 @@ class Shard:
         bad = [piece for piece in pieces if not self._rules.all_finite(piece[2])]
         if bad:
             self.counters["nonfinite"] += 1
-            names = list(dict.fromkeys(name for piece in bad for name in self._culprits(*piece)))
-            shown = ", ".join(repr(name) for name in names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-            raise NonFiniteGradientError(worker=worker, parameters=shown)
+            names = list(dict.fromkeys(repr(name) for piece in bad for name in self._culprits(*piece)))
+            raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
 
     def _culprits(self, state: SliceState, start: int, gradient: Array) -> Iterator[str]:
         for segment in state.piece.segments:

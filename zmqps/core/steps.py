@@ -10,7 +10,7 @@ from zmqps.core.events import Action, Log, Send
 from zmqps.core.job import JobSpec
 from zmqps.core.membership import MemberInfo
 from zmqps.core.messages import Arrive, Commit, Error, Proceed
-from zmqps.errors import DeadlineError
+from zmqps.errors import DeadlineError, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
 COMMIT_RETRY_S = 1.0
@@ -153,8 +153,7 @@ class Steps:
         if self.policy is None or not self._requests:
             return ""
         titles = [self._members[w].title for w in self.policy.awaited() if w in self._members]
-        names = ", ".join(titles[:8]) + (f" and {len(titles) - 8} more" if titles[8:] else "")
-        return f"{names or 'nobody alive'}: {self.policy.why(missing)}"
+        return f"{listed(titles, 8) or 'nobody alive'}: {self.policy.why(missing)}"
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""

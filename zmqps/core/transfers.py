@@ -20,7 +20,7 @@ from zmqps.core.messages import Ack, Error, Job, Lost, Message, Proceed, Values,
 from zmqps.core.operations import Advance, Attached, Cargo, Operation, Tally, Transfer
 from zmqps.core.pace import Pace
 from zmqps.core.wire import MAX_FRAMES
-from zmqps.errors import LimitError, NonFiniteGradientError, PeerLostError, ProtocolError, PSError, from_wire
+from zmqps.errors import LimitError, NonFiniteGradientError, PeerLostError, ProtocolError, PSError, from_wire, listed
 
 
 class Host(Protocol):
@@ -197,8 +197,8 @@ class Transfers:
         if transfer.kind in ("push", "push_pull") and (error := self._nonfinite(transfer)) is not None:
             self._host.tally.refused()
             return self._host.resolve(transfer.outermost, error)
-        if transfer.atomic and any(sum(len(c.pieces) for c in cargoes) > MAX_FRAMES for cargoes in transfer.cargoes):
-            most = max(sum(len(cargo.pieces) for cargo in cargoes) for cargoes in transfer.cargoes)
+        shards = transfer.cargoes if transfer.atomic else ()
+        if (most := max((sum(len(cargo.pieces) for cargo in cargoes) for cargoes in shards), default=0)) > MAX_FRAMES:
             too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
             return self._host.resolve(transfer.outermost, too_much)
         actions: list[Action] = []
@@ -206,7 +206,7 @@ class Transfers:
             link.enqueue(transfer, cargoes)
         for link in self.links:
             actions += link.pump(now)
-        return actions or self._complete(transfer)
+        return [*actions, *self._complete(transfer)]  # of no arrays, it is complete already
 
     def _nonfinite(self, transfer: Transfer) -> PSError | None:
         if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
@@ -217,8 +217,7 @@ class Transfers:
         if not names:
             transfer.checked = True
             return None
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if names[5:] else "")
-        return NonFiniteGradientError(worker=self._host.title, parameters=shown)
+        return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
     def _stays_finite(self, array: Array, parameter: Parameter) -> bool:
         """Whether an array is finite in the dtype it is sent in, which may hold less than its own."""
