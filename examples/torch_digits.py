@@ -1,0 +1,65 @@
+"""Train a PyTorch network on handwritten digits, on a GPU where there is one: gradients here, Adam on zmqps' servers.
+
+`pip install torch scikit-learn`, start servers with `make up`, then run this in as many terminals as you like; or
+`zmqps up --workers 2 -- python examples/torch_digits.py`. Tensors are pushed from where they lie and pulled in place.
+"""
+
+import argparse
+import os
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import zmqps
+
+MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
+
+
+def load_data(device):
+    """Return x_train, x_test, y_train, y_test as tensors on a device: images as rows of 64 floats, and their digits."""
+    images, digits = load_digits(return_X_y=True)
+    parts = train_test_split(np.float32(images / 16), digits, test_size=0.2, random_state=0, stratify=digits)
+    return [torch.as_tensor(part, device=device) for part in parts]
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+
+
+def accuracy(model, x, y):
+    with torch.no_grad():
+        return (model(x).argmax(dim=1) == y).float().mean().item()
+
+
+def train(worker, args):
+    x_train, x_test, y_train, y_test = load_data(args.device)
+    model = make_model().to(args.device)
+    params = dict(model.named_parameters())
+    worker.init(params, optimizer=zmqps.optim.adam(2e-3), staleness=MODES[args.mode], push_codec=args.codec)
+    for number in range(args.passes):
+        order = torch.randperm(len(y_train), generator=torch.Generator().manual_seed(number)).to(args.device)
+        batches = order.split(args.batch)  # the same on every worker
+        for batch in batches[worker.rank :: worker.num_workers]:  # asked anew each pass: workers come and go
+            worker.pull(out=params)  # into the model's own tensors
+            model.zero_grad()
+            torch.nn.functional.cross_entropy(model(x_train[batch]), y_train[batch]).backward()
+            worker.push({name: p.grad for name, p in params.items()}, examples=len(batch))
+    worker.pull(out=params)
+    print(f"worker {worker.rank} on {args.device}: test accuracy {accuracy(model, x_test, y_test):.3f}")
+    worker.finish()  # when all have, the cluster ends
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a digit classifier, together with whoever else runs this.")
+    parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="as PyTorch calls it")
+    parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
+    parser.add_argument("--batch", type=int, default=16, help="images per step")
+    parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
+    parser.add_argument("--codec", default="raw", help="how gradients travel, say bf16 or topk:fraction=0.1")
+    options = parser.parse_args()
+    with zmqps.connect(options.coordinator, timeout=60) as this:
+        train(this, options)
