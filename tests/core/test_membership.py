@@ -48,9 +48,13 @@ def test_who_is_silent_for_too_long_is_overdue() -> None:
     assert membership.next_deadline() == 10.0
     assert membership.overdue(9.9) == []
     assert [m.hello.name for m in membership.overdue(10.0)] == ["a"]
-    for member in membership.members.values():
-        member.seen_at = 12.0
+    a, b = membership.of("worker")
+    membership.heard(a, 12.0)
+    assert membership.next_deadline() == 13.0, "b is the most silent now"
+    assert membership.overdue(13.0) == [b]
+    membership.heard(b, 14.0)
     assert membership.next_deadline() == 22.0
+    membership.validate()
 
 
 @pytest.mark.parametrize(("how", "evicted"), [("lost", True), ("finished", False), ("closed", False)])
@@ -74,14 +78,12 @@ def test_what_is_remembered_of_the_gone_is_bounded() -> None:
 
 def test_the_number_of_members_is_bounded() -> None:
     membership = Membership(10.0)
+    for i in range(MAX_MEMBERS):
+        joined(membership, f"{i}", role=("observer", "server", "worker")[i % 3])
     for role in ("observer", "server", "worker"):
-        membership.members.clear()
-        membership._peers.clear()
-        for i in range(MAX_MEMBERS):  # not through join, which looks for a free rank
-            h = hello(role, f"{i}")
-            membership.members[h.incarnation] = type("M", (), {"role": role, "rank": i})()  # type: ignore[assignment]
         with pytest.raises(LimitError):
             joined(membership, "one more", role=role)
+    assert membership.count("observer", "server", "worker") == MAX_MEMBERS
 
 
 class AnyOrder(RuleBasedStateMachine):

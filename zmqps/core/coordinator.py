@@ -136,7 +136,7 @@ class CoordinatorMachine:
                 if self.membership.was_lost_at(event.peer):
                     raise EvictedError("this node was silent for too long and taken for dead; connect again")
                 raise NotJoinedError(f"{type(message).__name__} before Hello")
-            member.seen_at = now
+            self.membership.heard(member, now)
             return self._from_member(member, message, now)
         except PSError as error:
             return self._refuse(event.peer, getattr(message, "request", 0), error)
@@ -196,7 +196,6 @@ class CoordinatorMachine:
             if self.startup.placement is not None or len(servers) >= self.options.servers:
                 raise JobError(f"all {self.options.servers} servers are here already; start the coordinator for more")
         member = self.membership.join(hello, peer, now)
-        member.seen_at = now
         welcome = Welcome(
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
             self.options.heartbeat_interval, self.options.heartbeat_timeout, self.num_workers, self.options.servers,
@@ -303,7 +302,7 @@ class CoordinatorMachine:
         for barrier in list(self.barriers.by_name.values()):
             actions += self._release(barrier)
         self._tell_soon(now)
-        if self.membership.of("worker", "observer"):
+        if self.membership.count("worker", "observer"):
             return actions
         if self._ending is not None:
             return actions if self.membership.members else [*actions, self._ending]
@@ -318,7 +317,7 @@ class CoordinatorMachine:
     @property
     def num_workers(self) -> int:
         """How many workers the job counts on: as many as expected, or who is here."""
-        return max(self.options.workers or 0, len(self.membership.of("worker")))
+        return max(self.options.workers or 0, self.membership.count("worker"))
 
     @property
     def _to_come(self) -> int:
@@ -365,7 +364,7 @@ class CoordinatorMachine:
         return actions + [Send(who.peer, Waiting(request, text)) for who, request, text in self.data.waiters()]
 
     def _missing(self) -> str:
-        servers = self.options.servers - len(self.membership.of("server"))
+        servers = self.options.servers - self.membership.count("server")
         missing = [f"{servers} of {self.options.servers} servers"] if servers > 0 else []
         if self.startup.job is None:
             missing.append("a worker's init")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
 from typing import Any
 
 from zmqps.core.events import Peer, Send
@@ -76,6 +77,8 @@ class Membership:
         self.members: dict[bytes, MemberInfo] = {}
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
         self.num_joined: dict[str, int] = {}  # by role, ever
+        self._by_rank: dict[str, dict[int, MemberInfo]] = {}  # by role
+        self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # who was silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
         self._lost: dict[bytes, Peer] = {}  # incarnations that may not speak any more
 
@@ -87,15 +90,22 @@ class Membership:
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
-            taken = {m.rank for m in self.of(hello.role)}
+            taken = self._by_rank.setdefault(hello.role, {})
             rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)
-            member = self.members[hello.incarnation] = MemberInfo(hello, peer, rank, now, now)
+            member = MemberInfo(hello, peer, rank, now, now)
+            self.members[hello.incarnation] = self._by_silence[hello.incarnation] = taken[rank] = member
             self.num_joined[hello.role] = self.num_joined.get(hello.role, 0) + 1
         else:
             self._peers.pop(member.peer, None)
             member.peer = peer
         self._peers[peer] = hello.incarnation
+        self.heard(member, now)
         return member
+
+    def heard(self, member: MemberInfo, now: float) -> None:
+        """A member gave a sign of life; ``now`` never goes back."""
+        member.seen_at = now
+        self._by_silence.move_to_end(member.incarnation)
 
     def find(self, peer: Peer) -> MemberInfo | None:
         """Return the member behind a connection."""
@@ -104,14 +114,17 @@ class Membership:
 
     def of(self, *roles: str) -> list[MemberInfo]:
         """Return the members of these roles, role by role, by rank."""
-        return [m for role in roles for m in sorted(self._of(role), key=lambda m: m.rank)]
+        return [member for role in roles for _, member in sorted(self._by_rank.get(role, {}).items())]
 
-    def _of(self, role: str) -> list[MemberInfo]:
-        return [m for m in self.members.values() if m.role == role]
+    def count(self, *roles: str) -> int:
+        """Return how many members have these roles."""
+        return sum(len(self._by_rank.get(role, ())) for role in roles)
 
     def remove(self, member: MemberInfo, how: str, now: float) -> None:
         """A member has gone."""
         del self.members[member.incarnation]
+        del self._by_silence[member.incarnation]
+        del self._by_rank[member.role][member.rank]
         del self._peers[member.peer]
         self.gone.append(Departure(member, how, now))
         if how == "lost":
@@ -129,16 +142,18 @@ class Membership:
 
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""
-        return min((m.seen_at + self.timeout for m in self.members.values()), default=None)
+        longest = next(iter(self._by_silence.values()), None)
+        return None if longest is None else longest.seen_at + self.timeout
 
     def overdue(self, now: float) -> list[MemberInfo]:
         """Return the members that were silent for too long."""
-        return [m for m in self.members.values() if now >= m.seen_at + self.timeout]
+        return list(takewhile(lambda m: now >= m.seen_at + self.timeout, self._by_silence.values()))
 
     def validate(self) -> None:
-        """Assert that ranks and connections are unique."""
+        """Assert that ranks and connections are unique, and the orders those of the members."""
         assert {peer: m.incarnation for m in self.members.values() for peer in [m.peer]} == self._peers
-        for role in {m.role for m in self.members.values()}:
-            ranks = [m.rank for m in self.of(role)]
-            assert len(set(ranks)) == len(ranks)
+        ranked = {m.incarnation: (role, rank) for role, ranks in self._by_rank.items() for rank, m in ranks.items()}
+        assert ranked == {m.incarnation: (m.role, m.rank) for m in self.members.values()}
+        assert set(self._by_silence) == set(self.members)
+        assert all(a.seen_at <= b.seen_at for a, b in pairwise(self._by_silence.values()))
         assert not set(self._lost) & set(self.members)
