@@ -37,7 +37,6 @@ class Decision:
 class Arrival:
     """What a worker has brought to the current step."""
 
-    count: int = 0  # gradients, each of one or several pushes
     attempts: tuple[int, ...] = ()
     waiting: bool = False
 

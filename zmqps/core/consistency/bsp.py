@@ -39,7 +39,9 @@ class Synchronous(Policy):
         self.dropped = 0
         self._live: dict[bytes, None] = {}
         self._paused: set[bytes] = set()
+        self._absent: dict[bytes, None] = {}  # live workers that have brought nothing to this step
         self._arrivals: dict[bytes, Arrival] = {}
+        self._count = 0  # gradients brought to this step
         self._late: list[Released] = []
         self._first_at: float | None = None
         self._patient_from = 0.0  # when those who wait began to, as far as the deadline is concerned
@@ -47,17 +49,21 @@ class Synchronous(Policy):
     def join(self, worker: bytes) -> int:
         """A worker begins to train, at the current step."""
         self._live[worker] = None
+        if worker not in self._arrivals:
+            self._absent[worker] = None
         self._paused.discard(worker)
         return self.step
 
     def pause(self, worker: bytes) -> None:
         """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
         self._live.pop(worker, None)
+        self._absent.pop(worker, None)
         self._paused.add(worker)
 
     def leave(self, worker: bytes) -> None:
         """A worker trains no more; its complete gradients stay in the step."""
         self._live.pop(worker, None)
+        self._absent.pop(worker, None)
         self._paused.discard(worker)
         if worker in self._arrivals:
             self._arrivals[worker].waiting = False
@@ -72,8 +78,9 @@ class Synchronous(Policy):
         if self._first_at is None:
             self._first_at = self._patient_from = now
         arrival = self._arrivals.setdefault(worker, Arrival())
+        self._absent.pop(worker, None)
         if attempts:
-            arrival.count += 1
+            self._count += 1
             arrival.attempts += attempts
         else:
             self._patient_from = now  # or its wait would fail again at once
@@ -98,12 +105,10 @@ class Synchronous(Policy):
         self.step += 1
         released += [Released(worker, self.step, True) for worker, a in self._arrivals.items() if a.waiting]
         self._arrivals.clear()
+        self._absent = dict(self._live)
+        self._count = 0
         self._first_at = None
         return Decision(tuple(released), commitment)
-
-    @property
-    def _count(self) -> int:
-        return sum(arrival.count for arrival in self._arrivals.values())
 
     def _complete(self, missing: int) -> bool:
         if not self._count:
@@ -111,7 +116,7 @@ class Synchronous(Policy):
         if self.aggregate is not None:
             # fewer workers than gradients needed and all of them waiting cannot happen: see _go_on
             return self._count >= self.aggregate
-        return not missing and all(worker in self._arrivals for worker in self._live)
+        return not missing and not self._absent
 
     def _go_on(self) -> list[Released]:
         """Let arrived workers bring another gradient to this step while too few are on their way."""
@@ -134,8 +139,8 @@ class Synchronous(Policy):
         """Say what is needed."""
         if self.aggregate is not None:
             return f"step {self.step} has {self._count} of the {self.aggregate} gradients it aggregates"
-        absent = sum(worker not in self._arrivals for worker in self._live)
-        text = f"step {self.step} has the gradients of {len(self._arrivals)} workers, {absent} live workers are awaited"
+        text = f"step {self.step} has the gradients of {len(self._arrivals)} workers, "
+        text += f"{len(self._absent)} live workers are awaited"
         return text + (f", {missing} have not joined yet" if missing else "")
 
     def next_deadline(self) -> float | None:
@@ -159,7 +164,8 @@ class Synchronous(Policy):
         }
 
     def validate(self) -> None:
-        """Assert that whoever waits is alive and has arrived."""
+        """Assert that whoever waits is alive and has arrived, and whoever is absent lives and has not."""
+        assert set(self._absent) == set(self._live) - set(self._arrivals)
         assert not self._paused & set(self._live)
         assert all(worker in {*self._live, *self._paused} for worker, a in self._arrivals.items() if a.waiting)
         assert (self._first_at is None) == (not self._arrivals)
