@@ -29,6 +29,7 @@ from zmqps.net.thread import SessionThread
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_name, check_peer, new_identity
 from zmqps.optim import all_finite
+from zmqps.trace.record import around
 
 DEFAULT_TIMEOUT = 60.0
 
@@ -63,7 +64,8 @@ class Connection:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
             all_finite(np.empty(0, dtype), "numba")
         identity = new_identity(self._role, name=self._name)
-        machine = SessionMachine(identity, self.address, lambda array: all_finite(array, "numba"))
+        check = around("check", "worker", lambda array: all_finite(array, "numba"))
+        machine = SessionMachine(identity, self.address, check)
         return SessionThread(machine, lambda: LaneTransport(ZmqTransport(identity.incarnation), self._transport))
 
     # --- who ----------------------------------------------------------------------------------

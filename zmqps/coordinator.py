@@ -11,6 +11,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_bind, new_identity
+from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
 
@@ -68,7 +69,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         raise
     identity = new_identity("coordinator", name=config.name, endpoint=endpoint, incarnation=identity.incarnation)
     machine = CoordinatorMachine(identity, config.options)
-    return await run_node(Driver(machine, transport, logging.getLogger("zmqps.coordinator")), endpoint, parent_fd)
+    driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"))
+    return await run_node(driver, endpoint, parent_fd)
 
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:

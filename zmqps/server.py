@@ -20,6 +20,7 @@ from zmqps.net.shm import LaneTransport
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_bind, check_endpoint, new_identity
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel, warm_up
+from zmqps.trace.record import watch, watch_rules
 
 KERNELS = ("numba", "numpy")
 
@@ -84,7 +85,7 @@ def make_shard(backend: str, job: JobSpec, placement: Placement, index: int) -> 
     return Shard(
         placement,
         index,
-        CompiledRules(spec, backend),
+        watch_rules(CompiledRules(spec, backend)),
         reject_nonfinite=job.nonfinite == "reject",
         synchronous=job.mode == "sync",
         retain=job.retain,
@@ -111,7 +112,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         raise
     identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
     machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config.kernels, *job))
-    return await run_node(Driver(machine, transport, logging.getLogger("zmqps.server")), endpoint, parent_fd)
+    driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.server"))
+    return await run_node(driver, endpoint, parent_fd)
 
 
 def run(config: ServerConfig, parent_fd: int | None = None) -> int:

@@ -13,6 +13,7 @@ from zmqps import __version__
 from zmqps.cli.look import logs, placement, status
 from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.settings import read_config
+from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
 from zmqps.core import exits
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
@@ -42,7 +43,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
         ctx.default_map = read_config(config, cli)
 
 
-for command in (up, down, status, placement, logs, coordinator, server):
+for command in (up, down, status, placement, logs, trace, coordinator, server):
     cli.add_command(command)
 
 

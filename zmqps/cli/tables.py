@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from zmqps.trace.phases import Summary
+
 Facts = Mapping[str, Any]
 
 PIPE_WIDTH = 200
@@ -42,6 +44,20 @@ def placement_table(rows: Sequence[Facts]) -> Table:
             str(row["parameters"]), escape(row["first"]), escape(row["last"]),
         )  # fmt: skip
     return table
+
+
+def phases_table(summary: Summary) -> Table:
+    """Return what steps consisted of, a row a phase, in the order a message meets them."""
+    title = f"{summary.steps} × {summary.operation}, the middle one {_milliseconds(summary.median_s)}"
+    table = _table(title, "where", "phase", ">a step", ">in all, a step", ">median", ">p90", ">share")
+    for phase in summary.phases:
+        times = (_milliseconds(value) for value in (phase.total_s, phase.median_s, phase.p90_s))
+        table.add_row(phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
+    return table
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"
 
 
 def _headline(status: Facts) -> Text:

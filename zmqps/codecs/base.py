@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
@@ -86,6 +87,9 @@ class Codec(ABC):
     name: ClassVar[str]
     #: Whether what one blob leaves out is kept in a residual and sent with later ones.
     error_feedback: ClassVar[bool] = False
+    #: Whoever wants to know when codecs work puts a function here: it is given ``encode`` or ``decode`` and
+    #: what does that, and returns what is called instead.
+    around: ClassVar[Callable[[str, Callable[..., Any]], Callable[..., Any]] | None] = None
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -146,7 +150,8 @@ class Codec(ABC):
             raise ConfigurationError(f"codec {self.spec!r} keeps no residual")
         elif residual.shape != array.shape or residual.dtype != array.dtype or not residual.flags.carray:
             raise ConfigurationError("a residual is a writable, contiguous array of the values' shape and dtype")
-        return self._encode(np.ascontiguousarray(array), residual, seed, backend)
+        work = self._encode if Codec.around is None else Codec.around("encode", self._encode)
+        return work(np.ascontiguousarray(array), residual, seed, backend)
 
     def decode(self, view: Any, size: int, dtype: DTypeLike, *, backend: Backend = "numba") -> tuple[Array, int]:
         """Return the array a blob stands for, and how many bytes the blob has.
@@ -176,7 +181,8 @@ class Codec(ABC):
             raise ConfigurationError(f"no codec makes {size} values of {dtype}")
         octets = memoryview(view)  # an empty one can neither be cast nor, by numpy, be read
         blob: Bytes = np.frombuffer(octets.cast("B"), np.uint8) if octets.nbytes else np.empty(0, np.uint8)
-        return self._decode(blob, size, dtype, backend)
+        work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
+        return work(blob, size, dtype, backend)
 
     @abstractmethod
     def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:

@@ -214,6 +214,13 @@ def _pack(header: list[Any]) -> bytes:
     return packed
 
 
+def peek(frames: Sequence[Buffer]) -> tuple[str, int]:
+    """Return the name of a message that `encode` made and its request (0: none), without decoding the rest."""
+    values = msgpack.unpackb(frames[0])
+    cls = BY_KIND[values[0]]
+    return cls.__name__, values[1] if SCHEMAS[cls][0][:1] == ("request",) else 0
+
+
 def decode(frames: Sequence[Buffer]) -> Message:
     """Return the message that ``frames`` hold.
 

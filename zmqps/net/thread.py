@@ -16,6 +16,7 @@ from zmqps.core.session import SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
+from zmqps.trace.record import watch
 
 log = logging.getLogger("zmqps.worker")
 
@@ -92,7 +93,8 @@ class SessionThread:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._driver = Driver(self.machine, self._make_transport(), log, self._resolve)
+        machine, transport = watch(self.machine, self._make_transport(), self.machine.member.identity)
+        self._driver = Driver(machine, transport, log, self._resolve)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 

@@ -1,0 +1,108 @@
+"""Recording: nothing when off, every phase when on, and no file that grows for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import zmqps
+from zmqps.cli.main import cli
+from zmqps.codecs import Codec, bf16
+from zmqps.core.messages import Heartbeat, Push
+from zmqps.core.session import SessionMachine
+from zmqps.core.wire import encode, peek
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.node import new_identity
+from zmqps.trace import VARIABLE, merge, record
+from zmqps.trace.phases import summarize
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Record into it, in this process and those it starts."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "trace"))
+    record.recorder.cache_clear()
+    yield tmp_path / "trace"
+    record.recorder.cache_clear()
+    Codec.around = None
+
+
+def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    record.recorder.cache_clear()
+    identity = new_identity("worker")
+    machine, transport = SessionMachine(identity, "tcp://127.0.0.1:1"), ZmqTransport(identity.incarnation)
+    try:
+        assert record.watch(machine, transport, identity) == (machine, transport)
+        assert record.around("check", "worker", len) is len
+        assert Codec.around is None
+    finally:
+        transport.close(0)
+
+
+def test_a_job_is_recorded_in_all_its_processes(directory: Path) -> None:
+    gradients = {"w": np.ones(600_000, np.float32), "b": np.ones(3, np.float32)}
+    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init(gradients, optimizer=zmqps.optim.sgd(0.5), push_codec="bf16")
+        for _ in range(2):
+            values = worker.push_pull(gradients)
+        worker.finish()
+    assert values["w"][0] == 0.0  # watched, it does what it always does
+    trace = merge.read(directory)
+    assert [process.name.split()[0] for process in trace.processes] == ["coordinator", "server", "worker"]
+    summary = summarize(trace, skip=1)
+    assert summary is not None
+    assert (summary.operation, summary.steps) == ("push_pull", 1)
+    counts = {(phase.role, phase.name): phase.count for phase in summary.phases}
+    for phase in (
+        ("worker", "queue"), ("worker", "encode"), ("worker", "send"), ("wire", "wire there"), ("server", "serve"),
+        ("server", "decode"), ("server", "reply"), ("wire", "wire back"), ("worker", "land"),
+    ):  # fmt: skip
+        assert counts[phase] == 2, phase  # 2.4 MB are two slices
+    assert counts["server", "apply"] == 2
+    shown = CliRunner().invoke(cli, ["trace", str(directory), "--skip", "1", "--output", str(directory / "one")])
+    assert shown.exit_code == 0, shown.output
+    assert "1 × push_pull" in shown.output
+    assert json.loads((directory / "one").read_text())["traceEvents"]
+
+
+def test_a_file_ends_when_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "MAX_SPANS", 10)
+    monkeypatch.setattr(record, "FLUSHED_SPANS", 4)
+    recorder = record.Recorder(tmp_path)
+    recorder.name("test")
+    for i in range(50):
+        recorder.span("work", "worker", i, i + 1, "b" if i % 2 else "X")
+    recorder.flush()
+    [process] = merge.read(tmp_path).processes
+    assert [span.begin_us for span in process.spans] == pytest.approx([i / 1e3 for i in range(10)])
+
+
+def test_what_is_noted_returns_and_raises_as_before(tmp_path: Path) -> None:
+    recorder = record.Recorder(tmp_path)
+    assert recorder.around("sum", "worker", sum)([1, 2]) == 3
+    with pytest.raises(TypeError):
+        recorder.around("sum", "worker", sum)(None)
+    recorder.flush()
+    assert len(merge.read(tmp_path).processes[0].spans) == 2
+
+
+def test_a_codec_is_noted_where_it_works(directory: Path) -> None:
+    recorder = record.recorder()
+    assert recorder is not None
+    array = np.ones(9, np.float32)
+    blob = bf16().encode(array)
+    assert (bf16().decode(blob, 9, np.float32)[0] == array).all()
+    recorder.flush()
+    assert [span.name for span in merge.read(directory).processes[0].spans] == ["encode", "decode"]
+
+
+def test_peeking_tells_what_a_message_is() -> None:
+    push = Push(17, 1, 1, 0, 0, 1, 1, 0, "raw", "raw", [(0, 0, ())], [np.zeros(9, np.float32)])
+    assert peek(encode(push)) == ("Push", 17)
+    assert peek(encode(Heartbeat({}))) == ("Heartbeat", 0)

@@ -1,0 +1,199 @@
+"""The files of a directory as one trace: on one clock, with the times that messages were on their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from zmqps.errors import ConfigurationError
+
+#: The way of a message: phase it ends with where it was sent, phase in which it is handled.
+WAYS = (("wire there", "send", "serve"), ("wire back", "reply", "land"))
+#: For this phase the receiver's whole delivery counts, from before the message was decoded.
+DELIVERY = "receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that took its time.
+
+    Attributes
+    ----------
+    name, role
+        The phase, and whose; role ``operation``: what the user asked for.
+    begin_us, end_us
+        Microseconds.
+    thread
+        Where; nothing for a wait, which may overlap with anything.
+    facts
+        What else is known, such as the request.
+    """
+
+    name: str
+    role: str
+    begin_us: float
+    end_us: float
+    thread: int | None
+    facts: dict[str, Any]
+
+    def shifted(self, by_us: float) -> Span:
+        """Return it on another clock."""
+        return replace(self, begin_us=self.begin_us + by_us, end_us=self.end_us + by_us)
+
+
+@dataclass(slots=True)
+class Process:
+    """What one process recorded; processes of one ``boot`` share a clock."""
+
+    name: str = ""
+    boot: str = ""
+    spans: list[Span] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """How another host's clock was fitted: shifted by so much, which may be wrong by so much."""
+
+    shift_us: float
+    error_us: float
+
+
+@dataclass(slots=True)
+class Trace:
+    """All processes on the clock of the first one; ``clocks`` by boot, of those that had another."""
+
+    processes: list[Process]
+    wires: list[Span]
+    clocks: dict[str, Clock]
+
+
+def read(directory: Path) -> Trace:
+    """Return what the processes that recorded into a directory have written.
+
+    Clocks of several hosts are fitted by the messages between them: of each request and its answer, the
+    clocks are taken to differ such that both took equally long, and the quickest pair is believed. So
+    that is wrong by half its time on the way at most.
+
+    Raises
+    ------
+    ConfigurationError
+        There is nothing.
+    """
+    processes = [process for path in sorted(directory.glob("*.json")) if (process := _read(path)).spans]
+    if not processes:
+        raise ConfigurationError(f"{directory} holds no recorded spans; run the job with ZMQPS_TRACE={directory}")
+    processes.sort(key=lambda process: process.name)
+    clocks = _fit(processes)
+    for process in processes:
+        if process.boot in clocks:
+            process.spans = [span.shifted(clocks[process.boot].shift_us) for span in process.spans]
+    wires = [
+        Span(name, "wire", sent.end_us, max(sent.end_us, came.begin_us), None, sent.facts)
+        for name, _, sent, _, came in _messages(processes)
+    ]
+    return Trace(processes, wires, clocks)
+
+
+def _read(path: Path) -> Process:
+    process = Process()
+    waits: dict[int, dict[str, Any]] = {}
+    for line in path.read_text().splitlines():
+        try:
+            event = json.loads(line.removesuffix(","))
+        except ValueError:
+            continue  # the bracket, or where a killed process was cut off
+        facts = event["args"] if "args" in event else {}
+        match event["ph"]:
+            case "M" if event["name"] == "clock":
+                process.boot = facts["boot"]
+            case "M":
+                process.name = process.name or facts["name"]
+            case "X":
+                begin = event["ts"]
+                span = Span(event["name"], event["cat"], begin, begin + event["dur"], event["tid"], facts)
+                process.spans.append(span)
+            case "b":
+                waits[event["id"]] = event
+            case "e" if event["id"] in waits:
+                begin = waits.pop(event["id"])["ts"]
+                process.spans.append(Span(event["name"], event["cat"], begin, event["ts"], None, facts))
+    return process
+
+
+def _messages(processes: Sequence[Process]) -> Iterator[tuple[str, Process, Span, Process, Span]]:
+    """Yield (way, sender, its span, receiver, its delivery) of each message that was seen at both ends."""
+    for name, sending, handling in WAYS:
+        came: dict[str, tuple[Process, Span]] = {}
+        for process in processes:
+            for request, delivery in _deliveries(process.spans, handling):
+                came.setdefault(request, (process, delivery))  # the first one, if it was sent again
+        for process in processes:
+            seen = set()
+            for span in process.spans:
+                request = span.facts.get("request", "")
+                if span.name == sending and request in came and request not in seen:
+                    seen.add(request)
+                    yield name, process, span, *came[request]
+
+
+def _deliveries(spans: Iterable[Span], handling: str) -> Iterator[tuple[str, Span]]:
+    """Yield each request that was handled so, and the delivery it came with."""
+    open_: dict[int | None, Span] = {}
+    for span in sorted(spans, key=lambda span: (span.begin_us, -span.end_us)):
+        if span.name == DELIVERY:
+            open_[span.thread] = span
+        elif span.name == handling and "request" in span.facts and span.thread in open_:
+            yield span.facts["request"], open_[span.thread]
+
+
+def _fit(processes: Sequence[Process]) -> dict[str, Clock]:
+    """Return how the clocks of other boots differ from the first process's."""
+    ways: dict[tuple[str, str, str], list[float]] = {}
+    for name, sender, sent, receiver, came in _messages(processes):
+        if sender.boot != receiver.boot:
+            ways.setdefault((name, sender.boot, receiver.boot), []).append(came.begin_us - sent.end_us)
+    known = {processes[0].boot: Clock(0.0, 0.0)}
+    while True:
+        found = {}
+        for (name, worker, server), there in ways.items():
+            back = ways.get(("wire back", server, worker))
+            if name == "wire there" and back and (worker in known) != (server in known):
+                ahead, error = (min(there) - min(back)) / 2, (min(there) + min(back)) / 2  # of the server's clock
+                if worker in known:
+                    found[server] = Clock(known[worker].shift_us - ahead, known[worker].error_us + error)
+                else:
+                    found[worker] = Clock(known[server].shift_us + ahead, known[server].error_us + error)
+        if not found:
+            return {boot: clock for boot, clock in known.items() if boot != processes[0].boot}
+        known |= found
+
+
+def write(path: Path, trace: Trace) -> None:
+    """Write one file for chrome://tracing or Perfetto; arrows lead from a message's sending to its delivery."""
+    events: list[dict[str, Any]] = []
+    number = 0
+    for pid, process in enumerate(trace.processes, start=1):
+        events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": process.name}})
+        for span in process.spans:
+            number += 1
+            events += _events(span, pid, number)
+    places = {id(process): pid for pid, process in enumerate(trace.processes, start=1)}
+    for _, sender, sent, receiver, came in _messages(trace.processes):
+        number += 1
+        arrow = {"name": "message", "cat": "message", "id": number}
+        events.append({**arrow, "ph": "s", "ts": sent.begin_us, "pid": places[id(sender)], "tid": sent.thread})
+        events.append(
+            {**arrow, "ph": "f", "bp": "e", "ts": came.begin_us, "pid": places[id(receiver)], "tid": came.thread}
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+
+
+def _events(span: Span, pid: int, number: int) -> list[dict[str, Any]]:
+    event = {"name": span.name, "cat": span.role, "ts": span.begin_us, "pid": pid, "args": span.facts}
+    if span.thread is not None:
+        return [{**event, "ph": "X", "dur": span.end_us - span.begin_us, "tid": span.thread}]
+    return [{**event, "ph": "b", "id": number}, {**event, "ph": "e", "id": number, "ts": span.end_us}]

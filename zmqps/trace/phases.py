@@ -1,0 +1,185 @@
+"""What a step consists of: the spans of a trace, summed up by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zmqps.trace.merge import Span, Trace
+
+#: In the order a message meets them; explained in docs/operations.md.
+ORDER = (
+    ("worker", "submit"),
+    ("worker", "check"),
+    ("worker", "queue"),
+    ("worker", "encode"),
+    ("worker", "send"),
+    ("wire", "wire there"),
+    ("server", "receive"),
+    ("server", "serve"),
+    ("server", "decode"),
+    ("server", "check"),
+    ("server", "apply"),
+    ("server", "commit"),
+    ("server", "encode"),
+    ("server", "reply"),
+    ("wire", "wire back"),
+    ("worker", "receive"),
+    ("worker", "decode"),
+    ("worker", "land"),
+    ("worker", "control"),
+    ("server", "control"),
+    ("coordinator", "receive"),
+    ("coordinator", "control"),
+)
+OPERATIONS = ("push", "pull", "push_pull")
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One phase of the steps of a trace.
+
+    Attributes
+    ----------
+    role, name
+        Whose, and which.
+    count
+        How often, a step.
+    total_s
+        Seconds in all places together, a step; of work, without other phases nested in it.
+    median_s, p90_s
+        Of one of them.
+    share
+        Of the time that steps took: how much saw this phase under way somewhere.
+    """
+
+    role: str
+    name: str
+    count: float
+    total_s: float
+    median_s: float
+    p90_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The steps of a trace: how many, of what, how long the middle one took, and their phases."""
+
+    operation: str
+    steps: int
+    median_s: float
+    phases: tuple[Phase, ...]
+
+
+def summarize(trace: Trace, operation: str | None = None, skip: int = 0) -> Summary | None:
+    """Return the phases of the steps, a step being one operation of a worker; None if there are none.
+
+    Parameters
+    ----------
+    trace
+        What was recorded.
+    operation
+        ``push``, ``pull`` or ``push_pull``; by default what took most of the time.
+    skip
+        Operations of each worker that do not count, because they were its first.
+    """
+    by_name: dict[str, list[Span]] = {name: [] for name in OPERATIONS}
+    for process in trace.processes:
+        own: dict[str, list[Span]] = {}
+        for span in process.spans:
+            if span.role == "operation" and span.name in by_name:
+                own.setdefault(span.name, []).append(span)
+        for name, spans in own.items():
+            by_name[name] += sorted(spans, key=lambda span: span.begin_us)[skip:]
+    chosen = operation or max(by_name, key=lambda name: sum(s.end_us - s.begin_us for s in by_name[name]))
+    steps = by_name[chosen]
+    if not steps:
+        return None
+    windows = _union([(step.begin_us, step.end_us) for step in steps])
+    found: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}
+    for role, name, pieces in _work(trace):
+        kept = _within(pieces, windows)
+        if kept:
+            found.setdefault((role, name), []).append(kept)
+    elapsed = sum(stop - start for start, stop in windows)
+    phases = [_phase(*key, found[key], len(steps), elapsed) for key in ORDER if key in found]
+    return Summary(chosen, len(steps), float(np.median([s.end_us - s.begin_us for s in steps])) / 1e6, tuple(phases))
+
+
+def _phase(role: str, name: str, parts: Sequence[list[tuple[float, float]]], steps: int, elapsed: float) -> Phase:
+    durations = [sum(stop - start for start, stop in pieces) for pieces in parts]
+    covered = sum(stop - start for start, stop in _union([piece for pieces in parts for piece in pieces]))
+    return Phase(
+        role,
+        name,
+        len(parts) / steps,
+        sum(durations) / steps / 1e6,
+        float(np.median(durations)) / 1e6,
+        float(np.percentile(durations, 90)) / 1e6,
+        covered / elapsed,
+    )
+
+
+def _work(trace: Trace) -> Iterator[tuple[str, str, list[tuple[float, float]]]]:
+    """Yield role, phase and when, without what is nested in it."""
+    for wire in trace.wires:
+        yield wire.role, wire.name, [(wire.begin_us, wire.end_us)]
+    for process in trace.processes:
+        roles = [span.role for span in process.spans if (span.role, span.name) in ORDER]
+        threads: dict[int, list[Span]] = {}
+        for span in process.spans:
+            if span.thread is None:
+                yield span.role, span.name, [(span.begin_us, span.end_us)]
+            else:
+                threads.setdefault(span.thread, []).append(span)
+        for spans in threads.values():
+            for span, pieces in _own_time(spans):
+                # a codec does not know whose thread it runs in: it is the process's
+                yield (roles[0] if span.role == "codec" and roles else span.role), span.name, pieces
+
+
+def _own_time(spans: Iterable[Span]) -> Iterator[tuple[Span, list[tuple[float, float]]]]:
+    """Yield each span of a thread with the pieces of it in which nothing else was nested."""
+    stack: list[tuple[Span, list[tuple[float, float]], float]] = []  # span, its pieces, since when it works
+    for span in sorted(spans, key=lambda span: (span.begin_us, -span.end_us)):
+        while stack and stack[-1][0].end_us <= span.begin_us:
+            yield _closed(stack)
+        if stack:
+            outer, pieces, since = stack.pop()
+            pieces.append((since, span.begin_us))
+            stack.append((outer, pieces, span.begin_us))
+        stack.append((span, [], span.begin_us))
+    while stack:
+        yield _closed(stack)
+
+
+def _closed(stack: list[tuple[Span, list[tuple[float, float]], float]]) -> tuple[Span, list[tuple[float, float]]]:
+    span, pieces, since = stack.pop()
+    pieces.append((since, max(since, span.end_us)))
+    if stack:
+        outer, others, _ = stack.pop()
+        stack.append((outer, others, span.end_us))
+    return span, pieces
+
+
+def _union(pieces: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(pieces):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _within(pieces: Iterable[tuple[float, float]], windows: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the parts of the pieces that lie in one of the windows."""
+    return [
+        (max(start, first), min(stop, last))
+        for start, stop in pieces
+        for first, last in windows
+        if start < last and stop > first
+    ]

@@ -1,0 +1,274 @@
+"""Spans of this process, written as Chrome trace events; off unless ``ZMQPS_TRACE`` names a directory.
+
+What is watched are doors: a machine's `handle`, a transport's `send` and deliveries, kernels and
+codecs. They are replaced by watching ones when a process starts to run them, so that a process
+that records nothing runs what it always runs.
+
+A file is a JSON array whose end may be missing, an event a line: chrome://tracing and Perfetto read
+it as it is, also when the process was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from zmqps.codecs import Codec
+from zmqps.core.events import Action, Machine, Peer, Received, Resolve, Send
+from zmqps.core.member import Identity
+from zmqps.core.operations import Operation
+from zmqps.core.session import SessionMachine
+from zmqps.core.shard import Kernel, Rules
+from zmqps.core.wire import peek
+from zmqps.net.transport import Deliver, Transport
+from zmqps.trace import VARIABLE
+
+#: Spans that a file holds at most, about 150 MB of them: a trace is to look at, not to fill a disk.
+MAX_SPANS = 1_000_000
+FLUSHED_SPANS = 4096
+#: What a process does with a message: role -> name of the message -> phase.
+HANDLING = {
+    "worker": {"Values": "land", "Ack": "land"},
+    "server": {"Push": "serve", "Pull": "serve", "Load": "serve", "Commit": "commit"},
+}
+SENDING = {
+    "worker": {"Push": "send", "Pull": "send", "Load": "send"},
+    "server": {"Values": "reply", "Ack": "reply"},
+}
+
+F = TypeVar("F", bound=Callable[..., Any])
+clock = time.monotonic_ns
+
+
+class Recorder:
+    """Writes the spans of one process.
+
+    Parameters
+    ----------
+    directory
+        Where its file goes; made if it is not there.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._path = directory / f"{os.getpid()}-{clock()}.json"
+        self._lock = threading.Lock()
+        self._spans: list[tuple[str, str, int, int, int, str, dict[str, Any]]] = []
+        self._room = MAX_SPANS
+        self._append("[", {"name": "clock", "ph": "M", "pid": os.getpid(), "args": {"boot": boot()}})
+
+    def name(self, title: str) -> None:
+        """Say who this process is; the first one counts."""
+        self._append("", {"name": "process_name", "ph": "M", "pid": os.getpid(), "args": {"name": title}})
+
+    def span(self, name: str, role: str, begin: int, end: int, kind: str = "X", **facts: Any) -> None:
+        """Note that something lasted from ``begin`` to ``end``, nanoseconds of `clock`.
+
+        Kind ``X`` is work of this thread, in which other work is nested; ``b`` is a wait, which may
+        overlap with anything.
+        """
+        self._spans.append((name, role, begin, end, threading.get_native_id(), kind, facts))
+        if len(self._spans) >= FLUSHED_SPANS:
+            self.flush()
+
+    def around(self, name: str, role: str, function: F) -> F:
+        """Return a function that does the same and is noted."""
+
+        @wraps(function, updated=())
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            begin = clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.span(name, role, begin, clock())
+
+        return cast(F, noted)
+
+    def flush(self) -> None:
+        """Write what was noted."""
+        with self._lock:
+            spans, self._spans = self._spans, []
+            kept, self._room = spans[: self._room], max(0, self._room - len(spans))
+            events = [event for number, span in enumerate(kept) for event in _events(number + self._room, *span)]
+            if events:
+                self._append("", *events)
+
+    def _append(self, first: str, *events: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(first + "".join(f"\n{json.dumps(event)}," for event in events))
+
+
+def _events(
+    number: int, name: str, role: str, begin: int, end: int, thread: int, kind: str, facts: dict[str, Any]
+) -> list[dict[str, Any]]:
+    event = {"name": name, "cat": role, "ph": kind, "ts": begin / 1e3, "pid": os.getpid(), "tid": thread, "args": facts}
+    if kind == "X":
+        return [{**event, "dur": (end - begin) / 1e3}]
+    return [{**event, "id": number}, {**event, "id": number, "ph": "e", "ts": end / 1e3}]
+
+
+def boot() -> str:
+    """Return what tells clocks apart: processes of one host share one, until it starts anew."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else os.uname().nodename
+
+
+@cache
+def recorder() -> Recorder | None:
+    """Return this process's recorder, or None: nothing is recorded."""
+    directory = os.environ.get(VARIABLE)
+    if not directory:
+        return None
+    found = Recorder(Path(directory))
+    Codec.around = staticmethod(lambda name, coding: found.around(name, "codec", coding))
+    return found
+
+
+def around(name: str, role: str, function: F) -> F:
+    """Return a function that is noted, or the function itself where nothing is recorded."""
+    found = recorder()
+    return function if found is None else found.around(name, role, function)
+
+
+def watch(machine: Machine, transport: Transport, identity: Identity) -> tuple[Machine, Transport]:
+    """Return both as they are, or, where this process records, such that what they do is noted."""
+    found = recorder()
+    if found is None:
+        return machine, transport
+    found.name(f"{identity.role} {identity.name}")
+    role = "worker" if identity.role == "observer" else identity.role
+    return (
+        cast(Machine, WatchedMachine(machine, found, role, identity)),
+        cast(Transport, WatchedTransport(transport, found, role, identity)),
+    )
+
+
+def watch_rules(rules: Rules) -> Rules:
+    """Return a shard's rules as they are, or, where this process records, with kernels that are noted."""
+    found = recorder()
+    return rules if found is None else cast(Rules, WatchedRules(rules, found))
+
+
+def _label(role: str, identity: Identity, peer: Peer, number: int) -> str:
+    """Return what names a request at both ends: its number and the worker's incarnation, the end of its routing id."""
+    incarnation = identity.incarnation if role == "worker" else peer[-len(identity.incarnation) :]
+    return f"{incarnation.hex()[:8]}-{number}"
+
+
+class WatchedMachine:
+    """A machine whose work is noted, and for how long operations and their requests waited."""
+
+    def __init__(self, machine: Machine, recorder: Recorder, role: str, identity: Identity) -> None:
+        self._machine = machine
+        self._recorder = recorder
+        self._role = role
+        self._identity = identity
+        self._begun: dict[Operation, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+    def handle(self, event: Any, now: float) -> list[Action]:
+        """Pass an event on."""
+        name, facts = self._describe(event)
+        begin = clock()
+        if isinstance(event, Operation):
+            self._begun[event] = begin
+        actions = self._machine.handle(event, now)
+        self._recorder.span(name, self._role, begin, clock(), **facts)
+        return self._noted(actions)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Pass it on; resends come from here."""
+        return self._noted(self._machine.on_deadline(now))
+
+    def _describe(self, event: Any) -> tuple[str, dict[str, Any]]:
+        if isinstance(event, Operation):
+            return "submit", {"operation": event.title}
+        if not isinstance(event, Received):
+            return "control", {"event": type(event).__name__}
+        kind = type(event.message).__name__
+        facts = {"message": kind}
+        phase = HANDLING.get(self._role, {}).get(kind, "control")
+        if phase != "control" and (number := getattr(event.message, "request", 0)):
+            facts["request"] = _label(self._role, self._identity, event.peer, number)
+        return phase, facts
+
+    def _noted(self, actions: list[Action]) -> list[Action]:
+        if self._role != "worker":
+            return actions
+        end = clock()
+        for action in actions:
+            if isinstance(action, Send):
+                operation = self._operation(action.peer, getattr(action.message, "request", 0))
+                if operation in self._begun:
+                    label = _label(self._role, self._identity, action.peer, action.message.request)  # type: ignore[attr-defined]
+                    self._recorder.span("queue", self._role, self._begun[operation], end, "b", request=label)
+            elif isinstance(action, Resolve) and action.operation in self._begun:
+                begun = self._begun.pop(action.operation)
+                self._recorder.span(action.operation.title, "operation", begun, end, "b")
+        return actions
+
+    def _operation(self, peer: Peer, number: int) -> Any:
+        """Return the operation that a request to a server is a part of."""
+        links = self._machine.transfers.links if isinstance(self._machine, SessionMachine) else ()
+        requests = [link.in_flight[number] for link in links if link.peer == peer and number in link.in_flight]
+        return requests[0].transfer.outermost if requests else None
+
+
+class WatchedTransport:
+    """A transport whose sends and deliveries are noted."""
+
+    def __init__(self, transport: Transport, recorder: Recorder, role: str, identity: Identity) -> None:
+        self._transport = transport
+        self._recorder = recorder
+        self._role = role
+        self._identity = identity
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
+        """Begin to deliver."""
+        self._transport.start(self._recorder.around("receive", self._role, deliver), delivered)
+
+    def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[Any]) -> bool:
+        """Pass a message on."""
+        begin = clock()
+        sent = self._transport.send(peer, frames, readers)
+        end = clock()
+        kind, number = peek(frames)
+        phase = SENDING.get(self._role, {}).get(kind, "control")
+        facts = {"message": kind}
+        if phase != "control":
+            facts["request"] = _label(self._role, self._identity, peer, number)
+        self._recorder.span(phase, self._role, begin, end, **facts)
+        return sent
+
+    def close(self, linger: float) -> None:
+        """Close it, and write what was noted."""
+        self._transport.close(linger)
+        self._recorder.flush()
+
+
+class WatchedRules:
+    """Rules whose kernels are noted."""
+
+    def __init__(self, rules: Rules, recorder: Recorder) -> None:
+        self._rules = rules
+        self._recorder = recorder
+        self.all_finite = recorder.around("check", "server", rules.all_finite)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rules, name)
+
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+        """Return them, and which is each parameter's."""
+        kernels, kernel_of = self._rules.kernels(names)
+        return [kernel and self._recorder.around("apply", "server", kernel) for kernel in kernels], kernel_of
