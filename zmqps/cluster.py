@@ -44,6 +44,8 @@ class ClusterConfig:
         debug, info, warning or error.
     log_json
         Log one JSON object a line.
+    apply_threads
+        How many threads update one slice, for the servers.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -52,6 +54,7 @@ class ClusterConfig:
     insecure: bool = False
     log_level: str = "info"
     log_json: bool = False
+    apply_threads: int = 1
 
     def coordinator(self) -> list[str]:
         """Return the command that runs the coordinator."""
@@ -66,7 +69,10 @@ class ClusterConfig:
     def server(self, index: int, coordinator: str) -> list[str]:
         """Return the command that runs a server, on the same interface as the coordinator."""
         bind = f"{coordinator.rpartition(':')[0]}:0" if coordinator.startswith("tcp://") else "tcp://127.0.0.1:0"
-        flags = [f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}"]
+        flags = [
+            f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}",
+            f"--apply-threads={self.apply_threads}",
+        ]  # fmt: skip
         return node_command("server", *flags, *self._common(f"server-{index}"))
 
     def _common(self, name: str) -> list[str]:
@@ -190,6 +196,8 @@ class LocalCluster:
         Size of a slice.
     kernels : {"numba", "numpy"}
         What the servers compute with.
+    apply_threads : int
+        How many threads update one slice on each server; docs/operations.md says when more than one pays.
     timeout : float
         Seconds to wait for the start.
     directory : path, optional
@@ -214,6 +222,7 @@ class LocalCluster:
         idle_timeout: float = 0.0,
         slice_nbytes: int = CoordinatorOptions().slice_nbytes,
         kernels: str = "numba",
+        apply_threads: int = 1,
         timeout: float = START_TIMEOUT,
         directory: str | Path | None = None,
         log_level: str = "info",
@@ -222,8 +231,9 @@ class LocalCluster:
             servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_nbytes
         )  # fmt: skip
         CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
-        ServerConfig("tcp://127.0.0.1:1", kernels=kernels)
-        self._nodes = Nodes(ClusterConfig(options, kernels=kernels, log_level=log_level), self._spawn)
+        ServerConfig("tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads)
+        config = ClusterConfig(options, kernels=kernels, log_level=log_level, apply_threads=apply_threads)
+        self._nodes = Nodes(config, self._spawn)
         self._timeout = timeout
         self._stack = contextlib.ExitStack()
         self._directory = Path(directory) if directory is not None else None

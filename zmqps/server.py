@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zmqps.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.core.arrays import Array
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import Placement
@@ -41,6 +42,8 @@ class ServerConfig:
         ``numba`` (compiled) or ``numpy`` (the reference).
     insecure
         Allow to bind beyond loopback.
+    apply_threads
+        How many threads update one slice, `zmqps.apply`.
     """
 
     coordinator: str
@@ -48,19 +51,23 @@ class ServerConfig:
     name: str | None = None
     kernels: str = "numba"
     insecure: bool = False
+    apply_threads: int = 1
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
         check_bind(self.bind, insecure=self.insecure)
         if self.kernels not in KERNELS:
             raise ConfigurationError(f"kernels is one of {KERNELS}, not {self.kernels!r}")
+        if type(self.apply_threads) is not int or not 1 <= self.apply_threads <= MAX_APPLY_THREADS:
+            raise ConfigurationError(f"apply_threads is from 1 to {MAX_APPLY_THREADS}, not {self.apply_threads!r}")
 
 
 class CompiledRules:
     """An optimizer's rules, compiled for this server (`zmqps.core.shard.Rules`)."""
 
-    def __init__(self, spec: OptimizerSpec, backend: str) -> None:
+    def __init__(self, spec: OptimizerSpec, backend: str, apply_threads: int = 1) -> None:
         self._spec = spec
+        self._threads = ApplyThreads(apply_threads)
         self._backend = backend
         self.slot_fill: tuple[float, ...] = ()
 
@@ -68,24 +75,25 @@ class CompiledRules:
         """Return the kernels in use and which is each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
-        return [None if rule.frozen else make_kernel(rule, self._backend) for rule in rules], kernel_of  # type: ignore[arg-type]
+        kernels = (None if rule.frozen else make_kernel(rule, self._backend) for rule in rules)  # type: ignore[arg-type]
+        return [None if kernel is None else self._threads.over(kernel) for kernel in kernels], kernel_of
 
     def all_finite(self, g: Array) -> bool:
         """Whether an array holds neither NaN nor infinity."""
         return all_finite(g, self._backend)  # type: ignore[arg-type]
 
 
-def make_shard(backend: str, job: JobSpec, placement: Placement, index: int) -> Shard:
+def make_shard(config: ServerConfig, job: JobSpec, placement: Placement, index: int) -> Shard:
     """Build a shard, its kernels compiled before the first gradient comes."""
     spec = OptimizerSpec.from_wire(job.optimizer)
     rules, _ = spec.rules([parameter.name for parameter in job.parameters])
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         for rule in rules:
-            warm_up(rule, dtype, backend)  # type: ignore[arg-type]
+            warm_up(rule, dtype, config.kernels)  # type: ignore[arg-type]
     return Shard(
         placement,
         index,
-        watch_rules(CompiledRules(spec, backend)),
+        watch_rules(CompiledRules(spec, config.kernels, config.apply_threads)),
         reject_nonfinite=job.nonfinite == "reject",
         synchronous=job.mode == "sync",
         retain=job.retain,
@@ -111,7 +119,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         transport.close(0)
         raise
     identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
-    machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config.kernels, *job))
+    machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config, *job))
     driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.server"))
     return await run_node(driver, endpoint, parent_fd)
 

@@ -27,7 +27,7 @@ from zmqps.net.driver import Driver
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import new_identity
 from zmqps.optim import sgd
-from zmqps.server import make_shard
+from zmqps.server import ServerConfig, make_shard
 
 ANYWHERE = "tcp://127.0.0.1:0"
 PATIENCE = 30.0
@@ -46,7 +46,9 @@ def hello(role: str, incarnation: bytes) -> Hello:
 def ready_server() -> ServerMachine:
     """Return a server that has joined, built its shard and been loaded with ones."""
     identity = new_identity("server", endpoint="tcp://127.0.0.1:2", incarnation=b"s" * 16)
-    machine = ServerMachine(identity, "tcp://127.0.0.1:1", partial(make_shard, "numpy"))
+    machine = ServerMachine(
+        identity, "tcp://127.0.0.1:1", partial(make_shard, ServerConfig("tcp://127.0.0.1:1", kernels="numpy"))
+    )
     machine.start(0.0)
     machine.handle(Received(COORDINATOR, Welcome(1, b"c" * 16, "c", 0, 1.0, 10.0, 1, 1)), 0.0)
     for action in machine.handle(Received(COORDINATOR, Assign(EPOCH, 0, JOB.to_wire(), PLACEMENT.to_wire())), 0.0):
@@ -177,7 +179,9 @@ def live_cluster() -> Iterator[Cluster]:
             CoordinatorOptions(servers=1, slice_nbytes=64, heartbeat_timeout=300.0),
         )
         server = ServerMachine(
-            new_identity("server", endpoint=endpoints[1]), endpoints[0], partial(make_shard, "numpy")
+            new_identity("server", endpoint=endpoints[1]),
+            endpoints[0],
+            partial(make_shard, ServerConfig("tcp://127.0.0.1:1", kernels="numpy")),
         )
         drivers = [Driver(coordinator, transports[0], log), Driver(server, transports[1], log)]
         loop.set_exception_handler(lambda loop, context: cluster.problems.append(str(context)))

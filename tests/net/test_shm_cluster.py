@@ -30,7 +30,7 @@ from zmqps.net.segment import DIRECTORY
 from zmqps.net.shm import LaneTransport
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import new_identity
-from zmqps.server import make_shard
+from zmqps.server import ServerConfig, make_shard
 
 pytestmark = pytest.mark.processes
 
@@ -61,7 +61,9 @@ class Cluster:
             lanes = LaneTransport(ZmqTransport(b"server-%d" % rank))
             endpoint = " ".join([lanes.bind("tcp://127.0.0.1:0"), lanes.bind(new_local_endpoint())])
             identity = new_identity("server", name=f"server-{rank}", endpoint=endpoint)
-            machine = ServerMachine(identity, self.address, partial(make_shard, "numpy"))
+            machine = ServerMachine(
+                identity, self.address, partial(make_shard, ServerConfig("tcp://127.0.0.1:1", kernels="numpy"))
+            )
             drivers.append(Driver(machine, lanes, log))
             self.servers.append(lanes)
         tasks = [asyncio.create_task(driver.run()) for driver in drivers]

@@ -51,6 +51,7 @@ def coordinator(
     "--address", shared=False, default="tcp://127.0.0.1:0", help="Where workers reach it; port 0 takes a free one."
 )
 @settings.kernels
+@settings.apply_threads
 @setting("--name", shared=False, help="How logs and errors call this node.")
 @settings.insecure
 @settings.log_settings
@@ -59,6 +60,7 @@ def server(
     coordinator: str,
     address: str,
     kernels: str,
+    apply_threads: int,
     name: str | None,
     insecure: bool,
     log_json: bool,
@@ -69,7 +71,9 @@ def server(
     set_up_logging(name or "server", level=log_level, as_json=log_json)
     from zmqps.server import ServerConfig, run
 
-    return _run(lambda: run(ServerConfig(coordinator, address, name, kernels, insecure), parent_fd), parent_fd)
+    return _run(
+        lambda: run(ServerConfig(coordinator, address, name, kernels, insecure, apply_threads), parent_fd), parent_fd
+    )
 
 
 def _run(node: Callable[[], Any], parent_fd: int | None) -> int:

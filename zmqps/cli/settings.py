@@ -97,6 +97,9 @@ insecure = setting("--insecure", is_flag=True, help="Allow to bind beyond this h
 kernels = setting(
     "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
 )
+apply_threads = setting(
+    "--apply-threads", type=click.IntRange(1, 64), default=1, help="How many threads update one slice on a server."
+)
 directory = setting(
     "--directory", type=click.Path(file_okay=False, path_type=Path), default=Path(),
     help="Where runs/ and .zmqps/ are.",

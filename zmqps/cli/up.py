@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     help="Where the coordinator listens; port 0 takes a free one.",
 )  # fmt: skip
 @settings.kernels
+@settings.apply_threads
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -77,7 +78,8 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         told["idle_timeout"], told["slice_size"],
     )  # fmt: skip
     cluster = ClusterConfig(
-        options, told["address"], told["kernels"], told["insecure"], told["log_level"], told["log_json"]
+        options, told["address"], told["kernels"], told["insecure"], told["log_level"], told["log_json"],
+        told["apply_threads"],
     )  # fmt: skip
     config = UpConfig(
         cluster, told["command"], told["workers"] or 0, told["name"], told["directory"], told["timeout"]
