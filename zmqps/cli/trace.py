@@ -11,7 +11,7 @@ from zmqps.core import exits
 
 
 @click.command()
-@click.argument("recorded", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("recorded", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/trace"))
 @setting(
     "--output",
     "-o",
@@ -21,7 +21,7 @@ from zmqps.core import exits
 )
 @setting("--skip", type=click.IntRange(min=0), default=3, shared=False, help="First steps of each worker, not counted.")
 def trace(recorded: Path, output: Path | None, skip: int) -> int:
-    """Show where the time of a step went, from what processes recorded into a directory.
+    """Show where the time of a step went, from what processes recorded into a directory (runs/trace).
 
     They do that when ZMQPS_TRACE names one: ZMQPS_TRACE=runs/trace zmqps up --workers 2 -- python train.py.
     docs/operations.md explains the phases.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -35,6 +36,9 @@ ORDER = (
     ("coordinator", "control"),
 )
 OPERATIONS = ("push", "pull", "push_pull")
+
+#: Microseconds, from … to.
+Pieces: TypeAlias = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +103,17 @@ def summarize(trace: Trace, operation: str | None = None, skip: int = 0) -> Summ
     if not steps:
         return None
     windows = _union([(step.begin_us, step.end_us) for step in steps])
-    found: dict[tuple[str, str], list[list[tuple[float, float]]]] = {}
+    found: dict[tuple[str, str], list[Pieces]] = {}
     for role, name, pieces in _work(trace):
-        kept = _within(pieces, windows)
-        if kept:
-            found.setdefault((role, name), []).append(kept)
-    elapsed = sum(stop - start for start, stop in windows)
-    phases = [_phase(*key, found[key], len(steps), elapsed) for key in ORDER if key in found]
+        if any(first <= pieces[0][0] < last for first, last in windows):
+            found.setdefault((role, name), []).append(pieces)
+    phases = [_phase(*key, found[key], len(steps), windows) for key in ORDER if key in found]
     return Summary(chosen, len(steps), float(np.median([s.end_us - s.begin_us for s in steps])) / 1e6, tuple(phases))
 
 
-def _phase(role: str, name: str, parts: Sequence[list[tuple[float, float]]], steps: int, elapsed: float) -> Phase:
+def _phase(role: str, name: str, parts: Sequence[Pieces], steps: int, windows: Pieces) -> Phase:
     durations = [sum(stop - start for start, stop in pieces) for pieces in parts]
-    covered = sum(stop - start for start, stop in _union([piece for pieces in parts for piece in pieces]))
+    under_way = _within(_union([piece for pieces in parts for piece in pieces]), windows)
     return Phase(
         role,
         name,
@@ -119,11 +121,11 @@ def _phase(role: str, name: str, parts: Sequence[list[tuple[float, float]]], ste
         sum(durations) / steps / 1e6,
         float(np.median(durations)) / 1e6,
         float(np.percentile(durations, 90)) / 1e6,
-        covered / elapsed,
+        sum(stop - start for start, stop in under_way) / sum(stop - start for start, stop in windows),
     )
 
 
-def _work(trace: Trace) -> Iterator[tuple[str, str, list[tuple[float, float]]]]:
+def _work(trace: Trace) -> Iterator[tuple[str, str, Pieces]]:
     """Yield role, phase and when, without what is nested in it."""
     for wire in trace.wires:
         yield wire.role, wire.name, [(wire.begin_us, wire.end_us)]
@@ -141,9 +143,9 @@ def _work(trace: Trace) -> Iterator[tuple[str, str, list[tuple[float, float]]]]:
                 yield (roles[0] if span.role == "codec" and roles else span.role), span.name, pieces
 
 
-def _own_time(spans: Iterable[Span]) -> Iterator[tuple[Span, list[tuple[float, float]]]]:
+def _own_time(spans: Iterable[Span]) -> Iterator[tuple[Span, Pieces]]:
     """Yield each span of a thread with the pieces of it in which nothing else was nested."""
-    stack: list[tuple[Span, list[tuple[float, float]], float]] = []  # span, its pieces, since when it works
+    stack: list[tuple[Span, Pieces, float]] = []  # span, its pieces, since when it works
     for span in sorted(spans, key=lambda span: (span.begin_us, -span.end_us)):
         while stack and stack[-1][0].end_us <= span.begin_us:
             yield _closed(stack)
@@ -156,7 +158,7 @@ def _own_time(spans: Iterable[Span]) -> Iterator[tuple[Span, list[tuple[float, f
         yield _closed(stack)
 
 
-def _closed(stack: list[tuple[Span, list[tuple[float, float]], float]]) -> tuple[Span, list[tuple[float, float]]]:
+def _closed(stack: list[tuple[Span, Pieces, float]]) -> tuple[Span, Pieces]:
     span, pieces, since = stack.pop()
     pieces.append((since, max(since, span.end_us)))
     if stack:
@@ -165,8 +167,8 @@ def _closed(stack: list[tuple[Span, list[tuple[float, float]], float]]) -> tuple
     return span, pieces
 
 
-def _union(pieces: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
+def _union(pieces: Iterable[tuple[float, float]]) -> Pieces:
+    merged: Pieces = []
     for start, stop in sorted(pieces):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(stop, merged[-1][1])
@@ -175,7 +177,7 @@ def _union(pieces: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return merged
 
 
-def _within(pieces: Iterable[tuple[float, float]], windows: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _within(pieces: Iterable[tuple[float, float]], windows: Pieces) -> Pieces:
     """Return the parts of the pieces that lie in one of the windows."""
     return [
         (max(start, first), min(stop, last))
