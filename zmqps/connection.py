@@ -85,7 +85,10 @@ class Connection:
     def barrier(self, name: str, *, timeout: float) -> None:
         """Wait until every worker of the job has entered the barrier of this name.
 
-        Workers that have finished are not waited for.
+        Workers that have finished are not waited for. No step of the synchronous or bounded mode
+        waits for a worker that is in a barrier: the others complete their steps without it, and it goes
+        on at the step they have reached. So workers may take different numbers of steps between
+        two barriers. What was pushed before should be done by then (``push`` has returned).
 
         Raises
         ------

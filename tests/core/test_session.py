@@ -296,7 +296,7 @@ def test_what_a_peer_sends_unasked_changes_nothing() -> None:
     session = Session()
     session.attach()
     assert session.get(Ack(99, [1], [0]), S0) == []
-    assert session.get(Released(99)) == []
+    assert session.get(Released(99, 0)) == []
     assert session.get(Ack(1, [1], [0]), b"stranger") == []
     assert "dropped" in logged(session.handle(Undecodable(S0, ProtocolError("no"))))
 
@@ -324,7 +324,7 @@ def test_barrier_and_status_are_answered() -> None:
     session.ask(enter)
     session.ask(status)
     assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
-    assert resolved(session.get(Released(enter.request))) == [(enter, None)]
+    assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
 
 
 def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() -> None:

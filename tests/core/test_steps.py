@@ -12,14 +12,19 @@ from zmqps.core.messages import (
     Arrive,
     Commit,
     Committed,
+    Enter,
     Error,
     Init,
     Job,
     Leave,
     Proceed,
+    Range,
+    Released,
     Status,
     StatusRequest,
+    Take,
     Waiting,
+    Withdraw,
 )
 from zmqps.core.steps import COMMIT_RETRY_S
 from zmqps.errors import DeadlineError
@@ -181,6 +186,56 @@ def test_an_arrival_before_there_is_a_job_is_left_without_an_answer() -> None:
     coordinator = Coordinator(servers=1)
     coordinator.join("w0")
     assert coordinator.take("w0", Arrive(5, 0, (1,))) == []
+
+
+def test_no_step_waits_for_who_waits_at_a_barrier_and_it_goes_on_where_the_others_are() -> None:
+    cluster = Cluster("s0", "w0", "w1", on_straggler="fail")
+    step = cluster.warm_up()
+    cluster.arrive("w0", step)
+    actions = cluster.take("w1", Enter(51, "end of the pass"))  # it had fewer batches than the other
+    assert proceeded(actions) == {peer("w0"): (step + 1, 1)}
+    assert proceeded(cluster.arrive("w0", step + 1)) == {peer("w0"): (step + 2, 1)}
+    actions = cluster.take("w0", Enter(51, "end of the pass"))
+    assert sent(actions, Released) == [Released(51, step + 2)] * 2
+    cluster.arrive("w0", step + 2)
+    assert len(sent(cluster.arrive("w1", step + 2), Commit)[0].contributors) == 2, "both are waited for again"
+
+
+def test_what_a_worker_brought_before_it_entered_a_barrier_counts() -> None:
+    cluster = Cluster("s0", "w0", "w1", "w2")
+    cluster.arrive("w1", 0)
+    cluster.take("w1", Enter(51, "x"))
+    cluster.arrive("w0", 0)
+    actions = cluster.arrive("w2", 0)
+    assert len(sent(actions, Commit)[0].contributors) == 3
+    assert set(proceeded(actions)) == {peer("w0"), peer("w1"), peer("w2")}
+
+
+def test_who_gives_a_barrier_up_is_waited_for_again() -> None:
+    cluster = Cluster("s0", "w0", "w1")
+    cluster.take("w1", Enter(51, "x"))
+    cluster.take("w1", Withdraw(51))
+    assert sent(cluster.arrive("w0", 0), Commit) == []
+
+
+def test_who_waits_for_two_things_is_waited_for_when_it_has_both() -> None:
+    cluster = Cluster("s0", "w0", "w1")
+    cluster.take("w0", Take(51, "data", 5, 5, 1, (), ()))  # the only range
+    cluster.take("w1", Take(52, "data", 5, 5, 1, (), ()))
+    cluster.take("w1", Enter(53, "x"))
+    assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (1, 1)}
+    (over,) = sent(cluster.take("w0", Take(54, "data", 5, 5, 1, (), (0, 0))), Range, peer("w1"))
+    assert over.step == 0, "it is still in the barrier"
+    assert proceeded(cluster.arrive("w0", 1)) == {peer("w0"): (2, 1)}
+    assert sent(cluster.take("w0", Enter(55, "x")), Released, peer("w1")) == [Released(53, 2)]
+
+
+def test_a_bounded_worker_in_a_barrier_holds_up_nobody() -> None:
+    cluster = Cluster("s0", "w0", "w1", staleness=1)
+    cluster.take("w1", Enter(51, "x"))
+    for step in range(5):
+        assert set(proceeded(cluster.arrive("w0", step))) == {peer("w0")}
+    assert sent(cluster.take("w0", Enter(51, "x")), Released, peer("w1")) == [Released(51, 5)]
 
 
 # --- stragglers ---------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from zmqps.core.messages import (
     Values,
     Withdraw,
 )
+from zmqps.core.status import cluster_status
 from zmqps.core.wire import decode
 from zmqps.errors import BY_CODE, PSError
 from zmqps.node import new_identity
@@ -122,7 +123,7 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
         machine.validate()
         if any(isinstance(action, Exit) for action in actions):
             return
-    machine.status(now)
+    cluster_status(machine, now)
     for _ in range(40):  # everybody falls silent: the end is orderly
         due = machine.next_deadline()
         if due is None or due > now + 100:

@@ -127,13 +127,13 @@ def test_what_comes_is_decoded_or_handed_over_as_undecodable() -> None:
 
     def scenario(driver: Driver, transport: FakeTransport) -> None:
         transport.receive(b"\xc1")
-        transport.receive(*encode(Released(4)))
+        transport.receive(*encode(Released(4, 0)))
 
     _, driver, _ = drive(machine, scenario)
     bad, good = machine.events
     assert isinstance(bad, Undecodable)
     assert isinstance(bad.error, ProtocolError)
-    assert good == Received(COORDINATOR, Released(4))
+    assert good == Received(COORDINATOR, Released(4, 0))
     assert driver.counters == {"undecodable": 1}
 
 

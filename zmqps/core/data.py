@@ -16,7 +16,7 @@ from typing import Any
 from zmqps.core.events import Action, Send
 from zmqps.core.membership import MemberInfo
 from zmqps.core.messages import Range, Take, Waiting
-from zmqps.errors import ConfigurationError, JobMismatchError, LimitError
+from zmqps.errors import ConfigurationError, JobMismatchError, LimitError, listed
 
 #: Data sets with a name of their own; a training has one, and perhaps one to evaluate with.
 MAX_DATA_SETS = 1024
@@ -172,7 +172,7 @@ class DataSets:
     members
         The live members by incarnation; shared with the coordinator's membership.
     pause
-        Called when a worker begins to wait for a range: it must not be waited for meanwhile, or it
+        Called with a worker and a reason when it begins to wait for a range: it must not be waited for meanwhile, or it
         and those whose ranges it waits for would wait for each other.
     resume
         Called when one gets its range; returns the clock it goes on with if it was paused, else 0.
@@ -181,8 +181,8 @@ class DataSets:
     def __init__(
         self,
         members: Mapping[bytes, MemberInfo],
-        pause: Callable[[MemberInfo], None],
-        resume: Callable[[MemberInfo], int],
+        pause: Callable[[MemberInfo, str], None],
+        resume: Callable[[MemberInfo, str], int],
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
         self._members = members
@@ -211,7 +211,7 @@ class DataSets:
         data.waiting[member.incarnation] = message.request
         actions = self._serve(data)
         if member.incarnation in data.waiting:
-            self._pause(member)
+            self._pause(member, _reason(data))
             actions.append(Send(member.peer, Waiting(message.request, self.waiting_for(data))))
         return actions
 
@@ -223,7 +223,7 @@ class DataSets:
             if number is not None or data.over:
                 del data.waiting[worker]
                 member = self._members[worker]
-                actions.append(member.answer(request, data.range(request, number, self._resume(member))))
+                actions.append(member.answer(request, data.range(request, number, self._resume(member, _reason(data)))))
         return actions
 
     def withdraw(self, member: MemberInfo, request: int) -> None:
@@ -231,7 +231,7 @@ class DataSets:
         for data in self.by_name.values():
             if data.waiting.get(member.incarnation) == request:
                 del data.waiting[member.incarnation]
-                self._resume(member)
+                self._resume(member, _reason(data))
 
     def leave(self, member: MemberInfo, *, finished: bool) -> list[Action]:
         """A worker has gone."""
@@ -241,17 +241,10 @@ class DataSets:
             actions += self._serve(data)
         return actions
 
-    @property
-    def waits(self) -> bool:
-        """Whether somebody waits for a range."""
-        return any(data.waiting for data in self.by_name.values())
-
     def waiting_for(self, data: DataSet) -> str:
         """Say who has the ranges that others wait for."""
         texts = [f"{self._members[worker].title} (range {number})" for worker, number in data.taken.items()]
-        if len(texts) > MOST_NAMED:
-            texts[MOST_NAMED:] = [f"{len(texts) - MOST_NAMED} more workers"]
-        return f"{', '.join(texts)}: the last ranges of pass {data.data_pass} of data set {data.spec.name!r}"
+        return f"{listed(texts, MOST_NAMED)}: the last ranges of pass {data.data_pass} of data set {data.spec.name!r}"
 
     def waiters(self) -> Iterator[tuple[MemberInfo, int, str]]:
         """Yield who waits, with the request, for what."""
@@ -282,3 +275,7 @@ class DataSets:
         for data in self.by_name.values():
             data.validate()
             assert {*data.taken, *data.waiting} <= set(self._members)
+
+
+def _reason(data: DataSet) -> str:
+    return f"data set {data.spec.name!r}"

@@ -201,10 +201,11 @@ class Enter(Message):
 
 @dataclass(frozen=True, slots=True)
 class Released(Message):
-    """Everybody has entered the barrier of ``request``."""
+    """Everybody has entered the barrier of ``request``; ``step`` as in `Range`."""
 
     kind: ClassVar[int] = 15
     request: U64
+    step: U64
 
 
 @dataclass(frozen=True, slots=True)

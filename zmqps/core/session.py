@@ -357,7 +357,7 @@ class SessionMachine:
             except PSError as error:
                 return self.resolve(operation, error)
         if isinstance(message, Released) and isinstance(operation, Enter):
-            return self.resolve(operation, None)
+            return [*self.transfers.resume(message.step), *self.resolve(operation, None)]
         if isinstance(message, Range) and isinstance(operation, Take):
             return [*self.transfers.resume(message.step), *self.resolve(operation, message)]
         if isinstance(message, Status) and isinstance(operation, AskStatus):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from zmqps.core.events import Action, Log, Send
@@ -156,6 +156,12 @@ class Startup:
         step = 0 if load else self._begin(member)
         job = Job(request, self.epoch, self.job.to_wire(), placement, load, step)
         return Send(member.peer, job) if load else member.answer(request, job)
+
+    def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[tuple[MemberInfo, int, str]]:
+        """Yield whose init is parked, with the request, and whom it waits for."""
+        text = self.waiting_for(servers) if self.parked else ""
+        for (_, request), waiter in self.parked.items():
+            yield waiter.member, request, text
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from zmqps.core.consistency import Commitment, Decision, Policy, make_policy
@@ -31,7 +31,7 @@ class Steps:
         self._epoch = 0
         self._servers: tuple[bytes, ...] = ()
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
-        self._paused: set[bytes] = set()
+        self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
         self._unconfirmed: dict[bytes, list[Commit]] = {}  # by server, in order
         self._retry_due: float | None = None
@@ -57,23 +57,28 @@ class Steps:
         self._ranks[member.incarnation] = member.rank
         return self.policy.join(member.incarnation)
 
-    def pause(self, member: MemberInfo) -> None:
+    def pause(self, member: MemberInfo, reason: str) -> None:
         """A worker waits for something else than steps, for others perhaps: nobody waits for it."""
         if self.policy is not None and member.incarnation in self._ranks:
-            self._paused.add(member.incarnation)
+            self._paused.setdefault(member.incarnation, set()).add(reason)
             self.policy.pause(member.incarnation)
 
-    def resume(self, member: MemberInfo) -> int:
-        """A worker that was paused goes on; return its clock. Of one that was not: 0."""
-        if self.policy is None or member.incarnation not in self._paused:
+    def resume(self, member: MemberInfo, reason: str) -> int:
+        """A worker that was paused goes on; return its clock. Of one that was not, or still is: 0."""
+        reasons = self._paused.get(member.incarnation, set())
+        if self.policy is None or reason not in reasons:
             return 0
-        self._paused.remove(member.incarnation)
+        reasons.remove(reason)
+        if reasons:
+            return 0
+        del self._paused[member.incarnation]
         return self.policy.join(member.incarnation)
 
-    @property
-    def waiters(self) -> Mapping[bytes, int]:
-        """The workers that have arrived and may not go on yet, with their requests."""
-        return self._requests
+    def waiters(self, missing: int) -> Iterator[tuple[MemberInfo, int, str]]:
+        """Yield the workers that have arrived and may not go on yet, with their requests, and whom they wait for."""
+        text = self.waiting_for(missing)
+        for worker, request in self._requests.items():
+            yield self._members[worker], request, text
 
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> None:
         """A worker has completed a step; its answer may have to wait."""
@@ -89,7 +94,7 @@ class Steps:
     def leave(self, member: MemberInfo) -> None:
         """A member has gone."""
         self._requests.pop(member.incarnation, None)
-        self._paused.discard(member.incarnation)
+        self._paused.pop(member.incarnation, None)
         self._unconfirmed.pop(member.incarnation, None)
         if self.policy is not None and member.incarnation in self._ranks:
             self.policy.leave(member.incarnation)

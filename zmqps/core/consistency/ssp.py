@@ -32,8 +32,8 @@ class Bounded(Policy):
 
     @property
     def slowest(self) -> int:
-        """The clock of the slowest live worker; while all are paused, of the slowest of them."""
-        return min(self._live or self.clocks.values(), default=0)
+        """The clock of the slowest live worker; while all are paused, of the fastest: they have met."""
+        return min(self._live) if self._live else max(self.clocks.values(), default=0)
 
     def join(self, worker: bytes) -> int:
         """A worker begins to train at the slowest clock, or goes on there if the others have passed it."""
