@@ -91,7 +91,9 @@ def read(directory: Path) -> Trace:
         if process.boot in clocks:
             process.spans = [span.shifted(clocks[process.boot].shift_us) for span in process.spans]
     wires = [
-        Span(name, "wire", sent.end_us, max(sent.end_us, came.begin_us), None, sent.facts)
+        Span(
+            name, "wire", min(sent.end_us, came.begin_us), came.begin_us, None, sent.facts
+        )  # the call may return later
         for name, _, sent, _, came in _messages(processes)
     ]
     return Trace(processes, wires, clocks)
