@@ -13,6 +13,7 @@ import zmq
 from zmqps.core.events import Peer, Reader
 from zmqps.core.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
 from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.net.memory import keep_freed_memory
 from zmqps.net.ports import owner_of
 from zmqps.net.transport import Deliver
 
@@ -115,6 +116,7 @@ class ZmqTransport:
     """
 
     def __init__(self, identity: bytes) -> None:
+        keep_freed_memory()
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=1)
         self._identity = b"z" + identity

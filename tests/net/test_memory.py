@@ -1,0 +1,36 @@
+"""What is asked of malloc."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from zmqps.net.memory import keep_freed_memory
+
+#: Allocates and frees eight megabytes again and again, as ZeroMQ does with what it receives; prints the page faults.
+LOOP = """
+import ctypes, resource
+from zmqps.net.memory import keep_freed_memory
+assert keep_freed_memory()
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def again(count):
+    for _ in range(count):
+        blocks = [libc.malloc(ctypes.c_size_t(2 << 20)) for _ in range(4)]
+        for block in blocks:
+            libc.memset(ctypes.c_void_p(block), 1, ctypes.c_size_t(2 << 20))
+            libc.free(ctypes.c_void_p(block))
+again(3)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+again(20)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_freed_memory_is_used_again() -> None:
+    if not keep_freed_memory():
+        pytest.skip("not glibc")
+    done = subprocess.run([sys.executable, "-c", LOOP], capture_output=True, check=True, timeout=60)
+    pages = 20 * 4 * (2 << 20) // resource.getpagesize()
+    assert int(done.stdout) < pages / 50
