@@ -23,9 +23,9 @@ from zmqps.core.events import (
     Send,
     Undecodable,
 )
-from zmqps.core.messages import Left, Released, Status
+from zmqps.core.messages import Error, Left, Released, Status, Values
 from zmqps.core.wire import MAX_HEADER_NBYTES, decode, encode
-from zmqps.errors import ProtocolError
+from zmqps.errors import DeviceError, ProtocolError
 from zmqps.net.driver import LINGER_S, Driver
 
 LOG = logging.getLogger("zmqps.test")
@@ -256,3 +256,64 @@ def test_events_after_the_end_are_ignored() -> None:
     _, driver, _ = drive(machine)
     driver.submit("too late")
     assert machine.events == []
+
+
+def end_with_it(driver: Driver, transport: FakeTransport) -> None:
+    """End the driver once something that is no Left was sent."""
+    sending = transport.send
+
+    def send(peer: bytes, frames: Sequence[Any], readers: Sequence[list[Any]]) -> bool:
+        if type(decode(frames)) is not Left:
+            asyncio.get_running_loop().call_soon(driver.submit, "sent")
+        return sending(peer, frames, readers)
+
+    transport.send = send  # type: ignore[method-assign]
+
+
+class Copy:
+    """A payload that is still on its way from a device."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.finish = threading.Event()
+        self.error = error
+
+    def wait(self) -> None:
+        assert self.finish.wait(10)
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_message_leaves_when_its_payload_is_whole_and_others_may_overtake_it() -> None:
+    copy = Copy()
+    payload = bytearray(4)
+    readers: list[Any] = []
+
+    def answer(event: Any) -> list[Action]:
+        if event == "sent":
+            return [Exit(0, "")]
+        payload[:] = b"done"
+        copy.finish.set()
+        return []
+
+    def let_it_come(driver: Driver, transport: FakeTransport) -> None:
+        assert [type(message) for _, message, _ in transport.sent] == [Left]
+        end_with_it(driver, transport)
+        transport.receive(*encode(Left()))
+
+    late = Send(COORDINATOR, Values(1, "raw", (), (), (payload,)), (readers,), copy)
+    machine = FakeMachine(answer, [late, Send(COORDINATOR, Left())])
+    _, _, transport = drive(machine, let_it_come)
+    assert [type(message) for _, message, _ in transport.sent] == [Left, Values]
+    assert bytes(transport.sent[1][1].payload[0]) == b"done"
+    assert transport.sent[1][2] == (readers,)
+
+
+def test_a_payload_that_cannot_be_had_is_answered_by_its_error(caplog: pytest.LogCaptureFixture) -> None:
+    copy = Copy(DeviceError("the device has gone"))
+    copy.finish.set()
+    machine = FakeMachine(lambda event: [Exit(0, "")], [Send(COORDINATOR, Values(7, "raw", (), (), ()), (), copy)])
+
+    _, _, transport = drive(machine, end_with_it)
+    error = DeviceError("the device has gone")
+    assert transport.sent == [(COORDINATOR, Error(7, error.code, str(error), error.facts()), ())]
+    assert "the device has gone" in caplog.text

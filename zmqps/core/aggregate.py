@@ -7,7 +7,7 @@ are also added in the order the coordinator names, so the result does not depend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -64,9 +64,15 @@ class Stage:
 
     Memory is bounded by `OPEN_STEPS` shards for each push a worker brings to a step, which is one
     unless it repeats or divides it; buffers are used again.
+
+    Parameters
+    ----------
+    empty
+        Allocates a buffer: ``empty(size, dtype)``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, empty: Callable[[int, np.dtype[Any]], Array] = np.empty) -> None:
+        self._empty = empty
         self._steps: dict[int, dict[Contributor, dict[int, Brought]]] = {}
         self._spares: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
 
@@ -138,7 +144,7 @@ class Stage:
 
     def _buffer(self, size: int, dtype: np.dtype[Any]) -> Array:
         spares = self._spares.get((size, dtype))
-        return spares.pop() if spares else np.empty(size, dtype)
+        return spares.pop() if spares else self._empty(size, dtype)
 
     def validate(self) -> None:
         """Assert that only open steps are kept, and what they cover is in order."""

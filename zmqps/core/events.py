@@ -30,6 +30,13 @@ class Reader(Protocol):
         """Whether the buffer is free again; once True, always True."""
 
 
+class Pending(Protocol):
+    """Something that is still being done aside, by a device."""
+
+    def wait(self) -> None:
+        """Block until it is done."""
+
+
 # --- into a machine ---------------------------------------------------------------------------
 
 
@@ -81,11 +88,14 @@ class Send:
 
     ``readers``: the transport appends a `Reader` to each of these lists if it keeps reading the
     payload after the send; nobody writes to the payload's buffers before all are done.
+    ``after``: the payload is whole only when this is done, so the message leaves after it, and later
+    ones may overtake it.
     """
 
     peer: Peer
     message: Message
     readers: Sequence[list[Reader]] = ()
+    after: Pending | None = None
 
 
 @dataclass(frozen=True, slots=True)

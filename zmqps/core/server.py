@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from zmqps.core import exits
-from zmqps.core.arrays import Array, gather
-from zmqps.core.encoding import RAW, check_for_values, choose, compress, decompress, named
+from zmqps.core.arrays import Array
+from zmqps.core.encoding import RAW, check_for_values, choose, named
 from zmqps.core.events import (
     COORDINATOR,
     Action,
@@ -133,7 +133,7 @@ class ServerMachine:
         shard = self.shard
         return {
             **self._counts,
-            **(shard.counters if shard else {}),
+            **({**shard.counters, **shard.memory.counters()} if shard else {}),
             "clients": len(self._clients),
             "parked": len(self._parked),
             "loaded": bool(shard and shard.loaded),
@@ -309,7 +309,7 @@ class ServerMachine:
             checked, payload = bool(message.checked), message.payload
             codec = named(message.codec)
             if codec is not None:
-                payload = decompress(codec, payload, shard.sizes(message.parts))
+                payload = shard.decode(codec, message.parts, payload, checked=checked)
             if shard.stage is None:
                 applied = shard.push(message.parts, payload, client.name, checked=checked, reader=client.reader)
             else:
@@ -326,7 +326,7 @@ class ServerMachine:
         if not message.reply:
             return Send(peer, Ack(message.request, *result))
         found = shard.pull(message.parts, None, client.reader)
-        return self._send_values(peer, message, message.reply_codec, result[1], found)
+        return self._send_values(peer, shard, message, message.reply_codec, result[1], found)
 
     def _pull(self, peer: Peer, message: Pull) -> list[Action]:
         shard = self._ready_shard(message.epoch)
@@ -356,27 +356,26 @@ class ServerMachine:
         self._counts["pulls"] += 1
         client = self._clients.get(self._peers.get(peer, b""))
         found = shard.pull(message.parts, message.version if message.exact else None, client.reader if client else b"")
-        return self._send_values(peer, message, message.codec, (), found)
+        return self._send_values(peer, shard, message, message.codec, (), found)
 
     def _send_values(
         self,
         peer: Peer,
+        shard: Shard,
         message: Push | Pull,
         codec_text: str,
         staleness: Sequence[int],
         found: tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]],
     ) -> Action:
-        """Answer with values; encoded they are a copy, which nobody else reads."""
+        """Answer with values."""
         parts, versions, readers = found
         codec = choose(codec_text, sum(array.nbytes for pieces in parts for array in pieces))
-        if codec is None:
-            payload, text = gather(array for pieces in parts for array in pieces), RAW
-        else:
-            # the same of a version for everybody, however often and in whatever order they ask
-            seed = versions[0] << 32 | message.parts[0][0] if versions else 0
-            payload, text, readers = compress(codec, parts, seed=seed), codec.spec, []
-        self._counts["pulled_nbytes"] += sum(array.nbytes for array in payload)
-        return Send(peer, Values(message.request, text, versions, staleness, payload), readers)
+        # the same of a version for everybody, however often and in whatever order they ask
+        seed = versions[0] << 32 | message.parts[0][0] if versions else 0
+        out = shard.memory.send(codec, parts, seed, readers)
+        self._counts["pulled_nbytes"] += sum(array.nbytes for array in out.payload)
+        text = RAW if codec is None else codec.spec
+        return Send(peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after)
 
     def _drop_copies(self, incarnation: bytes) -> None:
         if self.shard is not None and self.shard.copies is not None:

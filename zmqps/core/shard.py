@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from zmqps.core.aggregate import OPEN_STEPS, Stage
-from zmqps.core.arrays import Array, scatter
+from zmqps.core.arrays import Array
 from zmqps.core.events import Reader
 from zmqps.core.keyspace import Placement
+from zmqps.core.memory import HostMemory, Memory
 from zmqps.core.messages import Contributor, Part
 from zmqps.core.slices import Pin, SliceState, bounds_of
 from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError, listed
 
 if TYPE_CHECKING:
+    from zmqps.codecs import Codec
     from zmqps.core.messages import Buffer
 
 #: Readers of a slice noted before those that are done are forgotten.
@@ -68,8 +70,8 @@ class Shard:
         Synchronous: how many versions before the current one stay readable.
     treatment
         Not synchronous: what is done to stale gradients before they are applied.
-    empty
-        Allocates an arena: ``empty(size, dtype)``.
+    memory
+        Where values, slots and gradients are kept.
     """
 
     def __init__(
@@ -82,18 +84,19 @@ class Shard:
         synchronous: bool = False,
         retain: int = 0,
         treatment: Treatment | None = None,
-        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        memory: Memory | None = None,
     ) -> None:
         self.placement = placement
         self.index = index
         self.counters: Counter[str] = Counter()
+        self.memory = memory = memory or HostMemory()
         self._rules = rules
         self._reject_nonfinite = reject_nonfinite
         self._retain = retain
         self._treatment = treatment
         self.copies = ReadCopies() if treatment is not None and treatment.needs_read else None
         self.version = 0  # synchronous: steps committed
-        self.stage = Stage() if synchronous else None
+        self.stage = Stage(memory.empty) if synchronous else None
         self._spares: list[tuple[Array, list[Reader]]] = []
         self._kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
@@ -101,10 +104,10 @@ class Shard:
         arenas: list[tuple[Array, list[Array]]] = []
         for table, cuts in zip(placement.keyspace.tables, placement.cuts, strict=True):
             size = cuts[index + 1] - cuts[index]
-            slots = [empty(size, table.dtype) for _ in rules.slot_fill]
+            slots = [memory.empty(size, table.dtype) for _ in rules.slot_fill]
             for slot, fill in zip(slots, rules.slot_fill, strict=True):
                 slot.fill(fill)
-            arenas.append((empty(size, table.dtype), slots))
+            arenas.append((memory.empty(size, table.dtype), slots))
             self.arena_nbytes += size * table.dtype.itemsize * (1 + len(slots))
         for piece in placement.slices[index]:
             values, slots = arenas[piece.table]
@@ -126,8 +129,8 @@ class Shard:
         pieces = self._walk(states, parts, payload)
         if self.loaded:
             return
-        for state, start, array in pieces:
-            state.value[start : start + array.size] = array
+        for state, start, piece in pieces:
+            state.value[start : start + piece.size] = self.memory.take(piece)
         self._missing.difference_update(index for index, _, _ in parts)
 
     def push(
@@ -144,7 +147,7 @@ class Shard:
         Parameters
         ----------
         parts, payload
-            As in `Push`.
+            As in `Push`; or what `decode` made of its payload.
         worker
             Who is to blame.
         checked
@@ -191,14 +194,14 @@ class Shard:
                 read[index] = self.copies.find(reader, index, version)
                 self.counters["uncompensated"] += results[index][1] > 0 and read[index] is None
         indices = {index for _, (index, _, _) in kept}
-        treated = []
-        for state, start, gradient in pieces:
-            index, stop = state.piece.index, start + gradient.size
-            if index in indices:
-                value, copy = state.value[start:stop], read.get(index)
-                copy = None if copy is None else copy[start:stop]
-                treated.append((state, start, treatment.correct(gradient, value, copy, results[index][1])))
-        applied = self._update([state for state, _ in kept], [part for _, part in kept], treated)
+
+        def correct(state: SliceState, start: int, gradient: Array, value: Array) -> Array:
+            copy = read.get(state.piece.index)
+            copy = None if copy is None else copy[start : start + gradient.size]
+            return treatment.correct(gradient, value, copy, results[state.piece.index][1])
+
+        pieces = [piece for piece in pieces if piece[0].piece.index in indices]
+        applied = self._update([state for state, _ in kept], [part for _, part in kept], pieces, correct)
         results.update(zip([index for _, (index, _, _) in kept], applied, strict=True))
         return list(results.values())
 
@@ -206,15 +209,19 @@ class Shard:
         self,
         states: Sequence[SliceState],
         parts: Sequence[Part],
-        pieces: Sequence[tuple[SliceState, int, Array]],
+        pieces: Sequence[tuple[SliceState, int, Any]],
+        correct: Callable[[SliceState, int, Array, Array], Array] | None = None,
     ) -> list[tuple[int, int]]:
         sources = {state.piece.index: state.value for state in states}
         for state, (_, _, ranges) in zip(states, parts, strict=True):
             self._make_writable(state)
             if ranges and state.value is not sources[state.piece.index]:
                 state.value[:] = sources[state.piece.index]  # what this push leaves out stays
-        for state, start, gradient in pieces:
-            self._apply(state, sources[state.piece.index], start, gradient)
+        for state, start, piece in pieces:
+            gradient, source = self.memory.take(piece), sources[state.piece.index]
+            if correct is not None:
+                gradient = correct(state, start, gradient, source[start : start + piece.size])
+            self._apply(state, source, start, gradient)
         results = []
         for state, (_, read_version, ranges) in zip(states, parts, strict=True):
             for start, stop in bounds_of(state, ranges):
@@ -274,8 +281,8 @@ class Shard:
         if staleness:
             self.counters["late"] += 1
         else:
-            for state, start, gradient in pieces:
-                self.stage.add(step, contributor, state.piece, start, gradient, examples)
+            for state, start, piece in pieces:
+                self.stage.add(step, contributor, state.piece, start, self.memory.take(piece), examples)
         return [(self.version, staleness)] * len(parts)
 
     def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
@@ -377,6 +384,17 @@ class Shard:
         ]
         return pieces, tuple(version for version, _, _ in found), [readers for _, _, readers in found]
 
+    def decode(self, codec: Codec, parts: Sequence[Part], payload: Sequence[Buffer], *, checked: bool) -> Sequence[Any]:
+        """Return what `push` and `collect` take instead of a payload in a codec.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError
+            The parts do not exist, or the payload does not hold them in this codec.
+        """
+        checked = checked or not self._reject_nonfinite
+        return self.memory.decode(codec, payload, self.sizes(parts), checked=checked)
+
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part; every range falls on parameter boundaries."""
         states = []
@@ -394,17 +412,17 @@ class Shard:
             raise SliceRangeError("a message names a slice twice")
         return states
 
-    @staticmethod
     def _walk(
-        states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
-    ) -> list[tuple[SliceState, int, Array]]:
+        self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
+    ) -> list[tuple[SliceState, int, Any]]:
         runs = [
             (state, start, stop)
             for state, (_, _, ranges) in zip(states, parts, strict=True)
             for start, stop in bounds_of(state, ranges)
         ]
         sizes = ((stop - start, state.value.dtype) for state, start, stop in runs)
-        return [(runs[run][0], runs[run][1] + offset, array) for run, offset, array in scatter(payload, sizes)]
+        pieces = self.memory.scatter(payload, sizes)
+        return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
 
     def _check_finite(self, pieces: Sequence[tuple[SliceState, int, Array]], worker: str) -> None:
         bad = [piece for piece in pieces if not self._rules.all_finite(piece[2])]
@@ -431,7 +449,7 @@ class Shard:
                 del self._spares[i]
                 break
         else:
-            spare = np.empty_like(state.value)
+            spare = self.memory.empty(state.value.size, state.value.dtype)
             self.counters["spare_buffers"] += 1
         state.value, state.readers = spare, []
 

@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from zmqps.core.events import (
     Log,
     Machine,
     Peer,
+    Pending,
     Received,
     Resolve,
     Returned,
@@ -29,7 +31,7 @@ from zmqps.core.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.messages import Heartbeat, Hello, Message, Welcome
+from zmqps.core.messages import Error, Heartbeat, Hello, Message, Welcome
 from zmqps.core.wire import decode, encode
 from zmqps.errors import PSError
 from zmqps.net.transport import Transport
@@ -70,6 +72,8 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        # one thread, because what a device does it does in order
+        self._waiter = ThreadPoolExecutor(1, "zmqps-waiter")
 
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
@@ -85,6 +89,7 @@ class Driver:
                 self._timer.cancel()
             for task in self._tasks:
                 task.cancel()
+            self._waiter.shutdown(wait=False, cancel_futures=True)
             self.transport.close(LINGER_S)
 
     def submit(self, event: Any) -> None:
@@ -123,6 +128,8 @@ class Driver:
 
     def _execute(self, action: Action) -> None:
         match action:
+            case Send() if action.after is not None:
+                self._spawn(self._send_after(action.after, replace(action, after=None)))
             case Send(peer, message, readers):
                 if isinstance(message, Hello | Welcome | Heartbeat):
                     message = self._complete(peer, message)
@@ -138,9 +145,7 @@ class Driver:
                 except PSError as error:
                     self._unreachable(peer, error)
             case Run(tag, work):
-                task = asyncio.create_task(self._run(tag, work))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._spawn(self._run(tag, work))
             case Exit():
                 assert self._exit is not None
                 if not self._exit.done():
@@ -167,6 +172,23 @@ class Driver:
 
     def _unreachable(self, peer: Peer, error: PSError) -> None:
         self._do(lambda: self.machine.handle(Unreachable(peer, error), asyncio.get_running_loop().time()))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_after(self, pending: Pending, send: Send) -> None:
+        """Send a message whose payload a device still writes; if it fails the peer is told so instead."""
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._waiter, pending.wait)
+        except PSError as error:
+            send = Send(send.peer, Error(getattr(send.message, "request", 0), error.code, str(error), error.facts()))
+            self.log.error("%s", error)
+        except Exception:
+            self._log_defect()
+            return
+        self._do(lambda: [send])
 
     async def _run(self, tag: Any, work: Callable[[], Any]) -> None:
         value: Any
