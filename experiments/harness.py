@@ -18,6 +18,7 @@ from zmqps.core.session import SessionMachine
 from zmqps.core.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import PSError
+from zmqps.handover import Handover
 from zmqps.optim import OptimizerSpec
 from zmqps.stale import Treatment
 from zmqps.tensors import describe
@@ -144,7 +145,7 @@ class Run(Training):
 
     def job(self) -> tuple[JobSpec, list[Any]]:
         """Return the job and the initial values."""
-        parameters, values = describe(self.problem.start())
+        parameters, values = describe(self.problem.start(), Handover())
         treatment = None if self.treatment is None else self.treatment.to_wire()
         options: Mapping[str, Any] = {"staleness": self.staleness, "aggregate": self.aggregate, "treatment": treatment}
         # a run that diverges is a result, too

@@ -11,6 +11,7 @@ from zmqps.codecs import Codec
 from zmqps.core.encoding import check as check_codec
 from zmqps.core.operations import Attached, Cargo, Transfer, plan
 from zmqps.errors import ConfigurationError
+from zmqps.handover import Handover
 from zmqps.tensors import Tables, Target, check_names, flatten
 
 #: Distinct subsets of the parameters whose message plan is kept.
@@ -42,14 +43,17 @@ class Requests:
     ----------
     attached
         The job and its placement.
+    handover
+        The way to arrays on GPUs.
     """
 
-    def __init__(self, attached: Attached) -> None:
+    def __init__(self, attached: Attached, handover: Handover) -> None:
         self.job = attached.job
         self._placement = attached.placement
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
         self._plans: dict[frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._tables = Tables()
+        self._handover = handover
 
     def pull(
         self,
@@ -85,7 +89,7 @@ class Requests:
         """Return the transfer of a push, or of the first half of a push_pull."""
         if type(examples) is not int or examples < 1:
             raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
-        source = flatten(grads, self.job.parameters, self._index)
+        source = flatten(grads, self.job.parameters, self._index, self._handover)
         numbers = [number for number, array in enumerate(source) if array is not None]
         return Transfer(
             0.0,
@@ -117,7 +121,7 @@ class Requests:
         parameters = self.job.parameters
         transfer.cargoes = self._plan(numbers)
         if out is not None:
-            target = Target(out, parameters, self._index)
+            target = Target(out, parameters, self._index, self._handover)
             transfer.out = target.flat
             return lambda _: Params(target.deliver(), transfer)
         if numbers is None or len(set(numbers)) == len(parameters):
@@ -131,7 +135,7 @@ class Requests:
             ordered = {p.name: arrays[p.name] for p in parameters}
         else:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
-            transfer.out = Target(ordered, parameters, self._index).flat
+            transfer.out = Target(ordered, parameters, self._index, self._handover).flat
         return lambda _: Params(ordered, transfer)
 
     def _plan(self, numbers: list[int] | None) -> tuple[tuple[Cargo, ...], ...]:

@@ -1,4 +1,4 @@
-"""Whatever a user calls an array, as flat numpy arrays and back."""
+"""Whatever a user calls an array, as flat numpy arrays and back; those on GPUs by way of a `Handover`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 from zmqps.core.arrays import Array
 from zmqps.core.job import STORAGE_DTYPES, Parameter
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
+from zmqps.handover import Handover, Remote
 
 
 def as_array(name: str, value: Any) -> Array:
-    """Return a value as a numpy array, without a copy where it can be had.
+    """Return a value in this host's memory as a numpy array, without a copy where it can be had.
 
     Anything with ``__array__``, DLPack or the buffer protocol will do; a bfloat16 tensor of PyTorch,
     which numpy cannot hold, is converted to float32.
@@ -26,10 +27,7 @@ def as_array(name: str, value: Any) -> Array:
     DtypeError
         It is no array, or not of a floating dtype.
     """
-    if hasattr(value, "detach"):  # a torch tensor that requires grad refuses __array__
-        value = value.detach()
-    if _is_torch_bfloat16(value):
-        value = value.float()
+    value = _plain(value)
     if value is None:
         raise DtypeError(name=name, got="None: no array", expected="an array; leave the name out")
     try:
@@ -47,19 +45,19 @@ def as_array(name: str, value: Any) -> Array:
     return array
 
 
-def describe(params: Mapping[str, Any]) -> tuple[tuple[Parameter, ...], list[Array]]:
+def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Parameter, ...], list[Array]]:
     """Return the parameters that a mapping of name -> initial value defines, and the flat values."""
     if not isinstance(params, Mapping):
         raise ConfigurationError(f"params is a mapping of name -> array, not {type(params).__name__}")
-    parameters, values = [], []
-    for name, value in params.items():
+    for name in params:
         if not isinstance(name, str) or not name or not name.isprintable():
             raise ConfigurationError(f"parameter names are printable strings, not {name!r:.60}")
-        array = as_array(name, value)
-        dtype = "bfloat16" if _is_torch_bfloat16(value) else array.dtype.name
-        parameters.append(Parameter(name, array.shape, dtype))
-        values.append(np.ascontiguousarray(array).reshape(-1))
-    return tuple(parameters), values
+    arrays = _seen(params, handover)
+    parameters = []
+    for name, array in arrays.items():
+        dtype = "bfloat16" if _is_torch_bfloat16(params[name]) else array.dtype.name
+        parameters.append(Parameter(name, tuple(array.shape), dtype))
+    return tuple(parameters), list(_flat(arrays, handover).values())
 
 
 def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
@@ -76,38 +74,46 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
 
 
 def flatten(
-    grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
+    grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
 ) -> list[Array | None]:
     """Return gradients as flat arrays by parameter number; None where there is none.
 
-    Contiguous arrays are aliased, others copied.
+    Contiguous arrays are aliased, others copied, and so are those on a GPU.
     """
     if not isinstance(grads, Mapping):
         raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
+    check_names(grads, index)
+    arrays = _seen(grads, handover)
+    for name, array in arrays.items():
+        _check_shape(array, parameters[index[name]])
     flat: list[Array | None] = [None] * len(parameters)
-    for (name, value), number in zip(grads.items(), check_names(grads, index), strict=True):
-        array = as_array(name, value)
-        _check_shape(array, parameters[number])
-        flat[number] = np.ascontiguousarray(array).reshape(-1)
+    for name, values in _flat(arrays, handover).items():
+        flat[index[name]] = values
     return flat
 
 
 class Target:
     """The caller's arrays that values are put into.
 
-    Arrays that are not contiguous get their values at `deliver`, through a buffer.
+    Arrays that are not contiguous, or on a GPU, get their values at `deliver`, through a buffer.
     """
 
-    def __init__(self, out: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]) -> None:
+    def __init__(
+        self, out: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
+    ) -> None:
         if not isinstance(out, Mapping):
             raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
         self.numbers = check_names(out, index)
         self.flat: list[Array | None] = [None] * len(parameters)
         self._strided: list[tuple[Array, Array]] = []
         self._out = out
+        self._handover = handover
+        self._remotes = handover.adopt({name: _detached(value) for name, value in out.items()}, fill=True)
         for (name, value), number in zip(out.items(), self.numbers, strict=True):
-            array = as_array(name, value)
+            array = self._remotes.get(name) or as_array(name, value)
             _check_shape(array, parameters[number])
+            if isinstance(array, Remote):
+                continue
             if not _in_place(value, array):
                 raise DtypeError(name=name, got=type(value).__name__, expected="an array that can be written in place")
             if not array.flags.writeable:
@@ -118,12 +124,44 @@ class Target:
                 buffer = np.empty(array.shape, array.dtype)
                 self._strided.append((array, buffer))
                 self.flat[number] = buffer.reshape(-1)
+        self._spaces = handover.spaces(list(self._remotes.values()))
+        for name, space in zip(self._remotes, self._spaces, strict=True):
+            self.flat[index[name]] = space
 
     def deliver(self) -> dict[str, Any]:
         """Return the caller's arrays, all values in place."""
         for array, buffer in self._strided:
             array[...] = buffer
+        self._handover.fill(list(self._remotes.values()), self._spaces)
         return dict(self._out)
+
+
+def _seen(values: Mapping[str, Any], handover: Handover) -> dict[str, Array | Remote]:
+    """Return each value as an array where it lies."""
+    values = {name: _plain(value) for name, value in values.items()}
+    remotes = handover.adopt(values)
+    return {name: remotes.get(name) or as_array(name, value) for name, value in values.items()}
+
+
+def _flat(arrays: Mapping[str, Array | Remote], handover: Handover) -> dict[str, Array]:
+    """Return arrays as flat ones of this host."""
+    remotes = {name: array for name, array in arrays.items() if isinstance(array, Remote)}
+    fetched = dict(zip(remotes, handover.fetch(list(remotes.values())), strict=True))
+    return {
+        name: fetched[name] if isinstance(array, Remote) else np.ascontiguousarray(array).reshape(-1)
+        for name, array in arrays.items()
+    }
+
+
+def _detached(value: Any) -> Any:
+    """Return a PyTorch tensor that requires grad, which nobody but PyTorch may look into, as one that does not."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
+    value = _detached(value)
+    return value.float() if _is_torch_bfloat16(value) else value
 
 
 def _is_torch_bfloat16(value: Any) -> bool:
@@ -139,7 +177,7 @@ def _in_place(value: Any, array: Array) -> bool:
     for see in (np.from_dlpack, np.asarray):  # two looks at one memory overlap; two copies do not
         try:
             with warnings.catch_warnings(action="ignore"):
-                again = see(value.detach() if hasattr(value, "detach") else value)
+                again = see(_detached(value))
         except Exception:  # it offers no such look
             continue
         if np.may_share_memory(again, array):
@@ -171,6 +209,6 @@ class Tables:
         return tables
 
 
-def _check_shape(array: Array, parameter: Parameter) -> None:
+def _check_shape(array: Array | Remote, parameter: Parameter) -> None:
     if array.shape != parameter.shape:
         raise ShapeError(name=parameter.name, got=str(array.shape), expected=str(parameter.shape))

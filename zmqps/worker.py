@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from zmqps.codecs import Codec
 from zmqps.connection import DEFAULT_TIMEOUT, Connection
 from zmqps.core.encoding import check as check_codec
 from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.operations import Advance, Attached, Init
+from zmqps.core.operations import Advance, Attached, Init, Statistics
 from zmqps.errors import ConfigurationError
+from zmqps.handover import Handover
 from zmqps.optim import OptimizerSpec
 from zmqps.requests import Params, Requests
 from zmqps.stale import Treatment
@@ -34,10 +36,18 @@ class Worker(Connection):
 
     _requests: Requests | None = None
 
+    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
+        self._handover = Handover()
+        super().__init__(address, timeout=timeout, name=name, observer=observer, transport=transport)
+
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """The job's parameters in the order of the key space; empty before `init`."""
         return self._requests.job.parameters if self._requests else ()
+
+    def statistics(self) -> Statistics:
+        """Return what this worker has done so far; a frozen copy, also after `close`."""
+        return replace(super().statistics(), pinned_bytes=self._handover.pinned_nbytes)
 
     # --- the job ------------------------------------------------------------------------------
 
@@ -67,7 +77,8 @@ class Worker(Connection):
         ----------
         params : mapping of str to array
             Initial values: float32, float64, or float16 and bfloat16 which the servers keep and
-            send in float32. Anything with ``__array__``, DLPack or the buffer protocol.
+            send in float32. Anything with ``__array__``, DLPack or the buffer protocol; on a GPU
+            anything with DLPack or ``__cuda_array_interface__``, say tensors of PyTorch (needs CuPy).
         optimizer : OptimizerSpec
             From `zmqps.optim`.
         staleness : int, optional
@@ -145,7 +156,7 @@ class Worker(Connection):
             raise ConfigurationError(f"optimizer comes from zmqps.optim, say adam(1e-3); got {optimizer!r}")
         if not isinstance(treatment, Treatment | None):
             raise ConfigurationError(f"treatment comes from zmqps.stale, say drop(bound=8); got {treatment!r}")
-        parameters, values = describe(params)
+        parameters, values = describe(params, self._handover)
         job = JobSpec(
             parameters,
             optimizer.to_wire(),
@@ -168,7 +179,7 @@ class Worker(Connection):
     def _attach(self, init: Init, timeout: float | None) -> Future[None]:
         def attach(value: Attached) -> None:
             if self._requests is None:
-                self._requests = Requests(value)
+                self._requests = Requests(value, self._handover)
 
         return self._submit(init, timeout, attach)
 
@@ -227,7 +238,7 @@ class Worker(Connection):
         names : str or iterable of str, optional
             Which; by default those in ``out``, or all.
         out : mapping of str to array, optional
-            Arrays to put the values into, in place, converted to their dtype.
+            Arrays to put the values into, in place, converted to their dtype. They may be on GPUs.
         at_least, exact : int, optional
             Wait for this version or a later one; or read this very one (synchronous mode, where it
             must be retained).
@@ -246,7 +257,7 @@ class Worker(Connection):
 
         Raises
         ------
-        UnknownParameterError, ShapeError, DtypeError
+        UnknownParameterError, ShapeError, DtypeError, DeviceError
             Nothing was asked for.
         DeadlineError, PeerLostError
             ``out`` may hold some new values and some old ones.
@@ -281,7 +292,9 @@ class Worker(Connection):
         Parameters
         ----------
         grads : mapping of str to array
-            Gradients of some or all parameters; they are not copied where they are contiguous.
+            Gradients of some or all parameters; they are not copied where they are contiguous. Those
+            on a GPU are copied to this host, after what their library still computes, before this
+            returns.
         timeout : float, optional
             Seconds; by default 60.
         atomic : bool
@@ -296,7 +309,7 @@ class Worker(Connection):
 
         Raises
         ------
-        UnknownParameterError, ShapeError, DtypeError, NonFiniteGradientError
+        UnknownParameterError, ShapeError, DtypeError, NonFiniteGradientError, DeviceError
             Nothing was sent.
         DeadlineError, PeerLostError
             The push may have been applied in part; what was is never applied twice. Some of it may

@@ -27,6 +27,7 @@ from zmqps.core.server import ServerMachine
 from zmqps.core.session import SessionMachine
 from zmqps.core.shard import Kernel, Shard
 from zmqps.core.wire import decode, encode
+from zmqps.handover import Handover
 from zmqps.tensors import describe
 
 FOREVER = 1e9
@@ -105,7 +106,7 @@ class Wires:
 def measure(model: str, steps: int) -> Row:
     """Time push_pulls of a model whose arrays nobody copies over a wire."""
     values = models.arrays(models.find(model), 1.0)
-    parameters, flat = describe(values)
+    parameters, flat = describe(values, Handover())
     job = JobSpec(parameters, zmqps.optim.sgd().to_wire())
     wires = Wires()
     attached: Attached = wires.run(Init(FOREVER, job=job, values=flat))

@@ -271,6 +271,8 @@ class Statistics:
         Staleness -> number of pushes.
     mode
         The mode in force.
+    pinned_bytes
+        Memory of this host that is page-locked for arrays on GPUs, in use or kept for the next.
     """
 
     pushes: int = 0
@@ -287,6 +289,7 @@ class Statistics:
     staleness_last: int = 0
     staleness_histogram: Mapping[int, int] = field(default_factory=dict)
     mode: str = ""
+    pinned_bytes: int = 0
 
 
 class Tally:

@@ -129,6 +129,7 @@ class SessionThread:
         entry = operation.future
         if entry is None:
             return  # an operation of the session's own
+        operation.future = None  # whose result may refer to the operation: no circle that keeps its arrays
         with self._lock:
             if entry not in self._pending:
                 return
