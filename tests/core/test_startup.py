@@ -146,6 +146,24 @@ def test_an_init_sent_twice_is_answered_and_parks_once() -> None:
     assert len(sent(coordinator.ready("s0"), Job)) == 1
 
 
+def test_who_asks_again_first_makes_the_coordinator_repeat_what_may_have_been_lost() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "w0", "w1")
+    coordinator.init("w0", job())
+    coordinator.init("w1", job())
+    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s0"), peer("s1")]
+    assert receivers(coordinator.init("w1", job()), Assign) == []
+    coordinator.ready("s0", loaded=False)
+    coordinator.ready("s1", loaded=False)
+    again = coordinator.init("w0", job())
+    assert receivers(again, Assign) == [peer("s0"), peer("s1")]  # it answers with what it has
+    assert [(m.load, m.request) for m in sent(again, Job, peer("w0"))] == [(1, 1)]
+    coordinator.ready("s0")
+    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s1")]
+    coordinator.ready("s1")
+    assert receivers(coordinator.init("w0", job()), Assign) == []
+
+
 def test_a_deterministic_job_needs_a_cluster_that_knows_how_many_workers_to_wait_for() -> None:
     deterministic = replace(job(), staleness=0, deterministic=True)
     coordinator = Coordinator()

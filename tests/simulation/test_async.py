@@ -146,6 +146,12 @@ def test_a_coordinator_that_is_cut_off_is_missed_only_when_it_takes_long(seconds
         assert seconds < 10 or "PeerLostError" in report.outcomes
 
 
+def test_what_is_lost_while_a_job_starts_is_said_again() -> None:
+    for seed in range(40):
+        report = run(seed, Faults(delay=0.004, loss=0.03))
+        assert report.outcomes["init"] == 2, report
+
+
 def test_a_worker_that_was_cut_off_for_long_is_fenced_everywhere() -> None:
     for seed in range(6):
         simulation = Simulation(seed, servers=2, workers=3, training=AsyncTraining(steps=11, compute_s=1.0, lives=9))

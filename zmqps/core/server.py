@@ -221,6 +221,7 @@ class ServerMachine:
         if assign is not self._assigned:
             return []  # of a job that was given up meanwhile
         if isinstance(shard, Exception):
+            self._assigned = None  # asked again, because our answer was lost, it fails again
             return self._refuse(COORDINATOR, assign.epoch, self._build_error(assign.shard, shard))
         self.shard = shard
         self.epoch = assign.epoch

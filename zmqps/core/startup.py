@@ -83,8 +83,9 @@ class Startup:
         else:
             attached(self.job)
         has_values = bool(message.job) and member.role == "worker"
-        self.parked[member.incarnation, message.request] = Waiter(member, has_values)
-        actions: list[Action] = []
+        key = member.incarnation, message.request
+        actions = self._say_again() if key == next(iter(self.parked), None) else []
+        self.parked[key] = Waiter(member, has_values)
         if self.loader is None and has_values and self.placement is not None and not self.ready:
             actions += self._choose_loader()
         return actions + self._answer()
@@ -96,13 +97,28 @@ class Startup:
         self.servers = servers
         self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
         self.epoch += 1
-        wire, cuts = self.job.to_wire(), self.placement.to_wire()
         nbytes = self.placement.keyspace.nbytes
         text = f"job of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, {self.job.mode}"
-        return [
-            Log("info", text),
-            *(Send(server.peer, Assign(self.epoch, server.rank, wire, cuts)) for server in servers),
-        ]
+        return [Log("info", text), *self._assign(servers)]
+
+    def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
+        assert self.job is not None
+        assert self.placement is not None
+        wire, cuts = self.job.to_wire(), self.placement.to_wire()
+        return [Send(server.peer, Assign(self.epoch, server.rank, wire, cuts)) for server in servers]
+
+    def _say_again(self) -> list[Action]:
+        """Repeat what is not answered yet, as a connection that broke may have lost it or the answer.
+
+        Nobody here looks at a clock for that: a worker that waits asks again every few seconds, and the
+        first of them sets the pace.
+        """
+        if self.placement is None or self.ready:
+            return []
+        actions = self._assign([server for server in self.servers if server.rank not in self.loaded])
+        if self.loader in self.parked:
+            actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
+        return actions
 
     def progress(self, server: MemberInfo, epoch: int, loaded: bool) -> list[Action]:
         """A server has built its shard, or has all its values."""
