@@ -96,6 +96,7 @@ def make_shard(config: ServerConfig, job: JobSpec, placement: Placement, index: 
         watch_rules(CompiledRules(spec, config.kernels, config.apply_threads)),
         reject_nonfinite=job.nonfinite == "reject",
         synchronous=job.mode == "sync",
+        aggregate=job.aggregate,
         retain=job.retain,
         treatment=make_treatment(job.treatment),
     )

@@ -44,7 +44,7 @@ def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placeme
 
 def make_shard(spec: JobSpec, where: Placement, index: int) -> Shard:
     rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
-    options = {"synchronous": spec.mode == "sync", "retain": spec.retain}
+    options = {"synchronous": spec.mode == "sync", "aggregate": spec.aggregate, "retain": spec.retain}
     return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject", **options)
 
 

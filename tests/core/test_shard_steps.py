@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zmqps.core import aggregate
 from zmqps.core.aggregate import OPEN_STEPS
 from zmqps.core.arrays import Array
 from zmqps.core.job import Parameter
 from zmqps.core.keyspace import KeySpace, Placement
 from zmqps.core.shard import Shard
-from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
+from zmqps.errors import LimitError, NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
 from zmqps.optim import momentum, sgd
 from zmqps.testing.training import ReferenceRules
 
@@ -66,6 +67,24 @@ def test_gradients_are_kept_until_the_commit_and_then_applied_once() -> None:
     assert shard.version == 1
     assert {state.version for state in shard.slices} == {1}
     assert shard.pull(BOTH)[1] == (1, 1)
+
+
+@pytest.mark.parametrize(("needed", "most"), [(1, 9), (6, 10)])
+def test_a_worker_may_bring_as_many_gradients_as_make_a_step_and_some_that_failed(
+    needed: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregate, "PARTS_NBYTES", 20 * aggregate.PART_NBYTES)
+    shard = make(aggregate=needed)
+    for attempt in range(most):
+        collect(shard, 1.0, A, attempt=attempt)
+    assert shard.stage is not None
+    before = shard.stage.nbytes
+    with pytest.raises(LimitError, match="of a step"):
+        collect(shard, 1.0, A, attempt=most)
+    assert shard.stage.nbytes == before, "nothing of it is kept"
+    collect(shard, 3.0, B)
+    commit(shard, A, B)
+    assert values(shard) == [-2.0] * 8
 
 
 def test_only_contributors_count_and_the_rest_is_dropped_and_counted() -> None:
@@ -185,7 +204,7 @@ def test_buffers_are_used_again() -> None:
         for worker in (A, B):
             collect(shard, 1.0, worker, step=step)
         commit(shard, A, B, step=step)
-        assert shard.stage.nbytes == 2 * 2 * 4 * SIZE
+        assert shard.stage.nbytes == (2 * 2 + 1) * 4 * SIZE, "two slices of each worker, and one for their sum"
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from zmqps.core.aggregate import OPEN_STEPS, Stage
+from zmqps.core.aggregate import OPEN_STEPS, Contribution, Stage
 from zmqps.core.arrays import Array
 from zmqps.core.events import Reader
 from zmqps.core.keyspace import Placement
@@ -66,6 +66,8 @@ class Shard:
         Whether gradients with NaN or infinity are refused.
     synchronous
         Gradients are kept by contributor until `commit`; otherwise they are applied on arrival.
+    aggregate
+        Synchronous: how many gradients make a step; None: one of every worker.
     retain
         Synchronous: how many versions before the current one stay readable.
     treatment
@@ -82,6 +84,7 @@ class Shard:
         *,
         reject_nonfinite: bool = True,
         synchronous: bool = False,
+        aggregate: int | None = None,
         retain: int = 0,
         treatment: Treatment | None = None,
         memory: Memory | None = None,
@@ -96,7 +99,6 @@ class Shard:
         self._treatment = treatment
         self.copies = ReadCopies() if treatment is not None and treatment.needs_read else None
         self.version = 0  # synchronous: steps committed
-        self.stage = Stage(memory.empty) if synchronous else None
         self._spares: list[tuple[Array, list[Reader]]] = []
         self._kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
@@ -115,6 +117,7 @@ class Shard:
             where = slice(piece.start - origin, piece.stop - origin)
             self.slices.append(SliceState(piece, values[where], tuple(slot[where] for slot in slots), kernel_of))
         self._missing = {piece.index for piece in placement.slices[index]}
+        self.stage = Stage(placement.nbytes(index), aggregate or 1, memory) if synchronous else None
 
     @property
     def loaded(self) -> bool:
@@ -269,6 +272,13 @@ class Shard:
             How often they count in the mean.
         worker
             Who is to blame.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError, NonFiniteGradientError
+            As `push`.
+        LimitError
+            The worker has brought more to this step than it may; nothing is kept.
         """
         assert self.stage is not None
         states = self._resolve(parts)
@@ -281,8 +291,14 @@ class Shard:
         if staleness:
             self.counters["late"] += 1
         else:
-            for state, start, piece in pieces:
-                self.stage.add(step, contributor, state.piece, start, self.memory.take(piece), examples)
+            gradients: dict[int, list[Any]] = {state.piece.index: [] for state in states}
+            for state, _, piece in pieces:
+                gradients[state.piece.index].append(piece)
+            brought = [
+                Contribution(state.piece, bounds_of(state, ranges), gradients[state.piece.index])
+                for state, (_, _, ranges) in zip(states, parts, strict=True)
+            ]
+            self.stage.add(step, contributor, brought, examples)
         return [(self.version, staleness)] * len(parts)
 
     def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
