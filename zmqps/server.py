@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from zmqps.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.core.arrays import Array
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import Placement
+from zmqps.core.memory import HostMemory, Memory
 from zmqps.core.server import ServerMachine
 from zmqps.core.shard import Kernel, Shard
 from zmqps.core.treatments import make_treatment
@@ -83,8 +85,10 @@ class CompiledRules:
         return all_finite(g, self._backend)  # type: ignore[arg-type]
 
 
-def make_shard(config: ServerConfig, job: JobSpec, placement: Placement, index: int) -> Shard:
-    """Build a shard, its kernels compiled before the first gradient comes."""
+def make_shard(
+    config: ServerConfig, job: JobSpec, placement: Placement, index: int, memory: Memory | None = None
+) -> Shard:
+    """Build a shard in a memory, its kernels compiled before the first gradient comes."""
     spec = OptimizerSpec.from_wire(job.optimizer)
     rules, _ = spec.rules([parameter.name for parameter in job.parameters])
     for dtype in {table.dtype for table in placement.keyspace.tables}:
@@ -99,6 +103,7 @@ def make_shard(config: ServerConfig, job: JobSpec, placement: Placement, index: 
         aggregate=job.aggregate,
         retain=job.retain,
         treatment=make_treatment(job.treatment),
+        memory=memory,
     )
 
 
@@ -120,7 +125,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         transport.close(0)
         raise
     identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
-    machine = ServerMachine(identity, config.coordinator, lambda *job: make_shard(config, *job))
+    build = partial(make_shard, config, memory=HostMemory(transport.arenas.empty))
+    machine = ServerMachine(identity, config.coordinator, build)
     driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.server"))
     return await run_node(driver, endpoint, parent_fd)
 

@@ -133,7 +133,12 @@ def test_large_frames_travel_through_the_lane_both_ways_and_in_order() -> None:
         assert max(len(frame) for wire in pair.wires for sent in wire.sent for frame in sent) < 200
         assert pair.worker.counters["lane_frames"] == pair.server.counters["lane_frames"] == 40
         assert pair.worker.counters["lane_overflows"] == 0
-        assert pair.worker.facts() == {"transport": "shm", "lane_frames": 40, "lane_overflows": 0}
+        assert pair.worker.facts() == {
+            "transport": "shm",
+            "lane_frames": 40,
+            "lane_references": 0,
+            "lane_overflows": 0,
+        }
 
     with_pair(scenario)
 
@@ -375,20 +380,22 @@ def bad_envelopes(good: bytes) -> list[list[bytes]]:
         return [bytes(frame)]
 
     return [
-        [good[:1]], [good[: entry - 1]], [good[:entry]], [good[: entry + 16]], [good, b"extra"],
-        patched(1, "<B", 2), patched(2, "<H", 0), patched(2, "<H", 2), patched(2, "<H", 65535), patched(8, "<Q", 0),
+        [good[:1]], [good[: entry - 1]], [good[:entry]], [good[: entry + 24]], [good, b"extra"],
+        patched(1, "<B", 1), patched(2, "<H", 0), patched(2, "<H", 2), patched(2, "<H", 65535), patched(8, "<Q", 0),
         patched(16, "<Q", PLAIN), patched(16, "<Q", 64), patched(16, "<Q", 3 * RING),
-        patched(entry, "<Q", PLAIN), patched(entry, "<Q", 1), patched(entry, "<Q", RING),
-        patched(entry, "<Q", 1 << 63), patched(entry + 8, "<Q", 0), patched(entry + 8, "<Q", PLAIN),
-        patched(entry + 8, "<Q", RING + 1),
+        patched(24, "<Q", 1), patched(24, "<Q", PLAIN), patched(4, "<IQQQ", 1 << 31, 0, 0, 1),
+        patched(entry, "<Q", PLAIN), patched(entry, "<Q", 1), patched(entry, "<Q", 1 << 63),
+        patched(entry + 8, "<Q", PLAIN), patched(entry + 8, "<Q", 1), patched(entry + 8, "<Q", RING),
+        patched(entry + 8, "<Q", 1 << 63), patched(entry + 16, "<Q", 0), patched(entry + 16, "<Q", PLAIN),
+        patched(entry + 16, "<Q", RING + 1),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(26))
 def test_garbage_in_an_envelope_is_refused_and_changes_nothing(number: int) -> None:
     def scenario(pair: Pair) -> None:
         message = [bytes(frame) for frame in encode(Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", ((0, 0, ()),), [LARGE]))]
-        packed, _ = pair.lane.pack(message)
+        packed, *_ = pair.lane.pack(message, pair.worker.arenas, lent=False)
         bad = bad_envelopes(packed[0])[number]
         pair.wires[0].send(SERVER, bad, ())
         for frames in pair.inbox:
@@ -398,7 +405,7 @@ def test_garbage_in_an_envelope_is_refused_and_changes_nothing(number: int) -> N
         pair.wires[0].send(SERVER, packed, ())
         assert pair.inbox == [message]
 
-    assert len(bad_envelopes(bytes(100))) == 20
+    assert len(bad_envelopes(bytes(100))) == 26
     with_pair(scenario)
 
 
@@ -406,7 +413,7 @@ def test_garbage_in_an_envelope_is_refused_and_changes_nothing(number: int) -> N
 @settings(max_examples=50)
 def test_any_envelope_is_a_message_or_refused(garbage: bytes, extra: list[bytes]) -> None:
     def scenario(pair: Pair) -> None:
-        known = struct.pack("<BBHI8s", 0xC1, 1, 1, 0, pair.lane.segment.id)
+        known = struct.pack("<BBHI8s", 0xC1, 2, 1, 0, pair.lane.segment.id)
         for start in (b"\xc1", known):
             pair.wires[0].send(SERVER, [start + garbage, *extra], ())
         for frames in pair.inbox:
@@ -420,7 +427,7 @@ def test_any_envelope_is_a_message_or_refused(garbage: bytes, extra: list[bytes]
 
 def test_an_envelope_from_a_peer_without_a_lane_is_refused() -> None:
     def scenario(pair: Pair) -> None:
-        packed, _ = pair.lane.pack([b"header", LARGE])
+        packed, *_ = pair.lane.pack([b"header", LARGE], pair.worker.arenas, lent=False)
         pair.server.close(0)
         pair.wires[0].send(SERVER, packed, ())
         with pytest.raises(ProtocolError):

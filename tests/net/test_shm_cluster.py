@@ -23,6 +23,7 @@ import pytest
 import zmqps
 from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
 from zmqps.core.events import Stop
+from zmqps.core.memory import HostMemory
 from zmqps.core.server import ServerMachine
 from zmqps.net.driver import Driver
 from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
@@ -61,9 +62,8 @@ class Cluster:
             lanes = LaneTransport(ZmqTransport(b"server-%d" % rank))
             endpoint = " ".join([lanes.bind("tcp://127.0.0.1:0"), lanes.bind(new_local_endpoint())])
             identity = new_identity("server", name=f"server-{rank}", endpoint=endpoint)
-            machine = ServerMachine(
-                identity, self.address, partial(make_shard, ServerConfig("tcp://127.0.0.1:1", kernels="numpy"))
-            )
+            config, memory = ServerConfig("tcp://127.0.0.1:1", kernels="numpy"), HostMemory(lanes.arenas.empty)
+            machine = ServerMachine(identity, self.address, partial(make_shard, config, memory=memory))
             drivers.append(Driver(machine, lanes, log))
             self.servers.append(lanes)
         tasks = [asyncio.create_task(driver.run()) for driver in drivers]
@@ -150,7 +150,7 @@ def test_two_workers_at_once_get_what_numpy_gets(cluster: Cluster, transport: st
         shared = transport in ("auto", "shm")
         assert cluster.num_lanes() == (4 if shared else 0)
         for lanes in cluster.servers:
-            assert bool(lanes.counters["lane_frames"]) == shared
+            assert bool(lanes.counters["lane_frames"]) == bool(lanes.counters["lane_references"]) == shared
             assert not lanes.counters["lane_overflows"]
 
 

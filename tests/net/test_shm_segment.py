@@ -103,7 +103,7 @@ def make_empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
-def write_header(magic: bytes = MAGIC, version: int = 1, ring: int = RING) -> Callable[[Path], None]:
+def write_header(magic: bytes = MAGIC, version: int = 2, ring: int = RING) -> Callable[[Path], None]:
     def write(path: Path) -> None:
         with path.open("r+b") as file:
             file.write(HEADER.pack(magic, version, b"", ring))
@@ -114,7 +114,7 @@ def write_header(magic: bytes = MAGIC, version: int = 1, ring: int = RING) -> Ca
 @pytest.mark.parametrize(
     "spoil",
     [make_open, make_link, make_directory, make_fifo, make_short, make_empty,
-     write_header(magic=b"somebody"), write_header(version=2), write_header(ring=0), write_header(ring=RING + 1),
+     write_header(magic=b"somebody"), write_header(version=1), write_header(ring=0), write_header(ring=RING + 1),
      write_header(ring=RING + 64), write_header(ring=1 << 62), write_header(ring=(1 << 64) - 64)],
 )  # fmt: skip
 def test_files_that_are_no_segment_are_refused(created: Segment, spoil: Callable[[Path], None]) -> None:
@@ -190,5 +190,5 @@ def test_files_of_others_are_not_swept(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_header_lies_where_the_document_says(created: Segment) -> None:
     header = path_of(created).read_bytes()[:RINGS_AT]
     assert header[:8] == MAGIC
-    assert struct.unpack_from("<I", header, 8) == (1,)
+    assert struct.unpack_from("<I", header, 8) == (2,)
     assert struct.unpack_from("<Q", header, 64) == (RING,)

@@ -7,7 +7,7 @@ kernel reads them, values back before they are sent. A shard only says when it n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,6 +45,9 @@ class Memory(Protocol):
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array of one dimension, uninitialised."""
 
+    def values(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return one for values, which others may be shown."""
+
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return what `scatter` takes instead of a payload in a codec, one item a part.
 
@@ -71,11 +74,24 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """The memory of this host."""
+    """The memory of this host.
+
+    Parameters
+    ----------
+    values
+        Allocates arrays for values, say where other processes can read them: ``values(size, dtype)``.
+    """
+
+    def __init__(self, values: Callable[[int, np.dtype[Any]], Array] = np.empty) -> None:
+        self._values = values
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array."""
         return np.empty(size, dtype)
+
+    def values(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new array for values."""
+        return self._values(size, dtype)
 
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return the decoded arrays."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from zmqps.core.aggregate import OPEN_STEPS, Contribution, Stage
 from zmqps.core.arrays import Array
+from zmqps.core.buffers import Buffers
 from zmqps.core.events import Reader
 from zmqps.core.keyspace import Placement
 from zmqps.core.memory import HostMemory, Memory
@@ -99,23 +100,24 @@ class Shard:
         self._treatment = treatment
         self.copies = ReadCopies() if treatment is not None and treatment.needs_read else None
         self.version = 0  # synchronous: steps committed
-        self._spares: list[tuple[Array, list[Reader]]] = []
         self._kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
         self.arena_nbytes = 0
-        arenas: list[tuple[Array, list[Array]]] = []
-        for table, cuts in zip(placement.keyspace.tables, placement.cuts, strict=True):
-            size = cuts[index + 1] - cuts[index]
+        tables, dtypes = placement.keyspace.tables, [table.dtype for table in placement.keyspace.tables]
+        bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
+        self._buffers = Buffers(bounds, dtypes, memory, self.counters)
+        arenas: list[list[Array]] = []  # the slots of each table
+        for table, (_, size) in zip(tables, bounds, strict=True):
             slots = [memory.empty(size, table.dtype) for _ in rules.slot_fill]
             for slot, fill in zip(slots, rules.slot_fill, strict=True):
                 slot.fill(fill)
-            arenas.append((memory.empty(size, table.dtype), slots))
+            arenas.append(slots)
             self.arena_nbytes += size * table.dtype.itemsize * (1 + len(slots))
         for piece in placement.slices[index]:
-            values, slots = arenas[piece.table]
-            origin = placement.cuts[piece.table][index]
+            origin, slots = bounds[piece.table][0], arenas[piece.table]
             where = slice(piece.start - origin, piece.stop - origin)
-            self.slices.append(SliceState(piece, values[where], tuple(slot[where] for slot in slots), kernel_of))
+            home = self._buffers.home(piece)
+            self.slices.append(SliceState(piece, home, tuple(slot[where] for slot in slots), kernel_of))
         self._missing = {piece.index for piece in placement.slices[index]}
         self.stage = Stage(placement.nbytes(index), aggregate or 1, memory) if synchronous else None
 
@@ -217,7 +219,7 @@ class Shard:
     ) -> list[tuple[int, int]]:
         sources = {state.piece.index: state.value for state in states}
         for state, (_, _, ranges) in zip(states, parts, strict=True):
-            self._make_writable(state)
+            self._buffers.make_writable(state)
             if ranges and state.value is not sources[state.piece.index]:
                 state.value[:] = sources[state.piece.index]  # what this push leaves out stays
         for state, start, piece in pieces:
@@ -315,7 +317,7 @@ class Shard:
             means = self.stage.mean(step, state.piece.index, brought)
             if means:
                 source = state.value
-                self._make_writable(state)
+                self._buffers.make_writable(state)
                 if source is not state.value and sum(gradient.size for _, gradient in means) < source.size:
                     state.value[:] = source  # what nobody pushed stays
                 for start, gradient in means:
@@ -453,21 +455,6 @@ class Shard:
             part = gradient[max(0, lo) : max(0, hi)]
             if not np.isfinite(part).all():
                 yield self.placement.keyspace.parameters[segment.parameter].name
-
-    def _make_writable(self, state: SliceState) -> None:
-        """Give the slice a buffer that nobody reads; what it holds is up to the caller."""
-        if all(reader.done for reader in state.readers):
-            state.readers.clear()
-            return
-        self._spares.append((state.value, state.readers))
-        for i, (spare, readers) in enumerate(self._spares):
-            if spare.size == state.value.size and spare.dtype == state.value.dtype and all(r.done for r in readers):
-                del self._spares[i]
-                break
-        else:
-            spare = self.memory.empty(state.value.size, state.value.dtype)
-            self.counters["spare_buffers"] += 1
-        state.value, state.readers = spare, []
 
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""

@@ -25,7 +25,7 @@ class Pin:
 class SliceState:
     """A slice of the shard: its values, slots and version."""
 
-    __slots__ = ("groups", "history", "piece", "positions", "readers", "slots", "steps", "value", "version")
+    __slots__ = ("groups", "history", "piece", "places", "positions", "readers", "slots", "steps", "value", "version")
 
     def __init__(self, piece: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
         self.piece = piece
@@ -33,6 +33,7 @@ class SliceState:
         self.slots = slots
         self.version = 0
         self.readers: list[Reader] = []  # who still reads ``value``
+        self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and who reads there
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
         self.positions = [segment.position for segment in piece.segments]
         self.groups = np.array([kernel_of[segment.parameter] for segment in piece.segments], np.int32)

@@ -1,4 +1,4 @@
-"""The shared-memory file of a lane: two rings, and a secret that proves who can read them.
+"""The shared-memory file of a lane: two rings, what is lent, and a secret that proves who can read them.
 
 ::
 
@@ -7,7 +7,12 @@
     128   ready, u64: 1 once the creator has seen the proof
     256   tail of the ring that the creator writes, u64
     384   tail of the ring that it reads, u64
-    4096  the ring that the creator writes, then the one that it reads
+    512   what the creator lends: 16 announcements (`zmqps.net.lending`), then at
+    1536  those of the other side
+    2560  answers to the creator's, 16 of u64, then at 2688 to those of the other side
+    2816  number of the creator's announcements, u64, then at 2944 of the other side's
+    4096  loans given, 4096 of u64 (by the one that did not create it), then loans returned
+    69632 the ring that the creator writes, then the one that it reads
 
 Counters are two cache lines apart, because processors fetch lines in pairs. The creator holds a
 ``flock`` on the file as long as it lives; the kernel releases it, however the process ends. So
@@ -29,14 +34,18 @@ from pathlib import Path
 
 import numpy as np
 
+from zmqps.net.lending import ANNOUNCEMENT, MAX_ARENAS, MAX_LOANS, Borrower, Counter, Lender, Shelf
 from zmqps.net.ring import ALIGNMENT, Bytes, Counter64, RingReader, RingWriter
 
 DIRECTORY = Path("/dev/shm")
 NAME = re.compile(r"zmqps-[0-9]{1,10}-[0-9a-f]{32}")
 MAGIC = b"zmqpslan"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<8sI4x32s16xQ")
-READY_AT, TAILS_AT, RINGS_AT = 128, (256, 384), 4096
+READY_AT, TAILS_AT = 128, (256, 384)
+DIRECTORIES_AT, ANSWERS_AT, ANNOUNCED_AT = (512, 1536), (2560, 2688), (2816, 2944)
+LOANS_AT = (4096, 4096 + 8 * MAX_LOANS)
+RINGS_AT = 4096 + 16 * MAX_LOANS
 #: Nothing honest is larger; mapped, not allocated.
 MAX_RING_NBYTES = 1 << 30
 CREATE_ATTEMPTS = 3
@@ -56,12 +65,23 @@ class Segment:
         self._linked = creator
         memory = mmap.mmap(fd, RINGS_AT + 2 * ring_nbytes)
         everything = np.frombuffer(memory, np.uint8)  # keeps the mapping for as long as anybody has a view
-        self._ready = _counter(everything, READY_AT)
+        self._ready = _counters(everything, READY_AT)
         rings = [everything[at : at + ring_nbytes] for at in (RINGS_AT, RINGS_AT + ring_nbytes)]
-        tails = [_counter(everything, at) for at in TAILS_AT]
+        tails = [_counters(everything, at) for at in TAILS_AT]
+        shelves = [
+            Shelf(
+                everything[directory : directory + MAX_ARENAS * ANNOUNCEMENT.size],
+                _counters(everything, answers, MAX_ARENAS),
+                _counters(everything, announced),
+            )
+            for directory, answers, announced in zip(DIRECTORIES_AT, ANSWERS_AT, ANNOUNCED_AT, strict=True)
+        ]
+        loans = Counter(*(_counters(everything, at, MAX_LOANS) for at in LOANS_AT))
         out, into = (0, 1) if creator else (1, 0)
         self.writer = RingWriter(rings[out], tails[out])
         self.reader = RingReader(rings[into], tails[into])
+        self.lender = Lender(shelves[out], loans)
+        self.borrower = Borrower(shelves[into], loans)
         self.proof = hashlib.sha256(b"proof" + secret).hexdigest()
         self.id = hashlib.sha256(b"id" + secret).digest()[:8]
 
@@ -156,10 +176,13 @@ class Segment:
             (DIRECTORY / self.name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of the segment; its memory is free once no view is left on either side."""
+        """Let go of the segment; its memory is free once no view is left on either side.
+
+        The creator is there for the other side as long as it holds a loan, whose slot is in here.
+        """
         if self._fd >= 0:
             self.unlink()
-            if self._creator:
+            if self._creator and not self.borrower.held:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)  # the mapping holds the lock as well
             os.close(self._fd)
             self._fd = -1
@@ -190,5 +213,5 @@ def _lock(fd: int, kind: int) -> bool:
     return True
 
 
-def _counter(everything: Bytes, at: int) -> Counter64:
-    return everything[at : at + 8].view(np.uint64)
+def _counters(everything: Bytes, at: int, count: int = 1) -> Counter64:
+    return everything[at : at + 8 * count].view(np.uint64)

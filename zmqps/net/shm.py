@@ -3,7 +3,8 @@
 docs/lane.md specifies what is on the wire. In short: who opens a connection names a segment in its
 `Hello`; the other side attaches to it and proves in its `Welcome` that it has read the secret in
 there. From then on large array frames travel as positions in a ring, in an envelope around the
-header. A frame that finds no room travels as before, so nothing ever waits for the lane.
+header; those that lie in an arena (`zmqps.net.arena`) stay there, and travel as references. A frame
+that finds no room travels as before, so nothing ever waits for the lane.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.events import COORDINATOR, Peer, Reader
 from zmqps.core.link import WINDOW_NBYTES
 from zmqps.errors import ConfigurationError
+from zmqps.net.arena import Arenas
+from zmqps.net.lending import LaneLoan
 from zmqps.net.ring import RingError
 from zmqps.net.routes import choose
 from zmqps.net.segment import Segment, SegmentError, sweep
@@ -35,13 +38,21 @@ REAP_S = 5.0
 
 #: No msgpack begins like this, so who knows nothing of lanes refuses an envelope.
 ENVELOPE_BYTE = 0xC1
-ENVELOPE = struct.Struct("<BBHI8sQ")  # 0xC1, version, frames, 0, lane, base
-ENTRY = struct.Struct("<QQ")  # position, bytes
-VERSION = 1
-PLAIN = (1 << 64) - 1  # as a position: the next ordinary frame
+ENVELOPE = struct.Struct("<BBHI8sQQ")  # 0xC1, version, frames, slot and lane, base, loan (0: none)
+ENTRY = struct.Struct("<QQQ")  # arena (0: the ring), position, bytes
+VERSION = 2
+PLAIN = (1 << 64) - 1  # as an arena: the next ordinary frame
 OFFER, PROOF, REFUSAL = "shm:", "shm-proof:", "shm-refused:"
 
 log = logging.getLogger("zmqps.transport")
+
+
+class Packed(NamedTuple):
+    """A message on its way through a lane."""
+
+    frames: list[Any]
+    counts: Counter[str]
+    loan: LaneLoan | None
 
 
 class Lane:
@@ -60,27 +71,48 @@ class Lane:
             self.proven = self.segment.ready
         return self.proven and not self.broken
 
-    def pack(self, frames: Sequence[Any]) -> tuple[list[Any], int]:
-        """Put large frames into the ring; return what still has to travel, and how many there were.
+    def pack(self, frames: Sequence[Any], arenas: Arenas, lent: bool) -> Packed:
+        """Put large frames into the ring, or refer to them; return what still has to travel.
+
+        Parameters
+        ----------
+        frames
+            The message.
+        arenas
+            Frames that lie in here may be read where they are.
+        lent
+            They must stay as they are until the other side says so.
 
         Raises
         ------
         RingError
             The peer has broken the ring.
         """
-        writer = self.segment.writer
-        base, entries, plain, num_put = writer.head, bytearray(), [], 0
+        writer, lender = self.segment.writer, self.segment.lender
+        base, entries, plain, loan = writer.head, bytearray(), [], None
+        counts = Counter(lane_frames=0, lane_references=0, lane_overflows=0)
         for frame in frames[1:]:
             nbytes = memoryview(frame).nbytes
-            position = writer.put(frame) if nbytes >= MIN_NBYTES else None
-            if position is None:
+            number, position = PLAIN, 0
+            if nbytes >= MIN_NBYTES:
+                found = arenas.find(frame)
+                known = lender.refer(found[0]) if found is not None else None
+                if known is not None and lent and loan is None:
+                    loan = None if self.opened else lender.lend()  # one side makes all loans
+                if found is not None and known is not None and (loan is not None or not lent):
+                    number, position = known, found[1]
+                    counts["lane_references"] += 1
+                elif (put := writer.put(frame)) is not None:
+                    number, position = 0, put
+                    counts["lane_frames"] += 1
+                else:
+                    counts["lane_overflows"] += 1
+            if number == PLAIN:
                 plain.append(frame)
-                entries += ENTRY.pack(PLAIN, nbytes)
-            else:
-                num_put += 1
-                entries += ENTRY.pack(position, nbytes)
-        envelope = ENVELOPE.pack(ENVELOPE_BYTE, VERSION, len(frames) - 1, 0, self.segment.id, base)
-        return [b"".join((envelope, entries, frames[0])), *plain], num_put
+            entries += ENTRY.pack(number, position, nbytes)
+        slot, of_loan = (0, 0) if loan is None else (loan.slot, loan.number)
+        envelope = ENVELOPE.pack(ENVELOPE_BYTE, VERSION, len(frames) - 1, slot, self.segment.id, base, of_loan)
+        return Packed([b"".join((envelope, entries, frames[0])), *plain], counts, loan)
 
     def unpack(self, frames: Sequence[Any]) -> list[Any]:
         """Return the message that was packed.
@@ -93,18 +125,22 @@ class Lane:
         first = memoryview(frames[0])
         if first.nbytes < ENVELOPE.size:
             raise RingError(f"an envelope of {first.nbytes} bytes")
-        _, version, count, _, lane, base = ENVELOPE.unpack_from(first)
+        _, version, count, slot, lane, base, loan = ENVELOPE.unpack_from(first)
         if version != VERSION or lane != self.segment.id:
             raise RingError("an envelope of another lane")
         header_at = ENVELOPE.size + count * ENTRY.size
         if first.nbytes <= header_at:
             raise RingError(f"an envelope of {count} frames in {first.nbytes} bytes")
         entries = list(ENTRY.iter_unpack(first[ENVELOPE.size : header_at]))
-        if sum(position == PLAIN for position, _ in entries) != len(frames) - 1:
+        if sum(arena == PLAIN for arena, _, _ in entries) != len(frames) - 1:
             raise RingError(f"{len(frames) - 1} ordinary frames came with an envelope for others")
-        shared = iter(self.segment.reader.take(base, [entry for entry in entries if entry[0] != PLAIN]))
-        plain = iter(frames[1:])
-        return [first[header_at:], *(next(plain if position == PLAIN else shared) for position, _ in entries)]
+        borrower, referred = self.segment.borrower, [entry for entry in entries if 0 < entry[0] < PLAIN]
+        borrower.check(slot, loan, referred)
+        taken = self.segment.reader.take(base, [(at, nbytes) for arena, at, nbytes in entries if arena == 0])
+        shared, borrowed, plain = iter(taken), iter(borrower.take(slot, loan, referred)), iter(frames[1:])
+        del taken
+        sources = {PLAIN: plain, 0: shared}
+        return [first[header_at:], *(next(sources.get(arena, borrowed)) for arena, _, _ in entries)]
 
 
 class LaneTransport:
@@ -118,16 +154,26 @@ class LaneTransport:
         How connections are opened here: one of `zmqps.net.routes.TRANSPORTS`.
     ring_nbytes
         Size of each of a lane's two rings.
+    arenas
+        Memory of this process that the other side may read in place.
     """
 
-    def __init__(self, inner: Transport, transport: str = "auto", ring_nbytes: int = RING_NBYTES) -> None:
+    def __init__(
+        self,
+        inner: Transport,
+        transport: str = "auto",
+        ring_nbytes: int = RING_NBYTES,
+        arenas: Arenas | None = None,
+    ) -> None:
         self.counters: Counter[str] = Counter()
+        self.arenas = Arenas() if arenas is None else arenas
         self._inner = inner
         self._transport = transport
         self._ring_nbytes = ring_nbytes
         self._schemes: dict[Peer, str] = {}  # of the connections opened here
         self._offering: set[Peer] = set()
         self._lanes: dict[Peer, Lane] = {}
+        self._retired: list[Lane] = []  # another took their place, but what they lent is still being read
         self._answer = ""
         self._deliver: Deliver | None = None
         self._reaper: asyncio.TimerHandle | None = None
@@ -207,7 +253,7 @@ class LaneTransport:
         if lane is None or lane.segment.name != name:
             self._drop(peer)
             self._reap()
-            if len(self._lanes) >= MAX_LANES:
+            if len(self._lanes) + len(self._retired) >= MAX_LANES:
                 return REFUSAL + f"there are {MAX_LANES} lanes already"
             try:
                 lane = self._lanes[peer] = Lane(Segment.attach(name), opened=False)
@@ -229,20 +275,24 @@ class LaneTransport:
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
         """Queue a message, its large frames through the lane if there is one."""
         lane = self._lanes.get(peer)
-        num_large = sum(memoryview(frame).nbytes >= MIN_NBYTES for frame in frames[1:]) if lane is not None else 0
-        if lane is None or not num_large or not lane.active:
+        if lane is None or all(memoryview(frame).nbytes < MIN_NBYTES for frame in frames[1:]) or not lane.active:
             return self._inner.send(peer, frames, readers)
         writer = lane.segment.writer
         head = writer.head
         try:
-            packed, num_put = lane.pack(frames)
+            # without readers nobody waits for the frames: what a worker pushes it leaves alone until the answer
+            packed = lane.pack(frames, self.arenas, lent=bool(readers))
         except RingError as error:
             log.warning("nothing more goes through the lane with %r: %s", peer, error)
             lane.broken = True  # what comes through it is still understood
             return self._inner.send(peer, frames, readers)
-        self.counters["lane_frames"] += num_put
-        self.counters["lane_overflows"] += num_large - num_put
-        sent = self._inner.send(peer, packed, readers if len(packed) > 1 else ())
+        self.counters.update(packed.counts)
+        sent = self._inner.send(peer, packed.frames, readers if len(packed.frames) > 1 else ())
+        if packed.loan is not None and sent:
+            for watchers in readers:
+                watchers.append(packed.loan)
+        elif packed.loan is not None:
+            packed.loan.cancel()
         if not sent:
             writer.head = head  # nobody will hear of them
         return sent
@@ -250,6 +300,8 @@ class LaneTransport:
     def _receive(self, peer: Peer, frames: Sequence[Any]) -> None:
         assert self._deliver is not None
         lane = self._lanes.get(peer)
+        if lane is not None:
+            lane.segment.borrower.attend()
         if lane is None or not frames or bytes(memoryview(frames[0])[:1]) != b"\xc1":
             self._deliver(peer, frames)
             return
@@ -273,7 +325,7 @@ class LaneTransport:
         return {**self._inner.facts(), **self.counters, **shown}
 
     def _arm(self) -> None:
-        if self._reaper is None and any(not lane.opened for lane in self._lanes.values()):
+        if self._reaper is None and (self._retired or any(not lane.opened for lane in self._lanes.values())):
             self._reaper = asyncio.get_running_loop().call_later(REAP_S, self._ring)
 
     def _ring(self) -> None:
@@ -285,19 +337,34 @@ class LaneTransport:
         """Let go of lanes whose creator has gone, so that their memory is free."""
         for peer in [p for p, lane in self._lanes.items() if not lane.opened and lane.segment.orphaned]:
             self._drop(peer)
+        retired, self._retired = self._retired, []
+        for lane in retired:
+            self._retire(lane)
 
     def _drop(self, peer: Peer) -> None:
         lane = self._lanes.pop(peer, None)
         if lane is not None:
-            lane.segment.close()
+            self._retire(lane)
+
+    def _retire(self, lane: Lane) -> None:
+        """Close a lane, unless the other side still reads what was lent."""
+        lender = lane.segment.lender
+        if not lane.opened and lender.num_loans:
+            if not lane.segment.orphaned:
+                self._retired.append(lane)
+                return
+            lender.close()
+        lane.segment.close()
 
     def close(self, linger: float) -> None:
         """Close everything, giving queued messages ``linger`` seconds to leave."""
         if self._reaper is not None:
             self._reaper.cancel()
         self._inner.close(linger)
-        for peer in list(self._lanes):
-            self._drop(peer)
+        for lane in [*self._lanes.values(), *self._retired]:
+            lane.segment.close()
+        self._lanes.clear()
+        self._retired.clear()
 
 
 def _find(prefix: str, capabilities: Sequence[str]) -> str:
