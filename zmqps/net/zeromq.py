@@ -25,6 +25,10 @@ BATCH = 256
 #: identity that is the name of a connection we opened.
 INBOUND = b"@"
 
+# plain integers: to combine the members of an enumeration costs more than the call that they are for
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+
 
 class DealerPair:
     """One end of a connection between two threads or processes that both block: a DEALER at each end.
@@ -82,6 +86,39 @@ class DealerPair:
         """Close it; what is queued gets ``linger`` seconds to leave."""
         self._socket.close(int(linger * 1000))
         self._context.term()
+
+
+def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool) -> list[zmq.Frame]:
+    """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
+
+    pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
+    """
+    tracked = []
+    last = len(frames) - 1
+    for i, frame in enumerate(frames):
+        flags = _MORE if i < last else _DONTWAIT
+        if memoryview(frame).nbytes < COPY_NBYTES:
+            socket.send(frame, flags)
+            continue
+        aliased = zmq.Frame(frame, track=track, copy=False)
+        socket.send(aliased, flags, copy=False)
+        if track:
+            tracked.append(aliased)
+    return tracked
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[memoryview]:
+    """Return the frames of a message that is there."""
+    frame = socket.recv(_DONTWAIT, copy=False)
+    frames = [frame.buffer]
+    while frame.more:
+        frame = socket.recv(_DONTWAIT, copy=False)
+        frames.append(frame.buffer)
+    return frames
 
 
 def _limit(socket: zmq.Socket[bytes]) -> None:
@@ -196,30 +233,22 @@ class ZmqTransport:
         if socket is None:
             self.counters["undeliverable"] += 1
             return False
-        large = [memoryview(frame).nbytes >= COPY_NBYTES for frame in frames]
         try:
-            if not any(large):
-                socket.send_multipart(frames, zmq.DONTWAIT)
-            else:
-                # pyzmq would track the last frame only, and call it done at once if it is a small one
-                parts = [
-                    zmq.Frame(frame, track=bool(readers), copy=False) if aliased else frame
-                    for frame, aliased in zip(frames, large, strict=True)
-                ]
-                socket.send_multipart(parts, zmq.DONTWAIT, copy=False)
-                if readers:
-                    tracker = zmq.MessageTracker(*(part for part in parts if isinstance(part, zmq.Frame)))
-                    for watchers in readers:
-                        watchers.append(tracker)
+            tracked = _send(socket, frames, track=bool(readers))
         except zmq.ZMQError:  # not connected, or its queue is full: the sender's retries are for that
             self.counters["undeliverable"] += 1
             return False
         finally:
-            self._schedule()
+            if not self._draining and _readable(socket):
+                self._schedule()  # the send has swallowed the edge that announced a message
+        if tracked:
+            tracker = zmq.MessageTracker(*tracked)
+            for watchers in readers:
+                watchers.append(tracker)
         return True
 
     def _schedule(self) -> None:
-        """Drain soon: a send may have swallowed the edge that announced a message."""
+        """Drain soon, whether an edge announces it or not."""
         if not self._scheduled and not self._draining and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._drain)
@@ -236,15 +265,14 @@ class ZmqTransport:
                     for _ in range(16):
                         if socket.closed:
                             return
-                        try:
-                            frames = socket.recv_multipart(zmq.DONTWAIT, copy=False)
-                        except zmq.Again:
+                        if not _readable(socket):  # cheaper than the exception of a vain receive
                             break
+                        frames = _receive(socket)
                         budget, empty = budget - 1, False
                         if peer:
-                            self._deliver(peer, [frame.buffer for frame in frames])
+                            self._deliver(peer, frames)
                         else:
-                            self._deliver(INBOUND + frames[0].bytes, [frame.buffer for frame in frames[1:]])
+                            self._deliver(INBOUND + bytes(frames[0]), frames[1:])
         finally:
             self._draining = False
         if not empty:
