@@ -16,6 +16,10 @@ from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownPara
 from zmqps.handover import Handover, Remote
 
 
+#: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
+NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
+
+
 def as_array(name: str, value: Any) -> Array:
     """Return a value in this host's memory as a numpy array, without a copy where it can be had.
 
@@ -27,6 +31,8 @@ def as_array(name: str, value: Any) -> Array:
     DtypeError
         It is no array, or not of a floating dtype.
     """
+    if type(value) is np.ndarray and value.dtype in NATIVE_DTYPES:
+        return value
     value = _plain(value)
     if value is None:
         raise DtypeError(name=name, got="None: no array", expected="an array; leave the name out")
@@ -160,12 +166,15 @@ def _detached(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
+    if isinstance(value, np.ndarray):
+        return value
     value = _detached(value)
     return value.float() if _is_torch_bfloat16(value) else value
 
 
 def _is_torch_bfloat16(value: Any) -> bool:
-    return str(getattr(value, "dtype", "")) == "torch.bfloat16"
+    dtype = getattr(value, "dtype", "")
+    return not isinstance(dtype, np.dtype) and str(dtype) == "torch.bfloat16"
 
 
 def _in_place(value: Any, array: Array) -> bool:
