@@ -15,7 +15,6 @@ from zmqps.core.job import STORAGE_DTYPES, Parameter
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
 from zmqps.handover import Handover, Remote
 
-
 #: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
 
@@ -167,6 +166,8 @@ def _detached(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
     if isinstance(value, np.ndarray):
+        return value
+    if type(value) is np.ndarray:
         return value
     value = _detached(value)
     return value.float() if _is_torch_bfloat16(value) else value

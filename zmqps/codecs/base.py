@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
@@ -87,6 +88,8 @@ class Codec(ABC):
     name: ClassVar[str]
     #: Whether what one blob leaves out is kept in a residual and sent with later ones.
     error_feedback: ClassVar[bool] = False
+    #: Whether it gives the same bits in every namespace. Sums of floats depend on their order.
+    portable: ClassVar[bool] = True
     #: Whoever wants to know when codecs work puts a function here: it is given ``encode`` or ``decode`` and
     #: what does that, and returns what is called instead.
     around: ClassVar[Callable[[str, Callable[..., Any]], Callable[..., Any]] | None] = None
@@ -153,6 +156,21 @@ class Codec(ABC):
         work = self._encode if Codec.around is None else Codec.around("encode", self._encode)
         return work(np.ascontiguousarray(array), residual, seed, backend)
 
+    def encode_in(self, xp: ModuleType, array: Any, residual: Any = None, *, seed: int = 0) -> Any:
+        """Return the blob of an array of another namespace, as an array of that namespace: the same bytes.
+
+        Parameters
+        ----------
+        xp : module
+            A namespace with numpy's functions, such as CuPy's.
+        array, residual, seed
+            As for `encode`, both contiguous; the residual is not optional where `error_feedback` is true.
+        """
+        assert self.portable
+        work = self._encode if Codec.around is None else Codec.around("encode", self._encode)
+        with np.errstate(all="ignore"):  # a GPU does not warn either
+            return work(array, residual, seed, xp)
+
     def decode(self, view: Any, size: int, dtype: DTypeLike, *, backend: Backend = "numba") -> tuple[Array, int]:
         """Return the array a blob stands for, and how many bytes the blob has.
 
@@ -184,16 +202,25 @@ class Codec(ABC):
         work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
         return work(blob, size, dtype, backend)
 
+    def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
+        """Return the array a blob stands for, both of another namespace; as `decode` otherwise.
+
+        The blob is an array of bytes that begins where any dtype may.
+        """
+        assert self.portable
+        work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
+        return work(blob, size, np.dtype(dtype), xp)[0]
+
     @abstractmethod
     def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
         """Return the most bytes a blob of `size` values can have (exact, unless the codec says otherwise)."""
 
     @abstractmethod
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
         """Encode an array that was checked; with error feedback the residual is never None."""
 
     @abstractmethod
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         """Decode a blob that was not checked."""
 
     def warm_up(self, dtype: DTypeLike, backend: Backend = "numba") -> None:
@@ -212,9 +239,9 @@ def num_blocks(size: int, block: int) -> int:
     return -(-size // block)
 
 
-def padded_blocks(array: Array, block: int) -> Array:
+def padded_blocks(xp: Any, array: Array, block: int) -> Array:
     """Return a copy of an array as one row a block, the last one filled up with zeros."""
-    rows = np.zeros((num_blocks(array.size, block), block), array.dtype)
+    rows: Array = xp.zeros((num_blocks(array.size, block), block), array.dtype)
     rows.reshape(-1)[: array.size] = array
     return rows
 

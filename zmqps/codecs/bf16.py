@@ -24,16 +24,14 @@ def _encode_loop(x: Any, out: Any) -> None:
         out[i] = np.uint16(upper if magnitude < np.uint32(0x7F7F8000) else beyond)
 
 
-def _encode_numpy(x: Any, out: Any) -> None:
+def _encode_numpy(xp: Any, x: Any, out: Any) -> None:
     u = x.astype(np.float32).view(np.uint32)
     magnitude = u & np.uint32(0x7FFFFFFF)
     cut = u >> np.uint32(16)
     rounded = (u + np.uint32(0x7FFF) + (cut & np.uint32(1))) >> np.uint32(16)
-    out[:] = np.select(
-        [magnitude < 0x7F7F8000, magnitude < 0x7F800000, magnitude == 0x7F800000],
-        [rounded, cut | 0x7F, cut],
-        cut | np.uint32(0x40),  # the bit that makes a NaN a quiet one, and keeps it a NaN
-    )
+    special = xp.where(magnitude == np.uint32(0x7F800000), cut, cut | np.uint32(0x40))  # a NaN stays one, a quiet one
+    beyond = xp.where(magnitude < np.uint32(0x7F800000), cut | np.uint32(0x7F), special)
+    out[:] = xp.where(magnitude < np.uint32(0x7F7F8000), rounded, beyond)
 
 
 def _decode_loop(halves: Any, out: Any) -> None:
@@ -41,7 +39,7 @@ def _decode_loop(halves: Any, out: Any) -> None:
         out[i] = np.uint32(np.uint32(halves[i]) << np.uint32(16)).view(np.float32)
 
 
-def _decode_numpy(halves: Any, out: Any) -> None:
+def _decode_numpy(xp: Any, halves: Any, out: Any) -> None:
     out[:] = (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 

@@ -32,10 +32,10 @@ def _encode_loop(x: Any, out: Any) -> None:
         out[i] = np.uint16(sign | bits)
 
 
-def _encode_numpy(x: Any, out: Any) -> None:
+def _encode_numpy(xp: Any, x: Any, out: Any) -> None:
     x = x.astype(np.float32)
-    halves = np.where(np.isinf(x), x, np.clip(x, -LARGEST, LARGEST)).astype(np.float16).view(np.uint16)
-    out[:] = np.where(np.isnan(x), np.where(np.signbit(x), np.uint16(0xFE00), np.uint16(0x7E00)), halves)
+    halves = xp.where(xp.isinf(x), x, xp.clip(x, -LARGEST, LARGEST)).astype(np.float16).view(np.uint16)
+    out[:] = xp.where(xp.isnan(x), xp.where(xp.signbit(x), np.uint16(0xFE00), np.uint16(0x7E00)), halves)
 
 
 def _decode_loop(halves: Any, out: Any) -> None:
@@ -49,7 +49,7 @@ def _decode_loop(halves: Any, out: Any) -> None:
         out[i] = np.uint32(scaled | sign).view(np.float32)
 
 
-def _decode_numpy(halves: Any, out: Any) -> None:
+def _decode_numpy(xp: Any, halves: Any, out: Any) -> None:
     out[:] = halves.view(np.float16).astype(np.float32)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..errors import ProtocolError
 from .base import Array, Bytes, Codec, block_size, num_blocks, padded_blocks
-from .kernels import VALUES, Backend, Kernel
+from .kernels import VALUES, Backend, Kernel, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -57,21 +58,21 @@ def _encode_loop(x: Any, scales: Any, codes: Any, block: Any, stochastic: Any, k
                 qs[i] = np.int8(np.int32(q))
 
 
-def _encode_numpy(x: Any, scales: Any, codes: Any, block: Any, stochastic: Any, key: Any) -> None:
-    rows = padded_blocks(x.astype(np.float32), block)
-    largest = np.abs(rows).max(axis=1, initial=0)
+def _encode_numpy(xp: Any, x: Any, scales: Any, codes: Any, block: Any, stochastic: Any, key: Any) -> None:
+    rows = padded_blocks(xp, x.astype(np.float32), block)
+    largest = xp.abs(rows).max(axis=1)
     scale = largest / np.float32(127)
-    scale = np.where(np.isfinite(largest), np.minimum(scale, LARGEST), scale)
+    scale = xp.where(xp.isfinite(largest), xp.minimum(scale, LARGEST), scale)
     small = scale < SMALLEST
-    inverse = np.where(small, np.float32(0), np.float32(1) / scale)
-    scales[:] = np.where(small, np.float32(0), scale)
+    inverse = xp.where(small, np.float32(0), np.float32(1) / scale)
+    scales[:] = xp.where(small, np.float32(0), scale)
     q = (rows * inverse[:, None]).reshape(-1)[: x.size]
-    q = np.floor(q + _chances(x.size, key)) if stochastic else np.rint(q)
-    codes[:] = np.clip(np.where(np.isnan(q), 127, q), -127, 127)
+    q = xp.floor(q + _chances(xp, x.size, key)) if stochastic else xp.rint(q)
+    codes[:] = xp.clip(xp.where(xp.isnan(q), np.float32(127), q), -127, 127)
 
 
-def _chances(size: int, key: Any) -> Any:
-    c = np.arange(size, dtype=np.uint32) + key
+def _chances(xp: Any, size: int, key: Any) -> Any:
+    c = xp.arange(size, dtype=np.uint32) + key
     c ^= c >> np.uint32(16)
     c *= np.uint32(0x7FEB352D)
     c ^= c >> np.uint32(15)
@@ -91,8 +92,8 @@ def _decode_loop(scales: Any, codes: Any, out: Any, block: Any) -> bool:
     return not bad
 
 
-def _decode_numpy(scales: Any, codes: Any, out: Any, block: Any) -> bool:
-    out[:] = (padded_blocks(codes.astype(np.float32), block) * scales[:, None]).reshape(-1)[: out.size]
+def _decode_numpy(xp: Any, scales: Any, codes: Any, out: Any, block: Any) -> bool:
+    out[:] = (padded_blocks(xp, codes.astype(np.float32), block) * scales[:, None]).reshape(-1)[: out.size]
     return not (codes == -128).any()
 
 
@@ -113,18 +114,18 @@ class Int8(Codec):
         """Return the size of a blob: the float32 scales, then a byte a value."""
         return 4 * num_blocks(size, self.block) + size
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
-        blob = np.empty(self.encoded_nbytes(array.size, array.dtype), np.uint8)
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
+        blob: Bytes = namespace(backend).empty(self.encoded_nbytes(array.size, array.dtype), np.uint8)
         scales, codes = self._parts(blob, array.size)
         digest = hashlib.blake2b(b"%d" % seed, digest_size=4).digest() if self.stochastic else bytes(4)
         key = np.uint32(int.from_bytes(digest, "little"))
         ENCODE(backend, array.dtype, array, scales, codes, self.block, self.stochastic, key)
         return blob
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         blob = self._whole_blob(blob, self.encoded_nbytes(size, dtype))
         scales, codes = self._parts(blob, size)
-        array = np.empty(size, dtype)
+        array = namespace(backend).empty(size, dtype)
         if not DECODE(backend, dtype, scales, codes, array, self.block):
             raise ProtocolError("an int8 blob holds -128, which no encoder writes")
         return array, blob.nbytes

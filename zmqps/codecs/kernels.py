@@ -1,5 +1,7 @@
 """A codec's inner loop, twice: for numba, and in numpy as the reference the tests compare it with.
 
+The reference takes the namespace it computes in: with CuPy's it runs on a GPU.
+
 Every loop is compiled for one signature a dtype. Its arrays may be unaligned, and those it only reads
 may be read-only, so a received frame needs neither a copy nor a second compilation. No loop may
 reorder floating-point sums: what the two ways compute is the same, bit for bit.
@@ -8,6 +10,7 @@ reorder floating-point sums: what the two ways compute is the same, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +23,11 @@ Backend = Literal["numba", "numpy"]
 VALUES = "values"
 
 
+def namespace(backend: Backend | ModuleType) -> Any:
+    """Return the namespace of the arrays that a backend works on."""
+    return np if isinstance(backend, str) else backend
+
+
 class Kernel:
     """One loop over arrays.
 
@@ -28,7 +36,8 @@ class Kernel:
     loop : function
         What numba compiles: plain loops over ``(*reads, *writes, *scalars)``.
     reference : function
-        The same in numpy, with the same arguments and result.
+        The same on whole arrays, with the same arguments and result; before them the namespace, `numpy`
+        or one with its functions.
     reads, writes : tuple of str
         Dtypes of the arrays it reads only, and of those it writes; `VALUES` or numpy's short names.
     scalars : tuple of str, optional
@@ -55,11 +64,11 @@ class Kernel:
         self._returns = returns
         self._compiled: dict[np.dtype[Any], Callable[..., Any]] = {}
 
-    def __call__(self, backend: Backend, dtype: np.dtype[Any], *arguments: Any) -> Any:
+    def __call__(self, backend: Backend | ModuleType, dtype: np.dtype[Any], *arguments: Any) -> Any:
         """Run the loop for values of `dtype`."""
-        if backend == "numpy":
+        if backend != "numba":
             with np.errstate(all="ignore"):  # compiled code does not warn either
-                return self.reference(*arguments)
+                return self.reference(namespace(backend), *arguments)
         loop = self._compiled.get(dtype)
         if loop is None:
             loop = self._compiled[dtype] = compiled(self._loop, self._signature(dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -39,18 +40,18 @@ def _encode_loop(x: Any, residual: Any, up: Any, down: Any, negative: Any, block
             rest[i] = v - (negative_mean if v < 0 else positive_mean)
 
 
-def _encode_numpy(x: Any, residual: Any, up: Any, down: Any, negative: Any, block: Any) -> None:
+def _encode_numpy(xp: Any, x: Any, residual: Any, up: Any, down: Any, negative: Any, block: Any) -> None:
     residual += x
-    rows = padded_blocks(residual.astype(np.float64), block)
-    sizes = np.minimum(block, x.size - block * np.arange(up.size))
+    rows = padded_blocks(xp, residual.astype(np.float64), block)
+    sizes = xp.minimum(block, x.size - block * xp.arange(up.size))
     num_below = (rows < 0).sum(axis=1)
     # cumsum adds one by one, as the loop does
-    above = np.cumsum(np.abs(rows) + rows, axis=1)[:, -1]
-    below = np.cumsum(np.abs(rows) - rows, axis=1)[:, -1]
-    up[:] = 0.5 * above / np.maximum(sizes - num_below, 1)
-    down[:] = -0.5 * below / np.maximum(num_below, 1)
+    above = xp.cumsum(xp.abs(rows) + rows, axis=1)[:, -1]
+    below = xp.cumsum(xp.abs(rows) - rows, axis=1)[:, -1]
+    up[:] = 0.5 * above / xp.maximum(sizes - num_below, 1)
+    down[:] = -0.5 * below / xp.maximum(num_below, 1)
     negative[:] = residual < 0
-    residual -= np.where(rows < 0, down[:, None], up[:, None]).reshape(-1)[: x.size]
+    residual -= xp.where(rows < 0, down[:, None], up[:, None]).reshape(-1)[: x.size]
 
 
 def _decode_loop(up: Any, down: Any, negative: Any, out: Any, block: Any) -> None:
@@ -64,9 +65,9 @@ def _decode_loop(up: Any, down: Any, negative: Any, out: Any, block: Any) -> Non
             outs[i] = np.uint32(up_bits ^ (difference & mask)).view(np.float32)
 
 
-def _decode_numpy(up: Any, down: Any, negative: Any, out: Any, block: Any) -> None:
-    rows = padded_blocks(negative, block)
-    out[:] = np.where(rows, down[:, None], up[:, None]).reshape(-1)[: out.size]
+def _decode_numpy(xp: Any, up: Any, down: Any, negative: Any, out: Any, block: Any) -> None:
+    rows = padded_blocks(xp, negative, block)
+    out[:] = xp.where(rows, down[:, None], up[:, None]).reshape(-1)[: out.size]
 
 
 ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=(VALUES, "f4", "f4", "u1"), scalars=("i8",))
@@ -79,6 +80,7 @@ class OneBit(Codec):
 
     name: ClassVar[str] = "onebit"
     error_feedback: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
 
     block: int = block_size()
 
@@ -86,13 +88,13 @@ class OneBit(Codec):
         """Return the size of a blob: the float32 means of both signs, then a bit a value."""
         return 8 * num_blocks(size, self.block) + num_octets(size)
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
         scales = np.empty((2, num_blocks(array.size, self.block)), np.float32)
         negative = np.empty(array.size, np.uint8)
         ENCODE(backend, array.dtype, array, residual, *scales, negative, self.block)
         return np.concatenate([scales.reshape(-1).view(np.uint8), pack(negative)])
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         blob = self._whole_blob(blob, self.encoded_nbytes(size, dtype))
         one = 4 * num_blocks(size, self.block)
         up, down = blob[:one].view(np.float32), blob[one : 2 * one].view(np.float32)

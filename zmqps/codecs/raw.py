@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -24,10 +25,10 @@ class Raw(Codec):
         """Return the size of a blob."""
         return size * np.dtype(dtype).itemsize
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
         return array.view(np.uint8)
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         nbytes = self.encoded_nbytes(size, dtype)
         array = self._whole_blob(blob, nbytes).view(dtype)
         return array if array.flags.aligned else array.copy(), nbytes

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..errors import ProtocolError
 from .base import Array, Bytes, Codec, real
-from .kernels import VALUES, Backend, Kernel
+from .kernels import VALUES, Backend, Kernel, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -27,9 +28,9 @@ def _add_loop(x: Any, residual: Any, counts: Any) -> None:
         counts[np.uint32(np.float32(residual[i]).view(np.uint32) & np.uint32(0x7FFFFFFF)) >> np.uint32(BIN_BITS)] += 1
 
 
-def _add_numpy(x: Any, residual: Any, counts: Any) -> None:
+def _add_numpy(xp: Any, x: Any, residual: Any, counts: Any) -> None:
     residual += x
-    counts += np.bincount(_magnitudes(residual) >> np.uint32(BIN_BITS), minlength=NUM_BINS).astype(np.uint32)
+    counts += xp.bincount(_magnitudes(residual) >> np.uint32(BIN_BITS), minlength=NUM_BINS).astype(np.uint32)
 
 
 def _collect_loop(values: Any, found: Any, floor: Any) -> None:
@@ -40,8 +41,8 @@ def _collect_loop(values: Any, found: Any, floor: Any) -> None:
             n += 1
 
 
-def _collect_numpy(values: Any, found: Any, floor: Any) -> None:
-    found[:] = np.flatnonzero(_magnitudes(values) >= floor)
+def _collect_numpy(xp: Any, values: Any, found: Any, floor: Any) -> None:
+    found[:] = xp.flatnonzero(_magnitudes(values) >= floor)
 
 
 def _scatter_loop(indices: Any, values: Any, out: Any) -> bool:
@@ -55,16 +56,17 @@ def _scatter_loop(indices: Any, values: Any, out: Any) -> bool:
     return True
 
 
-def _scatter_numpy(indices: Any, values: Any, out: Any) -> bool:
+def _scatter_numpy(xp: Any, indices: Any, values: Any, out: Any) -> bool:
     signed = indices.astype(np.int64)
-    if (np.diff(signed) <= 0).any() or (signed >= out.size).any():
+    if (xp.diff(signed) <= 0).any() or (signed >= out.size).any():
         return False
     out[signed] = values
     return True
 
 
 def _magnitudes(values: Any) -> Any:
-    return values.astype(np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
+    with np.errstate(over="ignore"):  # beyond float32 a float64 counts as infinite
+        return values.astype(np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
 
 
 ADD = Kernel(_add_loop, _add_numpy, reads=(VALUES,), writes=(VALUES, "u4"))
@@ -92,45 +94,49 @@ class TopK(Codec):
         """
         return 4 + self.most(size) * (4 + np.dtype(dtype).itemsize)
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
         assert residual is not None
-        counts = np.zeros(NUM_BINS, np.uint32)
+        xp = namespace(backend)
+        counts = xp.zeros(NUM_BINS, np.uint32)
         ADD(backend, array.dtype, array, residual, counts)
         indices = self._largest(residual, counts, backend)
         middle = 4 + 4 * indices.size
-        blob = np.empty(middle + indices.size * array.itemsize, np.uint8)
-        blob[:4].view(np.uint32)[0] = indices.size
+        blob: Bytes = xp.empty(middle + indices.size * array.itemsize, np.uint8)
+        blob[:4].view(np.uint32)[:] = indices.size
         blob[4:middle].view(np.uint32)[:] = indices
-        blob[middle:].view(array.dtype)[:] = residual[indices]
+        blob[middle:] = residual[indices].view(np.uint8)  # as bytes: they may begin where no value of theirs may
         residual[indices] = 0.0
         return blob
 
-    def _largest(self, values: Array, counts: Array, backend: Backend) -> Array:
+    def _largest(self, values: Array, counts: Array, backend: Backend | ModuleType) -> Array:
         """Return the ascending indices of the largest values; of equal ones, the first come first."""
+        xp = namespace(backend)
         most = self.most(values.size)
-        at_least = np.cumsum(counts[::-1], dtype=np.int64)[::-1]  # how many values are in a bin or above it
-        lowest = int(np.count_nonzero(at_least >= most)) - 1  # the highest bin with enough of them above
+        at_least = xp.cumsum(counts[::-1], dtype=np.int64)[::-1]  # how many values are in a bin or above it
+        lowest = int(xp.count_nonzero(at_least >= most)) - 1  # the highest bin with enough of them above
         floor = np.uint32(max(lowest << BIN_BITS, 1))
         # in the bin of zero all but the zeros count, so there the histogram says too much
-        found = np.empty(at_least[lowest] if lowest > 0 else np.count_nonzero(_magnitudes(values)), np.uint32)
+        count = at_least[lowest] if lowest > 0 else xp.count_nonzero(_magnitudes(values))
+        found: Array = xp.empty(int(count), np.uint32)
         COLLECT(backend, values.dtype, values, found, floor)
         if found.size <= most:
             return found
         keys = _magnitudes(values[found])
-        least = np.partition(keys, keys.size - most)[keys.size - most]
+        least = xp.partition(keys, keys.size - most)[keys.size - most]
         chosen = keys > least
-        chosen[np.flatnonzero(keys == least)[: most - np.count_nonzero(chosen)]] = True
+        chosen[xp.flatnonzero(keys == least)[: most - int(xp.count_nonzero(chosen))]] = True
         ascending: Array = found[chosen]
         return ascending
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         count = int(self._whole_blob(blob, 4).view(np.uint32)[0])
         if count > self.most(size):
             raise ProtocolError(f"codec {self.spec!r} sends at most {self.most(size)} of {size} values, not {count}")
         middle = 4 + 4 * count
         blob = self._whole_blob(blob, middle + count * dtype.itemsize)
-        array = np.zeros(size, dtype)
-        if not SCATTER(backend, dtype, blob[4:middle].view(np.uint32), blob[middle:].view(dtype), array):
+        values = blob[middle:] if middle % dtype.itemsize == 0 else blob[middle:].copy()  # a GPU reads aligned only
+        array: Array = namespace(backend).zeros(size, dtype)
+        if not SCATTER(backend, dtype, blob[4:middle].view(np.uint32), values.view(dtype), array):
             raise ProtocolError(f"the indices of a topk blob do not ascend, or one is beyond {size} values")
         return array, blob.nbytes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -48,19 +49,19 @@ def _encode_loop(x: Any, residual: Any, low: Any, high: Any, negative: Any, larg
             rest[i] -= np.uint32(bits | (sign << np.uint32(31))).view(np.float32)
 
 
-def _encode_numpy(x: Any, residual: Any, low: Any, high: Any, negative: Any, large: Any, block: Any) -> None:
+def _encode_numpy(xp: Any, x: Any, residual: Any, low: Any, high: Any, negative: Any, large: Any, block: Any) -> None:
     residual += x
-    rows = np.abs(padded_blocks(residual.astype(np.float64), block))
-    sizes = np.minimum(block, x.size - block * np.arange(low.size))
-    mean = np.cumsum(rows, axis=1)[:, -1] / sizes  # cumsum adds one by one, as the loop does
+    rows = xp.abs(padded_blocks(xp, residual.astype(np.float64), block))
+    sizes = xp.minimum(block, x.size - block * xp.arange(low.size))
+    mean = xp.cumsum(rows, axis=1)[:, -1] / sizes  # cumsum adds one by one, as the loop does
     is_high = rows > mean[:, None]
     num_high = is_high.sum(axis=1)
-    high[:] = np.cumsum(rows * is_high, axis=1)[:, -1] / np.maximum(num_high, 1)
-    low[:] = np.cumsum(rows * ~is_high, axis=1)[:, -1] / np.maximum(sizes - num_high, 1)
-    negative[:] = np.signbit(residual)
+    high[:] = xp.cumsum(rows * is_high, axis=1)[:, -1] / xp.maximum(num_high, 1)
+    low[:] = xp.cumsum(rows * ~is_high, axis=1)[:, -1] / xp.maximum(sizes - num_high, 1)
+    negative[:] = xp.signbit(residual)
     large[:] = is_high.reshape(-1)[: x.size]
-    sent = np.where(is_high, high[:, None], low[:, None]).reshape(-1)[: x.size]
-    residual -= np.where(negative, -sent, sent)
+    sent = xp.where(is_high, high[:, None], low[:, None]).reshape(-1)[: x.size]
+    residual -= xp.where(negative, -sent, sent)
 
 
 def _decode_loop(low: Any, high: Any, negative: Any, large: Any, out: Any, block: Any) -> None:
@@ -74,9 +75,9 @@ def _decode_loop(low: Any, high: Any, negative: Any, large: Any, out: Any, block
             outs[i] = np.uint32(bits ^ (np.uint32(signs[i]) << np.uint32(31))).view(np.float32)
 
 
-def _decode_numpy(low: Any, high: Any, negative: Any, large: Any, out: Any, block: Any) -> None:
-    sent = np.where(padded_blocks(large, block), high[:, None], low[:, None]).reshape(-1)[: out.size]
-    out[:] = np.where(negative, -sent, sent)
+def _decode_numpy(xp: Any, low: Any, high: Any, negative: Any, large: Any, out: Any, block: Any) -> None:
+    sent = xp.where(padded_blocks(xp, large, block), high[:, None], low[:, None]).reshape(-1)[: out.size]
+    out[:] = xp.where(negative, -sent, sent)
 
 
 ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=(VALUES, "f4", "f4", "u1", "u1"), scalars=("i8",))
@@ -89,6 +90,7 @@ class TwoBit(Codec):
 
     name: ClassVar[str] = "twobit"
     error_feedback: ClassVar[bool] = True
+    portable: ClassVar[bool] = False
 
     block: int = block_size()
 
@@ -96,13 +98,13 @@ class TwoBit(Codec):
         """Return the size of a blob: float32 low and high means, then all signs, then which are large."""
         return 8 * num_blocks(size, self.block) + 2 * num_octets(size)
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
         scales = np.empty((2, num_blocks(array.size, self.block)), np.float32)
         flags = np.empty((2, array.size), np.uint8)
         ENCODE(backend, array.dtype, array, residual, *scales, *flags, self.block)
         return np.concatenate([scales.reshape(-1).view(np.uint8), *map(pack, flags)])
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         blob = self._whole_blob(blob, self.encoded_nbytes(size, dtype))
         one = 4 * num_blocks(size, self.block)
         low, high = blob[:one].view(np.float32), blob[one : 2 * one].view(np.float32)

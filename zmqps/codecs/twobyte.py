@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from .base import Array, Bytes, Codec
-from .kernels import Backend, Kernel
+from .kernels import Backend, Kernel, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -28,13 +29,14 @@ class TwoByteCodec(Codec):
         """Return the size of a blob: two bytes a value."""
         return 2 * size
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend) -> Bytes:
-        halves = np.empty(array.size, np.uint16)
+    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
+        halves: Array = namespace(backend).empty(array.size, np.uint16)
         self.encoder(backend, array.dtype, array, halves)
-        return halves.view(np.uint8)
+        blob: Bytes = halves.view(np.uint8)
+        return blob
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend) -> tuple[Array, int]:
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
         halves = self._whole_blob(blob, 2 * size).view(np.uint16)
-        array = np.empty(size, dtype)
+        array = namespace(backend).empty(size, dtype)
         self.decoder(backend, dtype, halves, array)
         return array, halves.nbytes

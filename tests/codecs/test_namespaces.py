@@ -1,0 +1,38 @@
+"""Codecs in the namespace of a device: the same bytes, the same residuals, the same values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.codecs.cases import DTYPES, EDGES, SIZES, gradient
+from tests.devices import NewDevice, on_device, on_every_device, on_host
+from zmqps import codecs
+
+PORTABLE = ["bf16", "fp16", "int8:block=100", "int8:block=16,stochastic", "topk:fraction=0.1", "topk:fraction=1.0"]
+
+
+@on_every_device
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", PORTABLE)
+def test_a_device_writes_the_bytes_of_the_processor_and_reads_them(
+    spec: str, dtype: str, new_device: NewDevice
+) -> None:
+    device, codec = new_device(), codecs.parse(spec)
+    device.use()
+    edges = EDGES.astype(dtype)
+    for number, values in enumerate([edges, *(gradient(size, dtype) for size in SIZES)]):
+        ours = np.zeros(values.size, dtype) if codec.error_feedback else None
+        theirs = None if ours is None else on_device(device, ours)
+        for step in range(3 if ours is not None else 1):
+            blob = codec.encode(values, ours, seed=number)
+            found = codec.encode_in(device.xp, on_device(device, values), theirs, seed=number)
+            assert np.array_equal(on_host(device, found), blob), f"{spec} of {values.size} in step {step}"
+            if ours is not None:
+                np.testing.assert_array_equal(on_host(device, theirs), ours)
+            array = codec.decode_in(device.xp, found, values.size, dtype)
+            np.testing.assert_array_equal(on_host(device, array), codec.decode(blob, values.size, dtype)[0])
+
+
+def test_what_sums_floats_is_left_to_the_processor() -> None:
+    assert {name for name in ("onebit", "twobit", *PORTABLE) if not codecs.parse(name).portable} == {"onebit", "twobit"}
