@@ -64,7 +64,7 @@ test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
 bench: $(INSTALLED) ## the short benchmark suite, about five minutes; results in runs/bench
 	$(PY) -m bench suite
 
-bench-full: $(INSTALLED) ## every size, model, number of nodes and optimizer: an hour or more
+bench-full: $(INSTALLED) ## every size, model, number of nodes, optimizer and codec: hours
 	$(PY) -m bench suite --full --output runs/bench-full
 
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run

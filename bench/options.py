@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
 from bench import models
+from bench.phases import phases_of, print_phases
 from bench.results import Row, write_row
-from bench.tables import print_rows
-from bench.transfer import OPTIMIZERS, TRANSPORTS, Setup, measure
+from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
+from bench.tables import console, print_rows
+from bench.transfer import measure, record
+from zmqps import codecs
+from zmqps.errors import ProtocolError
+from zmqps.trace import merge
 
 Command: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[Command], Command]
@@ -23,6 +29,13 @@ def _check_model(context: click.Context, parameter: click.Parameter, value: str)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
     return value
+
+
+def _check_codec(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    try:
+        return codecs.parse(value).spec
+    except ProtocolError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 json_option = click.option(
@@ -46,6 +59,19 @@ def model_option(default: str) -> Decorator:
     )
 
 
+def codec_option(default: str) -> Decorator:
+    """Return the option that says how arrays travel."""
+    return click.option(
+        "--codec",
+        default=default,
+        show_default=True,
+        callback=_check_codec,
+        metavar="NAME[:OPTION=NUMBER,…]",
+        help=f"{', '.join(codecs.CODECS)}; with options, as in int8:block=512,stochastic. Values travel in it too, "
+        "unless it leaves something out (topk, onebit, twobit): then raw.",
+    )
+
+
 transport_option = click.option(
     "--transport",
     type=click.Choice(TRANSPORTS),
@@ -66,6 +92,7 @@ def transfer_options(function: Command) -> Command:
     for option in (
         json_option,
         steps_option,
+        codec_option("raw"),
         optimizer_option,
         transport_option,
         click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Worker processes."),
@@ -80,14 +107,34 @@ def transfer_command(operation: str, description: str) -> click.Command:
     """Return the command that measures one operation on a whole model."""
 
     @transfer_options
-    def run(json_path: Path | None, **fields: Any) -> None:
-        report(measure(operation, Setup(**fields)), json_path)
+    @click.option("--phases", is_flag=True, help="Record some more steps, and show what they consist of.")
+    @click.option(
+        "--trace",
+        "trace_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write these recorded steps here, for chrome://tracing or ui.perfetto.dev.",
+    )
+    def run(json_path: Path | None, phases: bool, trace_path: Path | None, **fields: Any) -> None:
+        setup = Setup(**fields)
+        row = measure(operation, setup)
+        if phases or trace_path is not None:
+            trace = record(operation, setup)
+            row = replace(row, extra={**row.extra, "phases": phases_of(trace, operation)})
+            if trace_path is not None:
+                merge.write(trace_path, trace)
+        report(row, json_path)
+        if phases:
+            print_phases(row)
+        if trace_path is not None:
+            console.print(f"written: {trace_path}", highlight=False)
 
     run.__doc__ = f"""{description}
 
     Real processes on this host: a coordinator, the servers, and the workers, which begin each step
     together. Steps take turns with plain sockets that move the same bytes between as many
-    processes, so what disturbs one disturbs the other.
+    processes, so what disturbs one disturbs the other. In the end the values on the servers are
+    compared with what numpy makes of as many pushes; a wrong one fails the case.
     """
     return click.command(operation)(run)
 

@@ -57,7 +57,8 @@ def print_rows(rows: Sequence[Row]) -> None:
     console.print(table)
     for row in rows:
         if row.extra:
-            named = ", ".join(f"{name} {_short(value)}" for name, value in row.extra.items())
+            plain = {name: value for name, value in row.extra.items() if not isinstance(value, dict)}
+            named = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
             console.print(f"{row.title}: {named}", style="dim", highlight=False)
 
 

@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import zmqps
-from bench import models
+from bench import models, reference
 from bench.children import TIMEOUT, Child, call_all
 from bench.limits import PlainSockets
 from bench.processes import BusyTime
 from bench.results import Row, timed
+from bench.setup import GRADIENT_SCALE, OPTIMIZERS, WARM_UP, Setup
 from bench.stats import Times, network_bound
+from zmqps.trace import VARIABLE, merge
 
-TRANSPORTS = ("tcp", "ipc", "shm", "auto")
-OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
-    "sgd": lambda: zmqps.optim.sgd(LEARNING_RATE),
-    "momentum": lambda: zmqps.optim.momentum(LEARNING_RATE, momentum=0.9),
-    "adagrad": lambda: zmqps.optim.adagrad(LEARNING_RATE),
-    "adam": lambda: zmqps.optim.adam(LEARNING_RATE),
-}
-LEARNING_RATE = 1e-3
-GRADIENT_SCALE = 1e-2
-CODEC = "raw"
-#: Steps before those that count: pages get mapped, sockets find their buffer sizes.
-WARM_UP = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Who moves what, and how."""
-
-    model: str = "resnet50"
-    servers: int = 1
-    workers: int = 1
-    transport: str = "tcp"
-    optimizer: str = "sgd"
-    steps: int = 20
+#: Steps of a recorded run: enough for a median, few enough to look at.
+RECORDED_STEPS = 10
 
 
 class TransferWorker:
@@ -51,21 +31,32 @@ class TransferWorker:
     ----------
     address
         The coordinator's.
-    model, optimizer
-        By their names.
-    transport
-        As `zmqps.connect` takes it.
+    setup
+        What is trained, how.
     operation
         ``push``, ``pull`` or ``push_pull``.
+    staleness
+        The mode, as `Worker.init` takes it.
     """
 
-    def __init__(self, address: str, model: str, optimizer: str, transport: str, operation: str) -> None:
-        shapes = models.find(model)
-        self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=transport)
+    def __init__(self, address: str, setup: Setup, operation: str, staleness: int | None = None) -> None:
+        shapes = models.find(setup.model)
+        self._setup = setup
+        self._staleness = staleness
+        self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=setup.transport)
         self._start = models.arrays(shapes, 1.0)
-        self._worker.init(self._start, optimizer=OPTIMIZERS[optimizer](), timeout=TIMEOUT)
+        self._worker.init(
+            self._start,
+            optimizer=OPTIMIZERS[setup.optimizer](),
+            staleness=staleness,
+            push_codec=setup.codec,
+            pull_codec=setup.pull_codec,
+            timeout=TIMEOUT,
+        )
         self._out = models.arrays(shapes, 0.0)
         self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
+        self._pushes = 0
+        self._adds = int("push" in operation)
         self._work: Callable[[], Any] = {
             "push": lambda: self._worker.push(self._gradients),
             "pull": lambda: self._worker.pull(out=self._out),
@@ -80,6 +71,7 @@ class TransferWorker:
             started = time.perf_counter()
             self._work()
             seconds.append(time.perf_counter() - started)
+            self._pushes += self._adds
         return seconds
 
     def pipelined(self, count: int) -> float:
@@ -87,15 +79,43 @@ class TransferWorker:
         started = time.perf_counter()
         for future in [self._worker.push_pull_async(self._gradients, out=self._out) for _ in range(count)]:
             future.result(TIMEOUT)
+        self._pushes += count
         return time.perf_counter() - started
 
-    def error(self, pushes: int) -> float:
-        """Return how far the servers' values are from where so many SGD steps of everybody lead."""
-        values = self._worker.pull()
-        return max(
-            float(np.abs(values[name] - (start - pushes * LEARNING_RATE * self._gradients[name])).max())
-            for name, start in self._start.items()
+    def deviation(self) -> float:
+        """Return how far the servers' values are from what every worker's pushes make of them (`bench.reference`)."""
+        values = self._worker.pull(codec="raw", timeout=TIMEOUT)
+        pushed_by = self._setup.workers if self._staleness is None else 1
+        return reference.deviation(self._setup, self._start, self._gradients, values, self._pushes, pushed_by)
+
+    def finish(self) -> None:
+        """Leave the cluster."""
+        self._worker.finish(timeout=30.0)
+
+
+def start_workers(stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull") -> list[Child]:
+    """Start a setup's workers; return when all have joined the job."""
+    workers = [stack.enter_context(Child(TransferWorker, address, setup, operation)) for _ in range(setup.workers)]
+    for worker in workers:
+        worker.result()
+    return workers
+
+
+def check_values(setup: Setup, worker: Child) -> bool:
+    """Compare what is on the servers with the reference; return whether that could be done.
+
+    Raises
+    ------
+    RuntimeError
+        It is wrong.
+    """
+    if not reference.can_check(setup):
+        return False
+    if (off := worker.call("deviation")) > 1:
+        raise RuntimeError(
+            f"the values are off by {off:.3g} times what rounding explains: the benchmark is worth nothing"
         )
+    return True
 
 
 def measure(operation: str, setup: Setup) -> Row:
@@ -106,7 +126,7 @@ def measure(operation: str, setup: Setup) -> Row:
     RuntimeError
         The values on the servers are wrong.
     """
-    nbytes = models.num_bytes(models.find(setup.model))
+    nbytes = setup.nbytes
     pushed, pulled = (nbytes if kind in operation else 0 for kind in ("push", "pull"))
     batch = max(1, min(50, (1 << 20) // nbytes))  # steps too short to be asked for one by one
     ours: list[float] = []
@@ -117,12 +137,8 @@ def measure(operation: str, setup: Setup) -> Row:
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, pushed, pulled))
         alone = setup.servers == setup.workers == 1
         link = limit if alone else stack.enter_context(PlainSockets(setup.transport, 1, 1, pushed, pulled))
-        arguments = cluster.address, setup.model, setup.optimizer, setup.transport, operation
-        workers = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(setup.workers)]
-        for worker in workers:
-            worker.result()
-        processes = [*cluster.pids.values(), *(worker.pid for worker in workers)]
-        busy = BusyTime(processes), BusyTime(limit.pids)
+        workers = start_workers(stack, cluster.address, setup, operation)
+        busy = BusyTime([*cluster.pids.values(), *(worker.pid for worker in workers)]), BusyTime(limit.pids)
         for turn in range(WARM_UP + setup.steps):
             if turn == WARM_UP:
                 for side in busy:
@@ -135,21 +151,11 @@ def measure(operation: str, setup: Setup) -> Row:
                 limits += plain
                 links += one
         cpu, limit_cpu = (side.seconds() / (setup.steps * batch * setup.workers) for side in busy)
-        if setup.optimizer == "sgd":
-            pushes = batch * (WARM_UP + setup.steps) * setup.workers if pushed else 0
-            if (error := workers[0].call("error", pushes)) > 1e-3:
-                raise RuntimeError(
-                    f"after {pushes} pushes the values are off by {error}: the benchmark is worth nothing"
-                )
+        checked = check_values(setup, workers[0])
     link_bytes_per_s = nbytes / Times(tuple(links)).median
     return Row(
         case=operation,
-        model=setup.model,
-        servers=setup.servers,
-        workers=setup.workers,
-        transport=setup.transport,
-        optimizer=setup.optimizer,
-        codec=CODEC,
+        **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), pushed + pulled),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, link_bytes_per_s),
         extra={
@@ -157,5 +163,28 @@ def measure(operation: str, setup: Setup) -> Row:
             "limit_cpu_s": limit_cpu,
             "link_gb_s": link_bytes_per_s / 1e9,
             "model_nbytes": nbytes,
+            "checked": checked,
         },
     )
+
+
+def record(operation: str, setup: Setup) -> merge.Trace:
+    """Run some steps once more, every process recording what it does; return that."""
+    with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
+        with ExitStack() as stack:
+            stack.enter_context(_recording(directory))
+            cluster = stack.enter_context(zmqps.LocalCluster(servers=setup.servers, workers=setup.workers))
+            workers = start_workers(stack, cluster.address, setup, operation)
+            call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
+            call_all(workers, "finish")
+        return merge.read(Path(directory))
+
+
+@contextmanager
+def _recording(directory: str) -> Iterator[None]:
+    """Let processes that are started now record into a directory; this one does not."""
+    os.environ[VARIABLE] = directory
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]

@@ -12,8 +12,8 @@ from bench import models
 from bench.limits import Copy
 from bench.options import json_option, model_option, optimizer_option, report, steps_option
 from bench.results import Row, timed
+from bench.setup import GRADIENT_SCALE, OPTIMIZERS, WARM_UP
 from bench.stats import Times
-from bench.transfer import GRADIENT_SCALE, OPTIMIZERS, WARM_UP
 from zmqps.core.keyspace import SLICE_NBYTES
 from zmqps.optim import make_kernel
 

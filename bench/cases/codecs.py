@@ -10,13 +10,12 @@ import numpy as np
 
 from bench import models
 from bench.limits import Copy
-from bench.options import json_option, model_option, report, steps_option
+from bench.options import codec_option, json_option, model_option, report, steps_option
 from bench.results import Row, timed
+from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
-from bench.transfer import GRADIENT_SCALE, WARM_UP
 from zmqps import codecs
 from zmqps.core.keyspace import SLICE_NBYTES
-from zmqps.errors import ProtocolError
 
 BACKENDS = ("numba", "numpy")
 #: A codec has to pay on a slow network: 1 Gbit/s.
@@ -54,6 +53,7 @@ def measure(model: str, codec: str, kernels: codecs.Backend, steps: int) -> Row:
         decoding.append(decode_s)
         limits.append(copy.step())
     encode, decode = Times(tuple(encoding[WARM_UP:])), Times(tuple(decoding[WARM_UP:]))
+    spent_s = encode.median + decode.median
     saved_s = (gradient.nbytes - encoded_nbytes) / SLOW_BYTES_PER_S
     return Row(
         case="codecs",
@@ -66,28 +66,22 @@ def measure(model: str, codec: str, kernels: codecs.Backend, steps: int) -> Row:
             "decode_gb_s": gradient.nbytes / decode.median / 1e9,
             "smaller_by": gradient.nbytes / encoded_nbytes,
             "saved_at_1gbit_s": saved_s,
-            "cost_to_saving": (encode.median + decode.median) / saved_s if saved_s else None,
+            "cost_to_saving": spent_s / saved_s if saved_s else None,
+            "verdict": _verdict(spent_s, saved_s),
         },
     )
 
 
-def _check_codec(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    try:
-        return codecs.parse(value).spec
-    except ProtocolError as error:
-        raise click.BadParameter(str(error)) from None
+def _verdict(spent_s: float, saved_s: float) -> str:
+    """Say whether encoding and decoding cost less than what the saved bytes would take at 1 Gbit/s."""
+    if saved_s <= 0:
+        return "saves nothing"
+    return f"{'pays' if spent_s < saved_s else 'does not pay'} at 1 Gbit/s"
 
 
 @click.command("codecs")
 @model_option("resnet50")
-@click.option(
-    "--codec",
-    default="bf16",
-    show_default=True,
-    callback=_check_codec,
-    metavar="NAME[:OPTION=NUMBER,…]",
-    help=f"{', '.join(codecs.CODECS)}; with options, as in int8:block=512,stochastic.",
-)
+@codec_option("bf16")
 @click.option("--kernels", type=click.Choice(BACKENDS), default="numba", show_default=True)
 @steps_option
 @json_option
@@ -95,6 +89,7 @@ def command(model: str, codec: str, kernels: codecs.Backend, steps: int, json_pa
     """A codec alone, on one core, slice by slice as workers and servers call it.
 
     Times are those of encoding, GB/s count the bytes of the values. The limit is a memory copy of
-    them.
+    them. The verdict: whether encoding and decoding together take less than the saved bytes would on
+    a network of 1 Gbit/s.
     """
     report(measure(model, codec, kernels, steps), json_path)

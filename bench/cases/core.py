@@ -15,8 +15,8 @@ import zmqps
 from bench import models
 from bench.options import json_option, model_option, report, steps_option
 from bench.results import Row
+from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
-from bench.transfer import CODEC, GRADIENT_SCALE, WARM_UP
 from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
 from zmqps.core.events import COORDINATOR, Action, Connect, Peer, Received, Resolve, Returned, Run, Send, server_peer
 from zmqps.core.job import JobSpec
@@ -125,7 +125,6 @@ def measure(model: str, steps: int) -> Row:
     return Row(
         case="core",
         model=model,
-        codec=CODEC,
         median_s=times.median,
         p90_s=times.p90,
         min_s=times.minimum,

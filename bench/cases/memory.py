@@ -9,44 +9,35 @@ from typing import Any
 import click
 
 import zmqps
-from bench import models
-from bench.children import Child, call_all
+from bench.children import call_all
 from bench.options import report, transfer_options
 from bench.processes import peak_nbytes, resident_nbytes
 from bench.results import Row
-from bench.transfer import CODEC, Setup, TransferWorker
+from bench.setup import Setup
+from bench.transfer import start_workers
 
 
 def measure(setup: Setup) -> Row:
     """Run push_pulls and look at every process before and after."""
-    nbytes = models.num_bytes(models.find(setup.model))
     with ExitStack() as stack:
         cluster = stack.enter_context(zmqps.LocalCluster(servers=setup.servers, workers=setup.workers))
         pids = [pid for name, pid in cluster.pids.items() if name.startswith("server")]
         empty = [resident_nbytes(pid) for pid in pids]
-        arguments = cluster.address, setup.model, setup.optimizer, setup.transport, "push_pull"
-        workers = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(setup.workers)]
-        for worker in workers:
-            worker.result()
+        workers = start_workers(stack, cluster.address, setup)
         call_all(workers, "steps", "all", setup.steps)
         servers = [peak_nbytes(pid) for pid in pids]
         of_workers = [peak_nbytes(worker.pid) for worker in workers]
-    shard = nbytes / setup.servers
+    shard = setup.nbytes / setup.servers
     return Row(
         case="memory",
-        model=setup.model,
-        servers=setup.servers,
-        workers=setup.workers,
-        transport=setup.transport,
-        optimizer=setup.optimizer,
-        codec=CODEC,
+        **setup.labels,
         steps=setup.steps,
         extra={
             "server_empty_mb": max(empty) / 1e6,
             "server_peak_mb": max(servers) / 1e6,
             "server_shards": max(peak - before for peak, before in zip(servers, empty, strict=True)) / shard,
             "worker_peak_mb": max(of_workers) / 1e6,
-            "worker_models": max(of_workers) / nbytes,  # its start values, gradients and out are three
+            "worker_models": max(of_workers) / setup.nbytes,  # its start values, gradients and out are three
         },
     )
 

@@ -6,62 +6,37 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 import zmqps
-from bench import models
-from bench.children import TIMEOUT, Child, call_all
+from bench.children import Child, call_all
 from bench.limits import PlainSockets
 from bench.options import report, transfer_options
+from bench.peers.process import PeerProcess
 from bench.results import Row, timed
+from bench.setup import WARM_UP, Setup
 from bench.stats import Times, network_bound, ratio_spread
-from bench.transfer import CODEC, GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setup
+from bench.transfer import TIMEOUT, TransferWorker, check_values
 from zmqps.core.keyspace import SLICE_NBYTES
 
-#: The smallest slices there are: what takes its time in them is not the bytes.
-SMALL_SLICE_NBYTES = 4096
+#: The smallest slices there are, in KB: what takes its time in them is not the bytes.
+SMALL_SLICE_KB = 4
 #: Steps of the barrier's own cluster for each step of the model.
 BARRIER_BATCH = 10
 #: The interpreter that `make bench-peers` makes; without it, this one, if it has torch.
 PEERS_PYTHON = Path(".venv-peers/bin/python")
 
 
-class SyncWorker:
-    """A worker process of a synchronous job.
+class SyncWorker(TransferWorker):
+    """A worker process of a synchronous job."""
 
-    Parameters
-    ----------
-    address
-        The coordinator's.
-    shapes
-        The model.
-    optimizer
-        By its name.
-    transport
-        As `zmqps.connect` takes it.
-    """
-
-    def __init__(self, address: str, shapes: models.Shapes, optimizer: str, transport: str) -> None:
-        self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=transport)
-        self._start = models.arrays(shapes, 1.0)
-        self._worker.init(self._start, optimizer=OPTIMIZERS[optimizer](), staleness=0, timeout=TIMEOUT)
-        self._out = models.arrays(shapes, 0.0)
-        self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
-
-    def steps(self, name: str, count: int) -> list[float]:
-        """Do so many steps, beginning together with the other workers; return the seconds of each."""
-        self._worker.barrier(name, timeout=TIMEOUT)
-        seconds = []
-        for _ in range(count):
-            started = time.perf_counter()
-            self._worker.push_pull(self._gradients, out=self._out)
-            seconds.append(time.perf_counter() - started)
-        return seconds
+    def __init__(self, address: str, setup: Setup) -> None:
+        super().__init__(address, setup, "push_pull", staleness=0)
 
     def waits(self, name: str, count: int) -> list[float]:
         """Do so many steps; return for each the seconds from acknowledged push to values, less a pull's own."""
@@ -76,37 +51,22 @@ class SyncWorker:
             seconds.append((pulled - pushed) - (time.perf_counter() - pulled))
         return seconds
 
-    def error(self, steps: int) -> float:
-        """Return how far the values are from where so many SGD steps lead; all workers push the same gradient."""
-        values = self._worker.pull()
-        return max(
-            float(np.abs(values[name] - (start - steps * LEARNING_RATE * self._gradients[name])).max())
-            for name, start in self._start.items()
-        )
 
-    def finish(self) -> None:
-        """Leave the cluster."""
-        self._worker.finish(timeout=30.0)
-
-
-def _start(stack: ExitStack, setup: Setup, shapes: models.Shapes, slice_nbytes: int) -> list[Child]:
+def _start(stack: ExitStack, setup: Setup, slice_nbytes: int) -> list[Child]:
     cluster = stack.enter_context(
         zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, slice_nbytes=slice_nbytes)
     )
-    arguments = cluster.address, shapes, setup.optimizer, setup.transport
-    workers = [stack.enter_context(Child(SyncWorker, *arguments)) for _ in range(setup.workers)]
+    workers = [stack.enter_context(Child(SyncWorker, cluster.address, setup)) for _ in range(setup.workers)]
     for worker in workers:
         worker.result()
     return workers
 
 
-def _start_gloo(stack: ExitStack, setup: Setup) -> Any:
+def _start_gloo(stack: ExitStack, setup: Setup) -> PeerProcess | None:
     """Start as many ranks as there are workers; None where there is no torch."""
     python = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable) if find_spec("torch") else None
     if python is None:
         return None
-    from bench.peers.process import PeerProcess
-
     optimizer = setup.optimizer if setup.optimizer in ("sgd", "adam") else "sgd"
     flags = [f"--model={setup.model}", f"--optimizer={optimizer}", "--servers=0", f"--workers={setup.workers}"]
     return stack.enter_context(PeerProcess(python.absolute(), "gloo", flags))
@@ -120,8 +80,7 @@ def measure(setup: Setup) -> Row:
     RuntimeError
         The values on the servers are wrong.
     """
-    shapes = models.find(setup.model)
-    nbytes = models.num_bytes(shapes)
+    nbytes = setup.nbytes
     num_slices = max(1, -(-nbytes // SLICE_NBYTES))
     ours: list[float] = []
     limits: list[float] = []
@@ -129,8 +88,8 @@ def measure(setup: Setup) -> Row:
     reduced: list[float] = []
     barriers: list[float] = []
     with ExitStack() as stack:
-        workers = _start(stack, setup, shapes, SLICE_NBYTES)
-        small = _start(stack, setup, {"w": (num_slices * SMALL_SLICE_NBYTES // 4,)}, SMALL_SLICE_NBYTES)
+        workers = _start(stack, setup, SLICE_NBYTES)
+        small = _start(stack, replace(setup, model=f"{num_slices * SMALL_SLICE_KB}KB"), SMALL_SLICE_KB << 10)
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, nbytes, nbytes))
         link = stack.enter_context(PlainSockets(setup.transport, 1, 1, nbytes, nbytes))
         gloo = _start_gloo(stack, setup)
@@ -146,18 +105,12 @@ def measure(setup: Setup) -> Row:
                 links += one
                 reduced += allreduce
                 barriers += waits
-        if setup.optimizer == "sgd" and (error := workers[0].call("error", WARM_UP + setup.steps)) > 1e-3:
-            raise RuntimeError(f"the values are off by {error}: the benchmark is worth nothing")
+        checked = check_values(replace(setup, workers=1), workers[0])
         for worker in (*workers, *small):
             worker.call("finish")
     return Row(
         case="sync_step",
-        model=setup.model,
-        servers=setup.servers,
-        workers=setup.workers,
-        transport=setup.transport,
-        optimizer=setup.optimizer,
-        codec=CODEC,
+        **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), 2 * nbytes),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, nbytes / Times(tuple(links)).median),
         extra={
@@ -165,6 +118,7 @@ def measure(setup: Setup) -> Row:
             "barrier_p90_s": Times(tuple(barriers)).p90,
             **_versus(ours, reduced),
             "model_nbytes": nbytes,
+            "checked": checked,
         },
     )
 

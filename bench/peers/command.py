@@ -11,13 +11,14 @@ import click
 
 import zmqps
 from bench import models
-from bench.children import Child, ChildError, call_all
+from bench.children import ChildError, call_all
 from bench.limits import PlainSockets
 from bench.peers.process import PeerError, PeerProcess
 from bench.results import environment
+from bench.setup import WARM_UP, Setup
 from bench.stats import Times, ratio_spread
 from bench.tables import console, new_table, seconds
-from bench.transfer import WARM_UP, TransferWorker
+from bench.transfer import start_workers
 
 #: Name -> (script, variant).
 PEERS = {
@@ -71,10 +72,7 @@ def compare(work: str, peer: str, python: Path, steps: int) -> Result:
     theirs: list[float] = []
     with ExitStack() as stack:
         cluster = stack.enter_context(zmqps.LocalCluster(servers=servers, workers=workers))
-        arguments = cluster.address, model, optimizer, transport, "push_pull"
-        children = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(workers)]
-        for child in children:
-            child.result()
+        children = start_workers(stack, cluster.address, Setup(model, servers, workers, transport, optimizer))
         if script:
             options = {"model": model, "optimizer": optimizer, "servers": servers, "workers": workers}
             flags = [f"--{name}={value}" for name, value in options.items()]

@@ -12,7 +12,8 @@ from bench import suite
 from bench.__main__ import main
 from bench.cases import core
 from bench.children import Child, ChildError
-from bench.transfer import Setup, measure
+from bench.setup import Setup
+from bench.transfer import measure
 
 FIELDS = {
     "case", "model", "servers", "workers", "transport", "optimizer", "median_s", "p90_s", "goodput_gb_s", "limit_s",
@@ -34,6 +35,8 @@ def test_every_command_explains_itself(case: str) -> None:
         ["push_pull", "--servers", "0"],
         ["push_pull", "--optimizer", "magic"],
         ["push_pull", "--transport", "carrier-pigeon"],
+        ["push_pull", "--codec", "int8:block=1"],
+        ["codecs", "--codec", "zip"],
         ["apply", "--kernels", "fortran"],
         ["compare", "no-such-file", "no-such-file"],
         ["juggle"],
@@ -54,6 +57,32 @@ def test_one_case_writes_its_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_steps_in_a_codec_are_checked_and_recorded(tmp_path: Path) -> None:
+    json_path, trace_path = tmp_path / "result.json", tmp_path / "trace.json"
+    flags = ["--model", "64KB", "--codec", "topk", "--transport", "shm", "--steps", "1", "--phases"]
+    flags += ["--json", str(json_path), "--trace", str(trace_path)]
+    result = CliRunner().invoke(main, ["push_pull", *flags])
+    assert result.exit_code == 0, result.output
+    written = json.loads(json_path.read_text())
+    assert (written["codec"], written["checked"]) == ("topk:fraction=0.01", True)
+    phases = {(phase["role"], phase["name"]): phase["total_s"] for phase in written["phases"]["phases"]}
+    assert phases.keys() >= {("worker", "encode"), ("wire", "wire there"), ("server", "decode"), ("server", "apply")}
+    assert "wire back" in result.output
+    assert json.loads(trace_path.read_text())["traceEvents"]
+
+
+def test_a_codec_alone_says_whether_it_pays(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    flags = ["--model", "64KB", "--codec", "bf16", "--kernels", "numpy", "--steps", "2", "--json", str(path)]
+    result = CliRunner().invoke(main, ["codecs", *flags])
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert written["smaller_by"] == 2.0
+    assert written["verdict"] in ("pays at 1 Gbit/s", "does not pay at 1 Gbit/s")
+    assert (written["cost_to_saving"] < 1) == written["verdict"].startswith("pays")
+
+
+@pytest.mark.processes
 def test_two_workers_and_servers_take_part() -> None:
     row = measure("push_pull", Setup(model="64KB", servers=2, workers=2, steps=1))
     assert row.steps == 2 * 16  # each worker takes sixteen so short steps in a turn
@@ -65,10 +94,10 @@ def test_the_core_is_measured_without_sockets() -> None:
 
 
 def test_the_suites_have_no_case_twice() -> None:
-    for jobs in (suite.short(), suite.full()):
-        titles = [title for title, _ in jobs]
-        assert len(titles) == len(set(titles))
-    assert {title for title, _ in suite.short()} <= {title for title, _ in suite.full()}
+    titles = {suite_: [job.title for job in suite_(Path())] for suite_ in (suite.short, suite.full)}
+    for found in titles.values():
+        assert len(found) == len(set(found))
+    assert set(titles[suite.short]) <= set(titles[suite.full])
 
 
 class Fragile:

@@ -1,0 +1,66 @@
+"""Who moves what, and how: what most cases are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmqps
+from bench import models
+from zmqps import codecs
+
+TRANSPORTS = ("tcp", "ipc", "shm", "auto")
+LEARNING_RATE = 1e-3
+GRADIENT_SCALE = 1e-2
+OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
+    "sgd": lambda: zmqps.optim.sgd(LEARNING_RATE),
+    "momentum": lambda: zmqps.optim.momentum(LEARNING_RATE, momentum=0.9),
+    "adagrad": lambda: zmqps.optim.adagrad(LEARNING_RATE),
+    "adam": lambda: zmqps.optim.adam(LEARNING_RATE),
+}
+#: Steps before those that count: pages get mapped, sockets find their buffer sizes.
+WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A cluster and what it trains.
+
+    Attributes
+    ----------
+    model, optimizer
+        By their names in `bench.models` and `OPTIMIZERS`.
+    servers, workers
+        Processes of each.
+    transport
+        As `zmqps.connect` takes it.
+    codec
+        How gradients travel, and values too where the codec may carry them.
+    steps
+        To measure, after `WARM_UP`.
+    """
+
+    model: str = "resnet50"
+    servers: int = 1
+    workers: int = 1
+    transport: str = "tcp"
+    optimizer: str = "sgd"
+    codec: str = "raw"
+    steps: int = 20
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The fields of a row that say what was done."""
+        names = ("model", "servers", "workers", "transport", "optimizer", "codec")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def pull_codec(self) -> str:
+        """How values travel: those that leave something out are for gradients only."""
+        return "raw" if codecs.parse(self.codec).error_feedback else self.codec
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the model."""
+        return models.num_bytes(models.find(self.model))
