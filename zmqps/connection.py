@@ -23,12 +23,12 @@ from zmqps.core.operations import AskStatus, Enter, Finish, Join, Operation, Sta
 from zmqps.core.session import SessionMachine
 from zmqps.data import DataShard, feed
 from zmqps.errors import ClosedError, ConfigurationError
+from zmqps.finite import are_finite
 from zmqps.net.routes import check_transport
 from zmqps.net.shm import LaneTransport
 from zmqps.net.thread import SessionThread
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_name, check_peer, new_identity
-from zmqps.optim import all_finite
 from zmqps.trace.record import around
 
 DEFAULT_TIMEOUT = 60.0
@@ -62,9 +62,9 @@ class Connection:
 
     def _start(self) -> SessionThread:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
-            all_finite(np.empty(0, dtype), "numba")
+            are_finite([np.empty(0, dtype)])
         identity = new_identity(self._role, name=self._name)
-        check = around("check", "worker", lambda array: all_finite(array, "numba"))
+        check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check)
         return SessionThread(machine, lambda: LaneTransport(ZmqTransport(identity.incarnation), self._transport))
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from zmqps.core.encoding import check as check_codec
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError
@@ -14,6 +16,7 @@ from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchEr
 #: dtype of a parameter -> dtype its values are kept, updated and sent in. Half precision loses the
 #: small updates training lives on, so the server keeps its master copy in float32.
 STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+_STORAGE = {name: np.dtype(storage) for name, storage in STORAGE_DTYPES.items()}
 MAX_PARAMETERS = 200_000
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
@@ -37,9 +40,9 @@ class Parameter:
         return math.prod(self.shape)
 
     @property
-    def storage_dtype(self) -> str:
+    def storage_dtype(self) -> np.dtype[Any]:
         """The dtype the servers keep it in."""
-        return STORAGE_DTYPES[self.dtype]
+        return _STORAGE[self.dtype]
 
     def describe(self) -> str:
         """Return, say, ``float32 (10, 4)``."""

@@ -87,7 +87,7 @@ class KeySpace:
         for dtype in dict.fromkeys(p.storage_dtype for p in self.parameters):
             members = tuple(i for i, p in enumerate(self.parameters) if p.storage_dtype == dtype)
             offsets = tuple(accumulate((self.parameters[i].size for i in members), initial=0))
-            tables.append(Table(np.dtype(dtype).newbyteorder("<"), members, offsets))
+            tables.append(Table(dtype.newbyteorder("<"), members, offsets))
         self.tables = tuple(tables)
 
     @property

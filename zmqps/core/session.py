@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +71,8 @@ from zmqps.errors import (
 FAREWELL_S = 2.0
 
 
-def _all_finite(array: Array) -> bool:
-    return bool(np.isfinite(array).all())
+def _all_finite(arrays: Sequence[Array]) -> bool:
+    return all(np.isfinite(array).all() for array in arrays)
 
 
 class SessionMachine:
@@ -88,11 +88,13 @@ class SessionMachine:
     coordinator
         The coordinator's endpoint.
     all_finite
-        Whether a flat array holds neither NaN nor infinity; asked before a push sends anything, so
+        Whether flat arrays hold neither NaN nor infinity; asked before a push sends anything, so
         that a refused push changes nothing anywhere.
     """
 
-    def __init__(self, identity: Identity, coordinator: str, all_finite: Callable[[Array], bool] = _all_finite) -> None:
+    def __init__(
+        self, identity: Identity, coordinator: str, all_finite: Callable[[Sequence[Array]], bool] = _all_finite
+    ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.attached: Attached | None = None
         self._epoch = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
@@ -56,10 +56,10 @@ class Transfers:
     host
         The session.
     all_finite
-        Whether a flat array holds neither NaN nor infinity.
+        Whether flat arrays hold neither NaN nor infinity.
     """
 
-    def __init__(self, host: Host, all_finite: Callable[[Array], bool]) -> None:
+    def __init__(self, host: Host, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self.links: list[Link] = []
         self.pace = Pace()
         self._host = host
@@ -211,18 +211,18 @@ class Transfers:
     def _nonfinite(self, transfer: Transfer) -> PSError | None:
         if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
             return None
-        parameters = self._host.attached.job.parameters
-        pairs = zip(parameters, transfer.source, strict=True)
-        names = [repr(p.name) for p, array in pairs if array is not None and not self._stays_finite(array, p)]
-        if not names:
+        pairs = [
+            (parameter, array)
+            for parameter, array in zip(self._host.attached.job.parameters, transfer.source, strict=True)
+            if array is not None
+        ]
+        as_sent = [array for parameter, array in pairs if array.dtype == parameter.storage_dtype]
+        others = [pair for pair in pairs if pair[1].dtype != pair[0].storage_dtype]
+        if self._all_finite(as_sent) and all(self._all_finite([_converted(*pair)]) for pair in others):
             transfer.checked = True
             return None
+        names = [repr(pair[0].name) for pair in pairs if not np.isfinite(_converted(*pair)).all()]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
-
-    def _stays_finite(self, array: Array, parameter: Parameter) -> bool:
-        """Whether an array is finite in the dtype it is sent in, which may hold less than its own."""
-        with np.errstate(over="ignore"):
-            return self._all_finite(array.astype(parameter.storage_dtype, copy=False))
 
     def _complete(self, transfer: Transfer) -> list[Action]:
         """Go on after an answer, if it was the last one."""
@@ -337,3 +337,9 @@ class Transfers:
                 actions += self._host.resolve(transfer.outermost, error)
             return actions
         return []
+
+
+def _converted(parameter: Parameter, array: Array) -> Array:
+    """Return a gradient in the dtype it is sent in, which may hold less than its own."""
+    with np.errstate(over="ignore"):
+        return array.astype(parameter.storage_dtype, copy=False)

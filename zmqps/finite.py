@@ -1,0 +1,50 @@
+"""Whether gradients are finite, asked of a whole push before any of it is sent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+from zmqps.core.arrays import Array
+from zmqps.optim import all_finite
+
+#: More threads do not read memory faster.
+NUM_THREADS = min(2, os.cpu_count() or 1)
+#: Below this one thread is done sooner than another wakes.
+SMALL_NBYTES = 4 << 20
+BLOCK_NBYTES = 1 << 20
+
+
+def are_finite(arrays: Sequence[Array]) -> bool:
+    """Return whether no element is NaN or infinite.
+
+    Nothing else of the push can be done meanwhile, so two threads look.
+
+    Parameters
+    ----------
+    arrays
+        Flat, contiguous, float32 or float64.
+    """
+    if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
+        return all(all_finite(array, "numba") for array in arrays)
+    blocks = list(_blocks(arrays))
+    middle = len(blocks) // 2
+    other = _helper().submit(_look, blocks[middle:])
+    return _look(blocks[:middle]) and other.result()
+
+
+def _look(blocks: Iterable[Array]) -> bool:
+    return all(all_finite(block, "numba") for block in blocks)
+
+
+def _blocks(arrays: Iterable[Array]) -> Iterator[Array]:
+    for array in arrays:
+        size = BLOCK_NBYTES // array.itemsize
+        yield from (array[start : start + size] for start in range(0, array.size, size))
+
+
+@cache
+def _helper() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "zmqps-finite")
