@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zmqps import codecs
-from zmqps.core.job import JobSpec
+from zmqps.core.job import JobSpec, Parameter
 from zmqps.core.keyspace import Placement, Segment, Slice
 from zmqps.optim import OptimizerSpec, make_kernel
 
@@ -127,3 +127,18 @@ def round_trip(codec: codecs.Codec, values: Array, seed: int) -> Array:
     """Return what comes out of a codec without error feedback."""
     blob = codec.encode(np.ascontiguousarray(values), seed=seed, backend="numpy")
     return codec.decode(blob, values.size, values.dtype, backend="numpy")[0]
+
+
+def odd_parameters(slice_nbytes: int) -> tuple[Parameter, ...]:
+    """Return parameters of nothing, one, primes, and a slice's elements, one less and one more."""
+    single, double = slice_nbytes // 4, slice_nbytes // 8
+    shapes: dict[str, list[tuple[int, ...]]] = {
+        "float32": [(), (0,), (997,), (single - 1,), (3, 0, 5), (single,), (single + 1,), (2,), (13, 7)],
+        "float64": [(1,), (double - 1,), (0,), (double,), (double + 1,), (101,)],
+        "bfloat16": [(17, 3)],  # kept and sent as float32
+    }
+    return tuple(
+        Parameter(f"{dtype}-{number}", shape, dtype)
+        for dtype, some in shapes.items()
+        for number, shape in enumerate(some)
+    )

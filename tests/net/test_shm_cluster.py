@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
 import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,86 +18,24 @@ import numpy as np
 import pytest
 
 import zmqps
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import Stop
-from zmqps.core.memory import HostMemory
-from zmqps.core.server import ServerMachine
-from zmqps.net.driver import Driver
+from tests.net.cluster import PATIENCE, Cluster, running
 from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
 from zmqps.net.segment import DIRECTORY
 from zmqps.net.shm import LaneTransport
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.node import new_identity
-from zmqps.server import ServerConfig, make_shard
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 30.0
 SLICE_NBYTES = 64 << 10  # small ones, so that lanes carry many
 SLICE = SLICE_NBYTES // 4
 #: Elements: none, one, primes, and around the end of a slice; together several slices on each server.
 SIZES = (0, 1, 2, 7919, SLICE - 1, SLICE, SLICE + 1, 104729, 0, 3)
 
 
-class Cluster:
-    """A coordinator and servers on real sockets, run by a thread of this process."""
-
-    def __init__(self) -> None:
-        self.address = ""
-        self.servers: list[LaneTransport] = []
-
-    async def run(self, num_servers: int, started: threading.Event, stopped: asyncio.Event) -> None:
-        log = logging.getLogger("zmqps.test")
-        options = CoordinatorOptions(servers=num_servers, slice_nbytes=SLICE_NBYTES, heartbeat_timeout=300.0)
-        transport = ZmqTransport(b"coordinator")
-        self.address = transport.bind("tcp://127.0.0.1:0")
-        drivers = [
-            Driver(CoordinatorMachine(new_identity("coordinator", endpoint=self.address), options), transport, log)
-        ]
-        for rank in range(num_servers):
-            lanes = LaneTransport(ZmqTransport(b"server-%d" % rank))
-            endpoint = " ".join([lanes.bind("tcp://127.0.0.1:0"), lanes.bind(new_local_endpoint())])
-            identity = new_identity("server", name=f"server-{rank}", endpoint=endpoint)
-            config, memory = ServerConfig("tcp://127.0.0.1:1", kernels="numpy"), HostMemory(lanes.arenas.empty)
-            machine = ServerMachine(identity, self.address, partial(make_shard, config, memory=memory))
-            drivers.append(Driver(machine, lanes, log))
-            self.servers.append(lanes)
-        tasks = [asyncio.create_task(driver.run()) for driver in drivers]
-        started.set()
-        await stopped.wait()
-        for driver in drivers:
-            driver.submit(Stop("the test is over"))
-        await asyncio.gather(*tasks)
-
-    def num_lanes(self) -> int:
-        return sum(len(server._lanes) for server in self.servers)
-
-
-@contextmanager
-def running(num_servers: int) -> Iterator[Cluster]:
-    cluster, started = Cluster(), threading.Event()
-    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
-
-    async def run() -> None:
-        loops.append((asyncio.get_running_loop(), asyncio.Event()))
-        await cluster.run(num_servers, started, loops[0][1])
-
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
-        assert started.wait(PATIENCE)
-        yield cluster
-    finally:
-        loop, stopped = loops[0]
-        loop.call_soon_threadsafe(stopped.set)
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2) as it:
+    with running(num_servers=2, slice_nbytes=SLICE_NBYTES) as it:
         yield it
 
 

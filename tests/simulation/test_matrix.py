@@ -15,9 +15,9 @@ import pytest
 
 from tests.codecs.cases import SPECS as CODECS
 from tests.optim.specs import SPECS as OPTIMIZERS
-from tests.reference import Array, Place, Reference, brought
+from tests.reference import Array, Place, Reference, brought, odd_parameters
 from zmqps import codecs
-from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import Placement
 from zmqps.core.messages import Load, Message, Push, Values
 from zmqps.core.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
@@ -30,19 +30,7 @@ from zmqps.testing.engine import Program
 from zmqps.testing.training import ReferenceRules, Training
 
 SLICE_NBYTES = 4096
-#: Elements of a slice, of float32 and of float64.
-SINGLE, DOUBLE = SLICE_NBYTES // 4, SLICE_NBYTES // 8
-#: Nothing, one, primes, and the end of a slice, one less and one more.
-SHAPES = {
-    "float32": [(), (0,), (997,), (SINGLE - 1,), (3, 0, 5), (SINGLE,), (SINGLE + 1,), (2,), (13, 7)],
-    "float64": [(1,), (DOUBLE - 1,), (0,), (DOUBLE,), (DOUBLE + 1,), (101,)],
-    "bfloat16": [(17, 3)],  # kept and sent as float32
-}
-PARAMETERS = tuple(
-    Parameter(f"{dtype}-{number}", shape, dtype)
-    for dtype, shapes in SHAPES.items()
-    for number, shape in enumerate(shapes)
-)
+PARAMETERS = odd_parameters(SLICE_NBYTES)
 #: Late, twice and out of order; and now and then a broken connection, after which requests are sent again.
 FAULTS = Faults(delay=0.01, duplication=0.1, reordering=0.2, loss=0.002)
 FOR_PULLS = [codec for codec in CODECS if not codecs.parse(codec).error_feedback]
