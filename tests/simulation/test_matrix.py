@@ -220,11 +220,7 @@ class MatrixTraining(Training):
             for state in shard.slices:
                 place = shard.index, state.piece.index
                 came = [next(arrives[worker, place])[0] for worker in workers]
-                weighted = [g if n == 1 else g * g.dtype.type(n) for g, n in zip(came, examples, strict=True)]
-                total = weighted[0].copy()
-                for gradient in weighted[1:]:
-                    total += gradient
-                total *= total.dtype.type(1.0 / sum(examples))
+                total = mean(came, examples)
                 reference.apply(place, total, set(range(len(PARAMETERS))))
 
     def _compare(self, reference: Reference, pulled: Pulled) -> None:
@@ -243,6 +239,16 @@ class MatrixTraining(Training):
                 seed = version << 32 | index
             expected = reference.read(place, version, parameters, transfer.reply_codec, nbytes, seed)
             assert reference.cells[place].of(pulled.out, parameters).tobytes() == expected.tobytes()
+
+
+def mean(gradients: Sequence[Array], examples: Sequence[int]) -> Array:
+    """Return the mean as servers round it: of equal shares the sum is divided, others are weighted first."""
+    scalar, whole = gradients[0].dtype.type, sum(examples)
+    equal = min(examples) == max(examples)
+    total = gradients[0] if equal else gradients[0] * scalar(examples[0] / whole)
+    for gradient, number in zip(gradients[1:], examples[1:], strict=True):
+        total = total + (gradient if equal else gradient * scalar(number / whole))
+    return total * scalar(1.0 / len(gradients)) if equal else total
 
 
 def split(rng: Random, message: Message) -> list[Any]:
