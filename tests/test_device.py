@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.devices import NewDevice, on_device, on_every_device, on_host
+from zmqps import LocalCluster, server
 from zmqps.device import HostDevice, open_device, parse
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
 
@@ -38,6 +39,17 @@ def test_without_cupy_it_says_what_to_install_and_auto_takes_the_processor(monke
     with pytest.raises(DeviceError, match=r"pip install 'zmqps\[cuda12\]'"):
         open_device("cuda")
     assert open_device("auto") is None
+
+
+def test_a_server_without_its_device_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match="a GPU needs CuPy"):
+        server.run(server.ServerConfig("tcp://127.0.0.1:1", device="cuda"))
+
+
+def test_a_cluster_refuses_what_is_no_device() -> None:
+    with pytest.raises(ConfigurationError, match="'gpu' is no device"):
+        LocalCluster(device="gpu")
 
 
 class CUDARuntimeError(RuntimeError):

@@ -46,6 +46,8 @@ class ClusterConfig:
         Log one JSON object a line.
     apply_threads
         How many threads update one slice, for the servers.
+    device
+        Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -55,6 +57,7 @@ class ClusterConfig:
     log_level: str = "info"
     log_json: bool = False
     apply_threads: int = 1
+    device: str = "cpu"
 
     def coordinator(self) -> list[str]:
         """Return the command that runs the coordinator."""
@@ -71,7 +74,7 @@ class ClusterConfig:
         bind = f"{coordinator.rpartition(':')[0]}:0" if coordinator.startswith("tcp://") else "tcp://127.0.0.1:0"
         flags = [
             f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}",
-            f"--apply-threads={self.apply_threads}",
+            f"--apply-threads={self.apply_threads}", f"--device={self.device}",
         ]  # fmt: skip
         return node_command("server", *flags, *self._common(f"server-{index}"))
 
@@ -198,6 +201,8 @@ class LocalCluster:
         What the servers compute with.
     apply_threads : int
         How many threads update one slice on each server; docs/operations.md says when more than one pays.
+    device : str
+        Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
     timeout : float
         Seconds to wait for the start.
     directory : path, optional
@@ -223,6 +228,7 @@ class LocalCluster:
         slice_nbytes: int = CoordinatorOptions().slice_nbytes,
         kernels: str = "numba",
         apply_threads: int = 1,
+        device: str = "cpu",
         timeout: float = START_TIMEOUT,
         directory: str | Path | None = None,
         log_level: str = "info",
@@ -231,8 +237,10 @@ class LocalCluster:
             servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_nbytes
         )  # fmt: skip
         CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
-        ServerConfig("tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads)
-        config = ClusterConfig(options, kernels=kernels, log_level=log_level, apply_threads=apply_threads)
+        ServerConfig("tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads, device=device)
+        config = ClusterConfig(
+            options, kernels=kernels, log_level=log_level, apply_threads=apply_threads, device=device
+        )
         self._nodes = Nodes(config, self._spawn)
         self._timeout = timeout
         self._stack = contextlib.ExitStack()

@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
+
+import numpy as np
 
 from zmqps.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.core.arrays import Array
@@ -16,13 +18,15 @@ from zmqps.core.memory import HostMemory, Memory
 from zmqps.core.server import ServerMachine
 from zmqps.core.shard import Kernel, Shard
 from zmqps.core.treatments import make_treatment
+from zmqps.device import Device, open_device, parse
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.shm import LaneTransport
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.node import check_bind, check_endpoint, new_identity
-from zmqps.optim import OptimizerSpec, all_finite, make_kernel, warm_up
+from zmqps.optim import OptimizerSpec, Rule, all_finite, make_kernel, warm_up
+from zmqps.staging import Streams, device_memory
 from zmqps.trace.record import watch, watch_rules
 
 KERNELS = ("numba", "numpy")
@@ -45,7 +49,9 @@ class ServerConfig:
     insecure
         Allow to bind beyond loopback.
     apply_threads
-        How many threads update one slice, `zmqps.apply`.
+        How many threads update one slice, `zmqps.apply`; a GPU needs no others.
+    device
+        Where the shard is kept and updated: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for a GPU if one works.
     """
 
     coordinator: str
@@ -54,10 +60,12 @@ class ServerConfig:
     kernels: str = "numba"
     insecure: bool = False
     apply_threads: int = 1
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
         check_bind(self.bind, insecure=self.insecure)
+        parse(self.device)
         if self.kernels not in KERNELS:
             raise ConfigurationError(f"kernels is one of {KERNELS}, not {self.kernels!r}")
         if type(self.apply_threads) is not int or not 1 <= self.apply_threads <= MAX_APPLY_THREADS:
@@ -67,37 +75,79 @@ class ServerConfig:
 class CompiledRules:
     """An optimizer's rules, compiled for this server (`zmqps.core.shard.Rules`)."""
 
-    def __init__(self, spec: OptimizerSpec, backend: str, apply_threads: int = 1) -> None:
+    def __init__(self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None) -> None:
         self._spec = spec
-        self._threads = ApplyThreads(apply_threads)
-        self._backend = backend
+        self._kernels: Any = config.kernels
+        self._device = device
+        self._threads = ApplyThreads(config.apply_threads if device is None else 1)
         self.slot_fill: tuple[float, ...] = ()
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
         """Return the kernels in use and which is each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
-        kernels = (None if rule.frozen else make_kernel(rule, self._backend) for rule in rules)  # type: ignore[arg-type]
-        return [None if kernel is None else self._threads.over(kernel) for kernel in kernels], kernel_of
+        return [None if rule.frozen else self._threads.over(self._kernel(rule)) for rule in rules], kernel_of
+
+    def _kernel(self, rule: Rule) -> Kernel:
+        if self._device is None:
+            return make_kernel(rule, self._kernels)
+        return make_kernel(rule, "cupy", self._device.xp)
+
+    def warm_up(self, names: Sequence[str], dtype: np.dtype[Any]) -> None:
+        """Compile what the first update would otherwise wait for."""
+        for rule in self._spec.rules(names)[0]:
+            if self._device is None:
+                warm_up(rule, dtype, self._kernels)
+            else:
+                warm_up(rule, dtype, "cupy", self._device.xp)
 
     def all_finite(self, g: Array) -> bool:
-        """Whether an array holds neither NaN nor infinity."""
-        return all_finite(g, self._backend)  # type: ignore[arg-type]
+        """Whether an array, of this host, holds neither NaN nor infinity."""
+        return all_finite(g, self._kernels)
 
 
 def make_shard(
-    config: ServerConfig, job: JobSpec, placement: Placement, index: int, memory: Memory | None = None
+    config: ServerConfig,
+    job: JobSpec,
+    placement: Placement,
+    index: int,
+    memory: Memory | None = None,
+    streams: Streams | None = None,
+    num_workers: int = 1,
 ) -> Shard:
-    """Build a shard in a memory, its kernels compiled before the first gradient comes."""
+    """Build a shard, its kernels compiled before the first gradient comes.
+
+    Parameters
+    ----------
+    config
+        The server's.
+    job, placement, index
+        Which shard.
+    memory
+        Where it is to live; by default anywhere in this host's memory.
+    streams
+        Of the device it is to live on instead.
+    num_workers
+        How many there are: their gradients take memory on a device.
+
+    Raises
+    ------
+    DeviceMemoryError
+        The device is too small.
+    """
     spec = OptimizerSpec.from_wire(job.optimizer)
-    rules, _ = spec.rules([parameter.name for parameter in job.parameters])
+    names = [parameter.name for parameter in job.parameters]
+    device = None
+    if streams is not None:
+        num_slots = len(spec.rules(names)[0][0].slots)
+        memory, device = device_memory(streams, placement, index, num_slots, job, num_workers), streams.device
+    rules = CompiledRules(spec, config, device)
     for dtype in {table.dtype for table in placement.keyspace.tables}:
-        for rule in rules:
-            warm_up(rule, dtype, config.kernels)  # type: ignore[arg-type]
+        rules.warm_up(names, dtype)
     return Shard(
         placement,
         index,
-        watch_rules(CompiledRules(spec, config.kernels, config.apply_threads)),
+        watch_rules(rules),
         reject_nonfinite=job.nonfinite == "reject",
         synchronous=job.mode == "sync",
         aggregate=job.aggregate,
@@ -114,7 +164,15 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     ------
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
+    DeviceError
+        There is no such device.
     """
+    log = logging.getLogger("zmqps.server")
+    device = open_device(config.device)
+    streams = None if device is None else Streams(device)
+    if streams is not None:
+        streams.enter()
+        log.info("computing on %s", streams.device.name)
     identity = new_identity("server", name=config.name)
     transport = LaneTransport(ZmqTransport(identity.incarnation))
     try:
@@ -125,9 +183,13 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         transport.close(0)
         raise
     identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
-    build = partial(make_shard, config, memory=HostMemory(transport.arenas.empty))
+
+    def build(job: JobSpec, placement: Placement, index: int) -> Shard:
+        host = HostMemory(transport.arenas.empty)
+        return make_shard(config, job, placement, index, host, streams, machine.member.num_workers)
+
     machine = ServerMachine(identity, config.coordinator, build)
-    driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.server"))
+    driver = Driver(*watch(machine, transport, identity), log)
     return await run_node(driver, endpoint, parent_fd)
 
 

@@ -52,6 +52,7 @@ def coordinator(
 )
 @settings.kernels
 @settings.apply_threads
+@settings.device
 @setting("--name", shared=False, help="How logs and errors call this node.")
 @settings.insecure
 @settings.log_settings
@@ -61,6 +62,7 @@ def server(
     address: str,
     kernels: str,
     apply_threads: int,
+    device: str,
     name: str | None,
     insecure: bool,
     log_json: bool,
@@ -72,7 +74,10 @@ def server(
     from zmqps.server import ServerConfig, run
 
     return _run(
-        lambda: run(ServerConfig(coordinator, address, name, kernels, insecure, apply_threads), parent_fd), parent_fd
+        lambda: run(
+            ServerConfig(coordinator, address, name, kernels, insecure, apply_threads, device=device), parent_fd
+        ),
+        parent_fd,
     )
 
 

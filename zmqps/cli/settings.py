@@ -97,6 +97,10 @@ insecure = setting("--insecure", is_flag=True, help="Allow to bind beyond this h
 kernels = setting(
     "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
 )
+device = setting(
+    "--device", default="cpu", metavar="cpu|cuda|cuda:N|auto",
+    help="Where servers hold and update their shards; auto: on a GPU if one works.",
+)  # fmt: skip
 apply_threads = setting(
     "--apply-threads", type=click.IntRange(1, 64), default=1, help="How many threads update one slice on a server."
 )

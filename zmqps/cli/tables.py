@@ -70,7 +70,7 @@ def _headline(status: Facts) -> Text:
 
 
 def _nodes(status: Facts) -> Table:
-    table = _table("nodes", "node", "name", "host", ">pid", "endpoint", "last sign of life")
+    table = _table("nodes", "node", "name", "host", ">pid", "endpoint", "device", "last sign of life")
     for member in status["members"]:
         table.add_row(*_who(member), f"{_duration(member['silent_s'])} ago")
     for member in status["gone"]:
@@ -82,7 +82,7 @@ def _nodes(status: Facts) -> Table:
 def _who(member: Facts) -> list[str]:
     endpoint = member["endpoint"].partition(" ")[0]  # what follows are other ways, for those on the same host
     texts = f"{member['role']} {member['rank']}", member["name"], member["host"], str(member["pid"]), endpoint
-    return [escape(text) for text in texts]
+    return [escape(text) for text in (*texts, str(member["counters"].get("device", "")))]
 
 
 def _traffic(status: Facts) -> Table:

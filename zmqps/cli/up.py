@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @settings.kernels
 @settings.apply_threads
+@settings.device
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -79,7 +80,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     )  # fmt: skip
     cluster = ClusterConfig(
         options, told["address"], told["kernels"], told["insecure"], told["log_level"], told["log_json"],
-        told["apply_threads"],
+        told["apply_threads"], told["device"],
     )  # fmt: skip
     config = UpConfig(
         cluster, told["command"], told["workers"] or 0, told["name"], told["directory"], told["timeout"]

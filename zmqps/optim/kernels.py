@@ -172,9 +172,9 @@ def warm_up(rule: Rule, dtype: DTypeLike, backend: Backend = "numpy", xp: Any = 
     The first time on a machine numba takes about a second for a rule and dtype; afterwards its
     import and the loading are what takes time.
     """
-    empty = xp.empty(0, dtype)
-    make_kernel(rule, backend, xp)(empty, empty, empty, (empty,) * len(rule.slots), 1)
-    all_finite(empty, backend, xp)
+    w, g, *slots = (xp.zeros(1, dtype) for _ in range(2 + len(rule.slots)))  # CuPy compiles nothing for empty arrays
+    make_kernel(rule, backend, xp)(w, g, w, tuple(slots), 1)
+    all_finite(g, backend, xp)
 
 
 class _Equation:

@@ -186,7 +186,9 @@ class Engine:
 
     def _execute(self, node: Node, action: Action) -> None:
         match action:
-            case Send(peer, message, readers):
+            case Send(peer, message, readers, after):
+                if after is not None:
+                    after.wait()
                 self._send(node, peer, message, readers)
             case Resolve(operation, value):
                 self._resolve(node, operation, value)

@@ -1,0 +1,312 @@
+"""A shard on a device beside the same shard in this host's memory: the same values, versions and errors."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.machines import errors, identity, peer, sent
+from tests.core.test_server import Server
+from tests.devices import NewDevice, on_every_device
+from zmqps.core.arrays import Array
+from zmqps.core.events import COORDINATOR, Action, Received, Returned, Run, Send
+from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.keyspace import KeySpace, Placement
+from zmqps.core.messages import Ack, Assign, Error, Load, Pull, Push, Values
+from zmqps.core.shard import Shard
+from zmqps.device import Device, HostDevice
+from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, from_wire
+from zmqps.optim import adam, group, momentum
+from zmqps.server import ServerConfig, make_shard
+from zmqps.staging import INBOUND_SLOTS, DeviceMemory, Streams, required_nbytes
+
+CONFIG = ServerConfig("tcp://127.0.0.1:1", kernels="numpy")
+PARAMETERS = (
+    Parameter("v", (100,), "float32"),
+    Parameter("w", (7, 11), "float64"),
+    Parameter("frozen", (30,), "float32"),
+    Parameter("b", (5,), "float16"),
+)
+SPEC = momentum(0.1, momentum=0.9, groups=[group("frozen", frozen=True), group("b", learning_rate=0.5)])
+COMPENSATE = {"name": "compensate", "lambda": 0.04}
+
+
+def job(**options: Any) -> JobSpec:
+    return JobSpec(PARAMETERS, SPEC.to_wire(), **options)
+
+
+def placement(slice_nbytes: int = 256) -> Placement:
+    return Placement.balance(KeySpace(PARAMETERS), 1, slice_nbytes)
+
+
+class Pair:
+    """The same shard on a device and in this host's memory, told the same."""
+
+    def __init__(self, device: Device, spec: JobSpec, slice_nbytes: int = 256) -> None:
+        self.exact = isinstance(device, HostDevice)
+        self.streams = Streams(device)
+        where = placement(slice_nbytes)
+        self.host = make_shard(CONFIG, spec, where, 0)
+        self.device = make_shard(CONFIG, spec, where, 0, streams=self.streams)
+        self.rng = np.random.default_rng(0)
+        for state in self.host.slices:
+            value = self.random(state.piece.index)
+            for shard in self.shards:
+                shard.load([(state.piece.index, 0, ())], [value])
+
+    @property
+    def shards(self) -> tuple[Shard, Shard]:
+        return self.host, self.device
+
+    def random(self, *indices: int) -> Array:
+        """Return the bytes of gradients for whole slices."""
+        states = [self.host.slices[index] for index in indices]
+        arrays = [self.rng.standard_normal(state.piece.size).astype(state.value.dtype) for state in states]
+        return np.concatenate([array.view(np.uint8) for array in arrays])
+
+    def push(self, *indices: int, read: int = 0, checked: bool = False, reader: bytes = b"") -> None:
+        payload = self.random(*indices)
+        parts = [(index, read, ()) for index in indices]
+        found = [shard.push(parts, [payload], "worker", checked=checked, reader=reader) for shard in self.shards]
+        assert found[0] == found[1]
+
+    def check(self, exact: int | None = None) -> None:
+        parts = [(state.piece.index, 0, ()) for state in self.host.slices]
+        ours, theirs = (fetch(shard, parts, exact) for shard in self.shards)
+        for state, a, b in zip(self.host.slices, ours, theirs, strict=True):
+            a, b = a.view(state.value.dtype), b.view(state.value.dtype)
+            if self.exact:
+                np.testing.assert_array_equal(a, b)
+            else:
+                np.testing.assert_allclose(a, b, rtol=4e-6, atol=1e-6)
+        self.device.validate()
+
+
+def fetch(shard: Shard, parts: Any, exact: int | None = None) -> list[Array]:
+    """Pull; return the bytes of each part."""
+    pieces, _, readers = shard.pull(parts, exact)
+    out = shard.memory.send(None, pieces, 0, readers)
+    if out.after is not None:
+        out.after.wait()
+    octets = np.concatenate([piece.view(np.uint8) for piece in out.payload])
+    ends = np.cumsum([size * dtype.itemsize for size, dtype in shard.sizes(parts)])
+    return np.split(octets, ends[:-1])
+
+
+@on_every_device
+def test_pushes_of_whole_slices_and_of_some_parameters_change_the_same(new_device: NewDevice) -> None:
+    pair = Pair(new_device(), job())
+    for _ in range(4):
+        for state in pair.host.slices:
+            pair.push(state.piece.index)
+        pair.push(0, 1, checked=True)
+        pair.check()
+    state = next(state for state in pair.host.slices if len(state.positions) > 1)
+    bounds = [*state.positions, state.piece.size]
+    payload = pair.rng.standard_normal(bounds[1] - bounds[0]).astype(state.value.dtype)
+    for shard in pair.shards:
+        shard.push([(state.piece.index, 0, (bounds[0], bounds[1]))], [payload], "worker")
+    pair.check()
+
+
+@on_every_device
+@pytest.mark.parametrize("retain", [0, 2])
+def test_synchronous_steps_change_the_same_and_old_versions_stay(new_device: NewDevice, retain: int) -> None:
+    pair = Pair(new_device(), job(staleness=0, retain=retain))
+    indices = range(len(pair.host.slices))
+    workers = [b"a" * 16, b"b" * 16, b"c" * 16]
+    for step in range(4):
+        for examples, worker in enumerate(workers, start=1):
+            for index in indices:
+                payload = pair.random(index)
+                for shard in pair.shards:
+                    shard.collect([(index, 0, ())], [payload], (worker, 1), step, examples, "worker")
+        for shard in pair.shards:
+            shard.commit(step, [(worker, (1,)) for worker in workers])
+        pair.check()
+        for version in range(max(0, step + 1 - retain), step + 1):
+            pair.check(version)
+
+
+@on_every_device
+def test_treatments_compute_on_the_device(new_device: NewDevice) -> None:
+    pair = Pair(new_device(), job(treatment=COMPENSATE))
+    for shard in pair.shards:
+        shard.pull([(0, 0, ())], reader=b"worker")
+    pair.push(0)
+    pair.push(0, reader=b"worker")  # one update behind what it was computed from
+    pair.check()
+    assert pair.device.copies is not None
+    assert pair.device.copies.nbytes == pair.host.copies.nbytes > 0
+
+
+@on_every_device
+def test_a_gradient_that_is_not_finite_changes_nothing(new_device: NewDevice) -> None:
+    pair = Pair(new_device(), job())
+    payload = np.full(pair.host.slices[0].piece.size, np.nan, np.float32)
+    for shard in pair.shards:
+        with pytest.raises(NonFiniteGradientError, match=r"'v'.*pushed by worker"):
+            shard.push([(0, 0, ())], [payload], "worker")
+    pair.check()
+
+
+@on_every_device
+def test_a_pull_holds_what_was_there_when_it_was_asked_for(new_device: NewDevice) -> None:
+    pair = Pair(new_device(), job())
+    before = fetch(pair.device, [(0, 0, ())])[0].copy()
+    pieces, _, readers = pair.device.pull([(0, 0, ())])
+    out = pair.device.memory.send(None, pieces, 0, readers)
+    for _ in range(3):
+        pair.push(0)
+    assert out.after is not None
+    out.after.wait()
+    assert bytes(out.payload[0]) == before.tobytes()
+    pair.check()
+
+
+@on_every_device
+def test_more_pieces_than_slots_reuse_them_in_order(new_device: NewDevice) -> None:
+    pair = Pair(new_device(), job(), slice_nbytes=64)
+    indices = range(len(pair.host.slices))
+    assert len(indices) > INBOUND_SLOTS
+    for _ in range(3):
+        pair.push(*indices, checked=True)
+    pair.check()
+
+
+def small_memory(device: Device, blocks: int) -> DeviceMemory:
+    streams = Streams(device)
+    streams.enter()
+    return DeviceMemory(streams, 512, inbound_slots=2, outbound_nbytes=512 * blocks)
+
+
+@on_every_device
+def test_without_a_free_block_values_go_through_ordinary_memory(new_device: NewDevice) -> None:
+    memory = small_memory(new_device(), 2)
+    array = memory.take(np.arange(64, dtype=np.float32))
+    sendings = [memory.send(None, [[array]], 0, []) for _ in range(3)]
+    for out in sendings:
+        out.after.wait()  # type: ignore[union-attr]
+        assert out.payload[0].view(np.float32).tolist() == list(range(64))
+    shown = memory.counters()
+    assert (shown["pinned_lent"], shown["staging_overflows"]) == (2, 1)
+    assert shown["pinned_nbytes"] == 4 * 512
+
+
+@on_every_device
+def test_a_block_is_free_when_the_last_view_of_it_has_gone(new_device: NewDevice) -> None:
+    memory = small_memory(new_device(), 2)
+    array = memory.take(np.arange(64, dtype=np.float32))
+    out = memory.send(None, [[array]], 0, [])
+    view = memoryview(out.payload[0]).cast("B")[10:]
+    out.after.wait()  # type: ignore[union-attr]
+    del out
+    gc.collect()
+    assert memory.counters()["pinned_lent"] == 1
+    del view
+    assert memory.counters()["pinned_lent"] == 0
+
+
+def test_a_device_that_is_too_small_says_what_the_shard_needs() -> None:
+    spec, where = job(staleness=0, retain=1), placement()
+    required = required_nbytes(where, 0, 1, spec, 3)
+    values = 4 * 135 + 8 * 77
+    staging = 24 * 256
+    assert list(required.values()) == [values, values, values, 3 * values, 0, staging]
+    device = HostDevice(sum(required.values()) - 1)
+    with pytest.raises(DeviceMemoryError, match=f"values {values:,}, optimizer slots {values:,}, ") as caught:
+        make_shard(CONFIG, spec, where, 0, streams=Streams(device), num_workers=3)
+    assert caught.value.needed_nbytes == sum(required.values())
+    assert caught.value.free_nbytes == sum(required.values()) - 1
+    assert device.memory().free_nbytes == caught.value.free_nbytes
+
+
+def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
+    spec, where = job(staleness=0, retain=1), placement()
+    device = HostDevice(sum(required_nbytes(where, 0, 1, spec, 1).values()) + 512 * INBOUND_SLOTS)
+    pair = Pair(device, spec)
+    for step in range(3):
+        for index in range(len(pair.host.slices)):
+            payload = pair.random(index)
+            for shard in pair.shards:
+                shard.collect([(index, 0, ())], [payload], (b"a" * 16, 1), step, 1, "worker")
+        for shard in pair.shards:
+            shard.commit(step, [(b"a" * 16, (1,))])
+    pair.check()
+
+
+# --- through the server's machine ----------------------------------------------------------------
+
+
+class DeviceServer(Server):
+    """A server whose shard is on a device; `take` also does what the driver does."""
+
+    def __init__(self, device: Device) -> None:
+        self.streams = Streams(device)
+        self.streams.enter()
+        super().__init__(lambda *job: make_shard(CONFIG, *job, streams=self.streams, num_workers=2))
+
+    def take(self, name: str | bytes, message: Any) -> list[Action]:
+        sender = name if isinstance(name, bytes) else peer(name)
+        return self.done(self.handle(Received(sender, message)))
+
+    def done(self, actions: list[Action]) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Send) and action.after is not None:
+                action.after.wait()
+        runs = [action for action in actions if isinstance(action, Run)]
+        results = []
+        for run in runs:
+            try:
+                results.append(Returned(run.tag, run.work()))
+            except Exception as error:
+                results.append(Returned(run.tag, error))
+        return [*actions, *(action for event in results for action in self.done(self.handle(event)))]
+
+
+def assign(spec: JobSpec) -> Assign:
+    return Assign(1, 0, spec.to_wire(), placement().to_wire())
+
+
+@on_every_device
+def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> None:
+    spec = JobSpec((Parameter("v", (1024,), "float32"),), adam(0.1).to_wire())
+    where = Placement.balance(KeySpace(spec.parameters), 1, 4096)
+    server = DeviceServer(new_device())
+    server.take(COORDINATOR, Assign(1, 0, spec.to_wire(), where.to_wire()))
+    server.take("w", identity("worker", "w").hello())
+    values = np.linspace(-1, 1, 1024, dtype=np.float32)
+    server.take("w", Load(1, 1, [(0, 0, ())], [values]))
+    host = make_shard(CONFIG, spec, where, 0)
+    host.load([(0, 0, ())], [values])
+    for number in range(3):
+        gradient = np.full(1024, number + 0.5, np.float32)
+        host.push([(0, 0, ())], [gradient], "w")
+        answer = server.take("w", push(number, [gradient], reply=number == 2))
+        assert errors(answer) == []
+    assert sent(answer, Ack) == []
+    (reply,) = sent(answer, Values)
+    np.testing.assert_allclose(np.frombuffer(reply.payload[0], np.float32), fetch(host, [(0, 0, ())])[0].view("f4"))
+    for codec in ("bf16", "int8"):
+        (reply,) = sent(server.take("w", Pull(9, 1, 0, 0, codec, [(0, 0, ())])), Values)
+        assert reply.codec.startswith(codec)
+    shown = server.machine.counters()
+    assert shown["device"] == server.streams.device.name
+    assert shown["pinned_nbytes"] > 0
+
+
+def push(number: int, payload: Any, *, reply: bool = False, codec: str = "raw") -> Push:
+    return Push(number + 1, number + 1, 1, 0, 0, 1, int(reply), 1, codec, "raw", [(0, 0, ())], payload)
+
+
+def test_a_device_that_is_too_small_is_told_to_who_starts_the_job() -> None:
+    server = DeviceServer(HostDevice(5_000))
+    (answer,) = sent(server.take(COORDINATOR, assign(job())), Error)
+    error = from_wire(answer.code, answer.text, answer.facts)
+    assert isinstance(error, DeviceMemoryError)
+    assert error.free_nbytes == 5_000
+    assert error.needed_nbytes > 5_000
+    assert "start more servers" in str(error)
