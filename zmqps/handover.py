@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -82,7 +83,7 @@ class Pinned:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Port:
+class Port:
     """A device, and its streams to this host and from it."""
 
     device: Device
@@ -94,7 +95,7 @@ class _Port:
 class Remote:
     """An array on a device."""
 
-    port: _Port
+    port: Port
     array: Any
 
     @property
@@ -129,7 +130,7 @@ class Handover:
         self, open_device: Callable[[str], Device | None] = open_device, limit_nbytes: int = PINNED_NBYTES
     ) -> None:
         self._open_device = open_device
-        self._ports: dict[str, _Port] = {}
+        self._ports: dict[str, Port] = {}
         self._pinned = Pinned(limit_nbytes)
 
     @property
@@ -156,12 +157,18 @@ class Handover:
                     remotes[name] = Remote(port, _adopted(port.device, name, values[name], fill))
         return remotes
 
-    def _port(self, spec: str) -> _Port:
+    def _port(self, spec: str) -> Port:
         if spec not in self._ports:
             device = self._open_device(spec)
             assert device is not None, "a place is never the processor"
-            self._ports[spec] = _Port(device, device.new_stream(), device.new_stream())
+            self._ports[spec] = Port(device, device.new_stream(), device.new_stream())
         return self._ports[spec]
+
+    @contextmanager
+    def entered(self, port: Port) -> Iterator[None]:
+        """Let this thread's array expressions run in the stream of what leaves the device, after all it asked for."""
+        with entered(port.device, port.outbound):
+            yield
 
     def fetch(self, remotes: Sequence[Remote]) -> list[Array]:
         """Return copies on this host, flat; they are done."""
@@ -225,7 +232,7 @@ def _adopted(device: Device, name: str, value: Any, fill: bool) -> Any:
 
 def _by_port(
     remotes: Iterable[Remote], others: Iterable[Array]
-) -> Iterator[tuple[_Port, Iterator[tuple[Remote, Array]]]]:
+) -> Iterator[tuple[Port, Iterator[tuple[Remote, Array]]]]:
     pairs = sorted(zip(remotes, others, strict=True), key=lambda pair: pair[0].port.device.spec)
     for _, group in groupby(pairs, key=lambda pair: pair[0].port.device.spec):
         found = list(group)

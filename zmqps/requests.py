@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from zmqps.codecs import Codec
+from zmqps.core.arrays import Array
 from zmqps.core.encoding import check as check_codec
 from zmqps.core.operations import Attached, Cargo, Transfer, plan
+from zmqps.encoder import Encoder
 from zmqps.errors import ConfigurationError
 from zmqps.handover import Handover
-from zmqps.tensors import Tables, Target, check_names, flatten
+from zmqps.tensors import Tables, Target, check_names, flatten, look
 
 #: Distinct subsets of the parameters whose message plan is kept.
 MAX_PLANS = 64
@@ -54,6 +56,7 @@ class Requests:
         self._plans: dict[frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._tables = Tables()
         self._handover = handover
+        self._encoder = Encoder(self.job, handover)
 
     def pull(
         self,
@@ -85,21 +88,33 @@ class Requests:
         numbers = None if everything else check_names(out or wanted or (), self._index)
         return transfer, self._receive(transfer, numbers, out)
 
-    def push(self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None) -> Transfer:
+    def push(
+        self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False
+    ) -> Transfer:
         """Return the transfer of a push, or of the first half of a push_pull."""
         if type(examples) is not int or examples < 1:
             raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
-        source = flatten(grads, self.job.parameters, self._index, self._handover)
-        numbers = [number for number, array in enumerate(source) if array is not None]
-        return Transfer(
+        arrays = look(grads, self.job.parameters, self._index, self._handover)
+        source: list[Array | None] = [None] * len(self.job.parameters)
+        transfer = Transfer(
             0.0,
             kind=kind,
-            cargoes=self._plan(numbers),
+            cargoes=self._plan(list(arrays)),
             source=source,
             examples=examples,
+            atomic=atomic,
             codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False),
-            whole=len(numbers) == len(source),
+            whole=len(arrays) == len(source),
         )
+        port = self._encoder.port_for(transfer.codec, arrays)
+        if port is not None:
+            transfer.nonfinite, transfer.encoded = self._encoder.encode(
+                port, transfer.codec, arrays, transfer.cargoes, atomic=atomic
+            )
+            return transfer
+        for number, array in flatten(arrays, self._handover).items():
+            source[number] = array
+        return transfer
 
     def push_pull(
         self,

@@ -6,7 +6,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from zmqps.core.arrays import Array
 from zmqps.core.job import STORAGE_DTYPES, Parameter
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
 from zmqps.handover import Handover, Remote
+
+K = TypeVar("K")
 
 #: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
@@ -62,7 +64,7 @@ def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Param
     for name, array in arrays.items():
         dtype = "bfloat16" if _is_torch_bfloat16(params[name]) else array.dtype.name
         parameters.append(Parameter(name, tuple(array.shape), dtype))
-    return tuple(parameters), list(_flat(arrays, handover).values())
+    return tuple(parameters), list(flatten(arrays, handover).values())
 
 
 def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
@@ -78,23 +80,30 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
     return numbers
 
 
-def flatten(
+def look(
     grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
-) -> list[Array | None]:
-    """Return gradients as flat arrays by parameter number; None where there is none.
-
-    Contiguous arrays are aliased, others copied, and so are those on a GPU.
-    """
+) -> dict[int, Array | Remote]:
+    """Return gradients by parameter number, as arrays where they lie."""
     if not isinstance(grads, Mapping):
         raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
     check_names(grads, index)
     arrays = _seen(grads, handover)
     for name, array in arrays.items():
         _check_shape(array, parameters[index[name]])
-    flat: list[Array | None] = [None] * len(parameters)
-    for name, values in _flat(arrays, handover).items():
-        flat[index[name]] = values
-    return flat
+    return {index[name]: array for name, array in arrays.items()}
+
+
+def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, Array]:
+    """Return arrays as flat ones of this host.
+
+    Contiguous arrays are aliased, others copied, and so are those on a GPU.
+    """
+    remotes = {key: array for key, array in arrays.items() if isinstance(array, Remote)}
+    fetched = dict(zip(remotes, handover.fetch(list(remotes.values())), strict=True))
+    return {
+        key: fetched[key] if isinstance(array, Remote) else np.ascontiguousarray(array).reshape(-1)
+        for key, array in arrays.items()
+    }
 
 
 class Target:
@@ -146,16 +155,6 @@ def _seen(values: Mapping[str, Any], handover: Handover) -> dict[str, Array | Re
     values = {name: _plain(value) for name, value in values.items()}
     remotes = handover.adopt(values)
     return {name: remotes.get(name) or as_array(name, value) for name, value in values.items()}
-
-
-def _flat(arrays: Mapping[str, Array | Remote], handover: Handover) -> dict[str, Array]:
-    """Return arrays as flat ones of this host."""
-    remotes = {name: array for name, array in arrays.items() if isinstance(array, Remote)}
-    fetched = dict(zip(remotes, handover.fetch(list(remotes.values())), strict=True))
-    return {
-        name: fetched[name] if isinstance(array, Remote) else np.ascontiguousarray(array).reshape(-1)
-        for name, array in arrays.items()
-    }
 
 
 def _detached(value: Any) -> Any:

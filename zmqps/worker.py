@@ -294,7 +294,7 @@ class Worker(Connection):
         grads : mapping of str to array
             Gradients of some or all parameters; they are not copied where they are contiguous. Those
             on a GPU are copied to this host, after what their library still computes, before this
-            returns.
+            returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
         timeout : float, optional
             Seconds; by default 60.
         atomic : bool
@@ -327,8 +327,7 @@ class Worker(Connection):
         codec: str | Codec | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
-        transfer = self._job(timeout).push("push", grads, examples, codec)
-        transfer.atomic = atomic
+        transfer = self._job(timeout).push("push", grads, examples, codec, atomic=atomic)
         return self._submit(transfer, timeout)
 
     def push_pull(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +57,11 @@ def check(codec: str | Codec, *, pulls: bool) -> str:
 
 
 def compress(
-    codec: Codec, parts: Iterable[Sequence[Array]], residuals: Sequence[Sequence[Array]] | None = None, seed: int = 0
+    codec: Codec,
+    parts: Iterable[Sequence[Array]],
+    residuals: Sequence[Sequence[Array]] | None = None,
+    seed: int = 0,
+    xp: ModuleType | None = None,
 ) -> list[Array]:
     """Return a blob for each part.
 
@@ -70,16 +76,19 @@ def compress(
         error feedback.
     seed
         For stochastic rounding.
+    xp
+        The namespace of the arrays, if it is not numpy; then the blobs are of it, too.
     """
+    encode = codec.encode if xp is None else partial(codec.encode_in, xp)
     blobs = []
     for number, pieces in enumerate(parts):
-        array = _joined(pieces)
+        array = _joined(pieces, xp)
         if residuals is None or not codec.error_feedback:
-            blobs.append(codec.encode(array, seed=seed))
+            blobs.append(encode(array, seed=seed))
             continue
         kept = residuals[number]
-        residual = _joined(kept)
-        blobs.append(codec.encode(array, residual, seed=seed))
+        residual = _joined(kept, xp)
+        blobs.append(encode(array, residual, seed=seed))
         if len(kept) > 1:
             position = 0
             for piece in kept:
@@ -110,5 +119,6 @@ def decompress(codec: Codec, payload: Sequence[Buffer], sizes: Iterable[tuple[in
     return arrays
 
 
-def _joined(pieces: Sequence[Array]) -> Array:
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def _joined(pieces: Sequence[Array], xp: ModuleType | None) -> Array:
+    joined: Array = pieces[0] if len(pieces) == 1 else (xp or np).concatenate(pieces)
+    return joined

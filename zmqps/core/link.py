@@ -141,6 +141,9 @@ class Link:
         if request.encoded is not None:
             return request.encoded
         transfer = request.transfer
+        if transfer.encoded is not None:
+            found = [transfer.encoded[cargo] for cargo in request.cargoes]
+            return found[0][0], [blob for _, blob in found]
         codec = choose(transfer.codec, request.nbytes)
         if codec is None:
             return RAW, gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))

@@ -139,6 +139,9 @@ class Transfer(Operation):
         The source is known to be finite.
     codec, reply_codec
         How gradients, and values, travel.
+    encoded, nonfinite
+        Gradients that are encoded already, in place of the source: for each cargo the codec and the
+        blob. Or the names of those that were found not to be finite; then nothing is sent.
     whole
         A push of all parameters: it completes the worker's step where steps matter.
     examples
@@ -158,6 +161,8 @@ class Transfer(Operation):
     checked: bool = False
     codec: str = "raw"
     reply_codec: str = "raw"
+    encoded: Mapping[Cargo, tuple[str, Array]] | None = None
+    nonfinite: Sequence[str] = ()
     whole: bool = False
     examples: int = 1
     version: int = 0

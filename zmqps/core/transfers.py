@@ -211,6 +211,9 @@ class Transfers:
     def _nonfinite(self, transfer: Transfer) -> PSError | None:
         if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
             return None
+        if transfer.nonfinite:
+            names = [repr(name) for name in transfer.nonfinite]
+            return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
         pairs = [
             (parameter, array)
             for parameter, array in zip(self._host.attached.job.parameters, transfer.source, strict=True)
