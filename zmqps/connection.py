@@ -185,7 +185,19 @@ class Connection:
     def finish(self, *, timeout: float | None = None) -> None:
         """Complete what is under way, tell the others that this worker is done, and close.
 
-        When all expected workers have finished the cluster ends.
+        In the synchronous mode the last push counts in its step, which this does not wait for: pull
+        before if you want to know what came of it. When all expected workers have finished the
+        cluster ends.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the one given to `connect`, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            Names what was not completed; the worker is closed all the same.
         """
         try:
             self.finish_async(timeout=timeout).result()

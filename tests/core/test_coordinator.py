@@ -80,11 +80,17 @@ def test_more_servers_than_planned_are_refused() -> None:
     assert errors(coordinator.join("s0", "s1"), peer("s1")) == [JobError.code]
 
 
-@pytest.mark.parametrize(
-    "message", [Heartbeat({}), Enter(3, "x"), Init(3, {}), Withdraw(3), Ready(1, 0), Leave("closed")]
-)
+@pytest.mark.parametrize("message", [Heartbeat({}), Enter(3, "x"), Init(3, {}), Withdraw(3), Ready(1, 0)])
 def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     assert errors(Coordinator().take("w0", message)) == [NotJoinedError.code]
+
+
+def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    for _ in range(2):
+        assert sent(coordinator.take("w0", Leave("closed")), Left, peer("w0")) == [Left()]
+    assert coordinator.machine.membership.members == {}
 
 
 @pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Ready(1, 1), Left()])

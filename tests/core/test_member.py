@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.machines import identity, logged, sent
 from zmqps.core.events import COORDINATOR, Action, Connect
-from zmqps.core.member import FIRST_RETRY_S, REMINDER_INTERVAL_S, SLOWEST_RETRY_S, Member
-from zmqps.core.messages import Heartbeat, HeartbeatAck, Hello, Leave, Welcome
+from zmqps.core.member import FIRST_RETRY_S, MAX_GOODBYES, REMINDER_INTERVAL_S, SLOWEST_RETRY_S, Member
+from zmqps.core.messages import Heartbeat, HeartbeatAck, Hello, Leave, Left, Welcome
 
 WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 10.0, 4, 2)
 
@@ -94,13 +94,41 @@ def test_any_message_is_a_sign_of_life() -> None:
     assert m.silence(101.0) == 1.0
 
 
-def test_goodbye_is_said_once_and_only_to_who_knows_us() -> None:
-    stranger, m = member(), member()
-    stranger.start(0.0)
-    assert stranger.leave("closed") == []
-    assert stranger.next_deadline() is None
+def test_goodbye_is_said_again_until_it_is_answered_but_not_for_ever() -> None:
+    m = member()
     m.start(0.0)
     m.on_message(WELCOME, 0.0)
-    assert [message.reason for message in sent(m.leave("finished"), Leave)] == ["finished"]
-    assert m.leave("finished") == []
+    assert [message.reason for message in sent(m.leave("finished", 1.0), Leave)] == ["finished"]
+    assert m.leave("finished", 1.0) == []
+    assert len(sent([a for _, a in pass_time(m, 60.0)], Leave)) == MAX_GOODBYES - 1
     assert m.next_deadline() is None
+
+
+def test_an_answered_goodbye_is_the_last_word() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    m.leave("finished", 1.0)
+    m.on_message(Left(), 1.1)
+    assert m.next_deadline() is None
+
+
+def test_who_gives_up_to_join_says_goodbye_for_it_may_be_known_already() -> None:
+    m = member()
+    m.start(0.0)
+    actions = m.leave("closed", 1.0)
+    assert len(sent(actions, Leave)) == 1
+    assert sent(actions, Heartbeat) == [], "who knows us not yet takes nothing else"
+
+
+def test_nobody_says_goodbye_to_a_coordinator_that_is_lost_or_that_ended_it() -> None:
+    for ended in (False, True):
+        m = member()
+        m.start(0.0)
+        m.on_message(WELCOME, 0.0)
+        if ended:
+            m.abandon()
+        else:
+            pass_time(m, 60.0)
+        assert m.leave("closed", 61.0) == []
+        assert m.next_deadline() is None

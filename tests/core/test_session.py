@@ -14,6 +14,7 @@ from zmqps.core.messages import (
     MAGIC,
     PROTOCOL_VERSION,
     Ack,
+    Arrive,
     Error,
     Heartbeat,
     Hello,
@@ -99,6 +100,12 @@ class Session:
     def transfer(self, kind: str, value: float = 1.0) -> Transfer:
         arrays = [np.full(p.size, value, np.float32) for p in self.spec.parameters]
         return Transfer(0.0, kind=kind, cargoes=plan(self.placement), source=arrays, out=arrays)
+
+    def whole_push(self) -> Transfer:
+        """Return a push that completes a step."""
+        transfer = self.transfer("push")
+        transfer.whole = True
+        return transfer
 
     def answer(self, actions: list[Action], peer: bytes) -> list[Action]:
         """Answer everything that went to a server."""
@@ -368,6 +375,32 @@ def test_a_goodbye_that_nobody_answers_is_said_all_the_same() -> None:
     session.ask(finish, timeout=60.0)
     assert resolved(session.wait(FAREWELL_S - 0.1)) == []
     assert resolved(session.wait(FAREWELL_S + 0.1)) == [(finish, None)]
+
+
+def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_does_not_wait_for_its_end() -> None:
+    session = Session(job(*"abcd", staleness=0))
+    session.attach()
+    requests = session.ask(session.whole_push(), timeout=60.0)
+    session.answer(requests, S0)
+    (arrive,) = sent(session.answer(requests, S1), Arrive)
+    finish = Finish(0.0)
+    assert session.ask(finish, timeout=60.0) == []
+    again = session.wait(5.0, hear=True)
+    assert sent(again, Arrive) == [arrive], "it may be lost"
+    assert sent(again, Leave) == []
+    assert len(sent(session.get(Waiting(arrive.request, "worker 1 (w1)")), Leave, COORDINATOR)) == 1
+    assert resolved(session.get(Left())) == [(finish, None)]
+
+
+def test_finish_does_not_wait_for_a_word_of_a_coordinator_that_is_gone() -> None:
+    session = Session(job(*"abcd", staleness=0))
+    session.attach()
+    requests = session.ask(session.whole_push(), timeout=60.0)
+    session.answer(requests, S0)
+    session.answer(requests, S1)
+    finish = Finish(0.0)
+    session.ask(finish, timeout=60.0)
+    assert resolved(session.wait(12.0))[-1] == (finish, None)
 
 
 def test_finish_waits_for_transfers_although_the_coordinator_is_gone() -> None:

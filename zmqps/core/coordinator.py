@@ -125,6 +125,8 @@ class CoordinatorMachine:
             if isinstance(message, StatusRequest):
                 return [Send(event.peer, Status(message.request, cluster_status(self, now)))]
             member = self.membership.find(event.peer)
+            if member is None and isinstance(message, Leave):
+                return [Send(event.peer, Left())]  # said again, because the answer was lost
             if member is None:
                 if self.membership.was_lost_at(event.peer):
                     raise EvictedError("this node was silent for too long and taken for dead; connect again")

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.events import COORDINATOR, Action, Connect, Log, Peer, Send
-from zmqps.core.messages import MAGIC, PROTOCOL_VERSION, Heartbeat, HeartbeatAck, Hello, Leave, Message, Welcome
+from zmqps.core.messages import MAGIC, PROTOCOL_VERSION, Heartbeat, HeartbeatAck, Hello, Leave, Left, Message, Welcome
 
 #: A Hello is repeated at first quickly, because the connection comes up in milliseconds, then
 #: slowly, because the other side may take minutes to be started.
 FIRST_RETRY_S = 0.02
 SLOWEST_RETRY_S = 1.0
+#: A goodbye is said again after so long, so many times, unless it is answered: it may be lost with a connection.
+GOODBYE_RETRY_S = 0.5
+MAX_GOODBYES = 4
 #: How often a node that waits says for whom.
 REMINDER_INTERVAL_S = 5.0
 
@@ -95,6 +98,9 @@ class Member:
         self._counters = counters
         self._reminder_due: float | None = None
         self._heartbeat_due: float | None = None
+        self._goodbye: Leave | None = None
+        self._goodbye_due: float | None = None
+        self._num_goodbyes = 0
 
     @property
     def welcome(self) -> Welcome | None:
@@ -129,18 +135,34 @@ class Member:
             return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
         if isinstance(message, HeartbeatAck):
             self.num_workers = message.num_workers
+        if isinstance(message, Left):
+            self._goodbye_due = None
         return []
 
-    def leave(self, reason: str) -> list[Action]:
-        """Say goodbye."""
+    def leave(self, reason: str, now: float) -> list[Action]:
+        """Say goodbye, also to a coordinator that has not answered yet: it may know us for all that."""
         if self.left:
             return []
         known = self.joined
+        self.abandon()
+        if self.lost:
+            return []
+        self._goodbye = Leave(reason)
+        # the last word on what it has done, which the status keeps showing
+        counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self._counters())))] if known else []
+        return [*counters, *self._say_goodbye(now)]
+
+    def abandon(self) -> None:
+        """Have no more to do with the coordinator, and say nothing."""
         self.left = True
         self.handshake.stop()
         self._reminder_due = self._heartbeat_due = None
-        # the last word on what it has done, which the status keeps showing
-        return [Send(COORDINATOR, Heartbeat(dict(self._counters()))), Send(COORDINATOR, Leave(reason))] if known else []
+
+    def _say_goodbye(self, now: float) -> list[Action]:
+        assert self._goodbye is not None
+        self._num_goodbyes += 1
+        self._goodbye_due = now + GOODBYE_RETRY_S if self._num_goodbyes < MAX_GOODBYES else None
+        return [Send(COORDINATOR, self._goodbye)]
 
     def silence(self, now: float) -> float:
         """Return for how many seconds the coordinator has not been heard."""
@@ -148,11 +170,11 @@ class Member:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.handshake.next_deadline(), self._reminder_due, self._heartbeat_due)
+        dues = (self.handshake.next_deadline(), self._reminder_due, self._heartbeat_due, self._goodbye_due)
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Repeat Hello, remind of whom we wait for, send heartbeats, notice silence (``lost``)."""
+        """Repeat Hello or Leave, remind of whom we wait for, send heartbeats, notice silence (``lost``)."""
         actions: list[Action] = []
         hello_due = self.handshake.next_deadline()
         if hello_due is not None and now >= hello_due:
@@ -169,4 +191,6 @@ class Member:
             if self.silence(now) > self.welcome.heartbeat_timeout:
                 self.lost = True
                 self._heartbeat_due = None
+        if self._goodbye_due is not None and now >= self._goodbye_due:
+            actions += self._say_goodbye(now)
         return actions

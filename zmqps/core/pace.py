@@ -40,6 +40,11 @@ class Pace:
         return self.closing is not None or self.arrive is not None
 
     @property
+    def unheard(self) -> bool:
+        """Whether the coordinator may not know yet that we have arrived: it has not said a word to it."""
+        return self.arrive is not None and not self.awaited
+
+    @property
     def waits_again(self) -> bool:
         """Whether the next transfer has to wait for a step whose wait has failed before."""
         return self._failed and not self.closed

@@ -147,7 +147,7 @@ class ServerMachine:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
-            return [*self.member.leave("closed"), Exit(exits.OK, event.reason)]
+            return [*self.member.leave("closed", now), Exit(exits.OK, event.reason)]
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
         if isinstance(event, Returned):
@@ -200,7 +200,7 @@ class ServerMachine:
                 while len(self._evicted) > MAX_EVICTED:
                     self._forget(self._evicted.popitem(last=False)[0])
         elif isinstance(message, Shutdown):
-            actions += [*self.member.leave("finished"), Exit(exits.OK, message.reason)]
+            actions += [*self.member.leave("finished", now), Exit(exits.OK, message.reason)]
         elif isinstance(message, Error):
             evicted = message.code == EvictedError.code
             actions += [Log("error", message.text), Exit(exits.EVICTED if evicted else exits.FAILED, message.text)]

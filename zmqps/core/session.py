@@ -292,10 +292,14 @@ class SessionMachine:
         return operation.waiting_for or "the coordinator's answer"
 
     def _finish_if_idle(self) -> list[Action]:
-        """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation."""
+        """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation.
+
+        Not before the coordinator has our last step: it counts although we do not wait for its end.
+        """
         finishing = self._finishing
-        busy = any(isinstance(operation, Transfer) for operation in self.operations)
-        if finishing is None or finishing.done or busy:
+        busy = any(isinstance(operation, (Transfer, Advance)) for operation in self.operations)
+        unheard = self.member.joined and self.transfers.pace.unheard
+        if finishing is None or finishing.done or busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
@@ -306,7 +310,7 @@ class SessionMachine:
         known = [link for link in self.transfers.links if link.handshake.welcome is not None and link.lost is None]
         reason = "finished" if reason == "finished" else "closed"
         self._farewell_due = self.now + FAREWELL_S
-        return [*(Send(link.peer, LeaveMessage(reason)) for link in known), *self.member.leave(reason)]
+        return [*(Send(link.peer, LeaveMessage(reason)) for link in known), *self.member.leave(reason, self.now)]
 
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error
@@ -328,19 +332,19 @@ class SessionMachine:
             if message.role == "server":
                 actions += self.transfers.lose_server(message)
         elif isinstance(message, Shutdown):
-            actions += self.member.leave("closed")  # the coordinator waits for it
+            actions += self.member.leave("closed", now)  # the coordinator waits for it
             actions += self._fail_all(ShutdownError(f"the cluster has ended: {message.reason}"))
         elif isinstance(message, Left):
             if self._finishing is not None and not self._finishing.done:
                 actions += self.resolve(self._finishing, None)
                 actions += self._fail_all(ClosedError("the worker has finished"))
         elif isinstance(message, Error) and message.request == 0:
-            self.member.leave("closed")
+            self.member.abandon()
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
         elif self.transfers.pace.waits_for(message):
             if not isinstance(message, Waiting):
                 del self._unanswered[message.request]  # type: ignore[attr-defined]
-            actions += self.transfers.proceed(message, now)
+            actions += [*self.transfers.proceed(message, now), *self._finish_if_idle()]
         else:
             operation = self._requests.get(getattr(message, "request", 0))
             if operation is not None:
