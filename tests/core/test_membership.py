@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -73,7 +75,30 @@ def test_what_is_remembered_of_the_gone_is_bounded() -> None:
         leave(membership, f"{i}", "lost")
     assert len(membership.gone) == MAX_GONE
     assert len(membership._lost) == MAX_MEMBERS
-    assert membership.num_joined == {"worker": MAX_MEMBERS + 10}
+    assert len(membership._names["worker"]) == MAX_MEMBERS
+
+
+def test_who_is_restarted_under_its_name_has_joined_once() -> None:
+    membership = Membership(10.0)
+    joined(membership, "a")
+    leave(membership, "a", "lost")
+    membership.join(replace(hello("worker", "a"), incarnation=b"2" * 16), peer("again"), 0.0)
+    assert membership.num_joined("worker") == 1
+    joined(membership, "b")
+    assert membership.num_joined("worker") == 2
+    leave(membership, "b", "lost")
+    assert membership.num_joined("worker") == 2, "who is dead has joined"
+
+
+def test_those_of_one_name_are_counted_while_they_are_here_and_when_they_have_finished() -> None:
+    membership = Membership(10.0)
+    members = [
+        membership.join(replace(hello("worker", "a"), incarnation=bytes([i]) * 16), peer(str(i)), 0.0) for i in range(3)
+    ]
+    assert membership.num_joined("worker") == 3
+    membership.remove(members[0], "finished", 1.0)
+    assert membership.num_joined("worker") == 3
+    assert membership.num_joined("server") == 0
 
 
 def test_the_number_of_members_is_bounded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
@@ -143,6 +144,21 @@ def test_who_comes_after_the_commit_is_told_that_nothing_of_it_counts() -> None:
     late = cluster.arrive("w2", 0)
     assert sent(late, Commit) == []
     assert proceeded(late) == {peer("w2"): (1, 0)}
+
+
+def test_the_first_step_waits_for_all_even_if_one_was_restarted_meanwhile() -> None:
+    cluster = Cluster("s0", "w0", expected=2)
+    cluster.take("w0", Leave("closed"))
+    again = replace(hello("worker", "w0"), incarnation=b"2" * 16)
+    cluster.take("w0again", again)
+    cluster.init("w0again", cluster.spec)
+    assert sent(cluster.take("w0again", Arrive(9, 0, (1,))), Commit) == []
+    assert sent(cluster.join("w1"), Commit) == [], "it is here, but does not train yet"
+    cluster.init("w1", cluster.spec)
+    assert len(sent(cluster.arrive("w1", 0), Commit)[0].contributors) == 2
+    assert sent(cluster.join("w2"), Commit) == []
+    cluster.take("w1", Leave("closed"))
+    assert len(sent(cluster.take("w0again", Arrive(10, 1, (2,))), Commit)) == 1, "later ones for those who live"
 
 
 def test_who_waits_is_told_for_whom() -> None:

@@ -102,6 +102,7 @@ class CoordinatorMachine:
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
         self._end_due = 0.0
+        self._all_joined = False  # as many workers as are expected
 
     def start(self, now: float) -> list[Action]:
         """Begin to wait for members."""
@@ -198,6 +199,8 @@ class CoordinatorMachine:
         )  # fmt: skip
         actions: list[Action] = [Send(peer, welcome)]
         if not known:
+            expected = self.options.workers
+            self._all_joined |= expected is not None and self.membership.num_joined("worker") >= expected
             if hello.role != "server":
                 self._idle_since = None
             actions.append(Log("info", f"{member.title} joined"))
@@ -210,7 +213,8 @@ class CoordinatorMachine:
         """Place the job as soon as all servers are here."""
         actions = self.startup.place(self.membership.of("server"))
         if actions and self.startup.job is not None:
-            self.steps.start(self.startup.job, self.startup.epoch, self.startup.servers)
+            job, epoch, servers = self.startup.job, self.startup.epoch, self.startup.servers
+            self.steps.start(job, epoch, servers, waits_for_all=self.options.workers is not None)
         return actions
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
@@ -300,8 +304,7 @@ class CoordinatorMachine:
         if self._idle_since is None:
             self._idle_since = now
         finished = any(departure.how == "finished" for departure in self.membership.gone)
-        expected = self.options.workers
-        if finished and expected is not None and self.membership.num_joined.get("worker", 0) >= expected:
+        if finished and self._all_joined:
             actions += self._end(Exit(exits.OK, "the job is finished"), now)
         return actions
 
@@ -312,8 +315,8 @@ class CoordinatorMachine:
 
     @property
     def num_missing(self) -> int:
-        """How many of the expected workers have not joined yet."""
-        return max(0, (self.options.workers or 0) - self.membership.num_joined.get("worker", 0))
+        """How many of the expected workers have not joined yet; none, once all were here."""
+        return 0 if self._all_joined else max(0, (self.options.workers or 0) - self.membership.num_joined("worker"))
 
     # --- failures and the end ------------------------------------------------------------------
 

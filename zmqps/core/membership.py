@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
@@ -76,7 +76,8 @@ class Membership:
         self.timeout = timeout
         self.members: dict[bytes, MemberInfo] = {}
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
-        self.num_joined: dict[str, int] = {}  # by role, ever
+        self._names: dict[str, set[str]] = {}  # by role, of all who ever joined
+        self._num_finished: Counter[str] = Counter()  # by role
         self._by_rank: dict[str, dict[int, MemberInfo]] = {}  # by role
         self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # who was silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
@@ -94,7 +95,9 @@ class Membership:
             rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)
             member = MemberInfo(hello, peer, rank, now, now)
             self.members[hello.incarnation] = self._by_silence[hello.incarnation] = taken[rank] = member
-            self.num_joined[hello.role] = self.num_joined.get(hello.role, 0) + 1
+            names = self._names.setdefault(hello.role, set())
+            if len(names) < MAX_MEMBERS:
+                names.add(hello.name)
         else:
             self._peers.pop(member.peer, None)
             member.peer = peer
@@ -120,6 +123,13 @@ class Membership:
         """Return how many members have these roles."""
         return sum(len(self._by_rank.get(role, ())) for role in roles)
 
+    def num_joined(self, role: str) -> int:
+        """Return how many of a role have joined so far: who was restarted under its name is no other one.
+
+        Those that all have the same name are counted while they are here, and when they have finished.
+        """
+        return max(len(self._names.get(role, ())), self.count(role) + self._num_finished[role])
+
     def remove(self, member: MemberInfo, how: str, now: float) -> None:
         """A member has gone."""
         del self.members[member.incarnation]
@@ -127,6 +137,7 @@ class Membership:
         del self._by_rank[member.role][member.rank]
         del self._peers[member.peer]
         self.gone.append(Departure(member, how, now))
+        self._num_finished[member.role] += how == "finished"
         if how == "lost":
             self._lost[member.incarnation] = member.peer
             while len(self._lost) > MAX_MEMBERS:

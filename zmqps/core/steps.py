@@ -31,15 +31,17 @@ class Steps:
         self._epoch = 0
         self._servers: tuple[bytes, ...] = ()
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
+        self._waits_for_all = False
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
         self._unconfirmed: dict[bytes, list[Commit]] = {}  # by server, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
 
-    def start(self, job: JobSpec, epoch: int, servers: Iterable[MemberInfo]) -> None:
-        """A job was placed."""
+    def start(self, job: JobSpec, epoch: int, servers: Iterable[MemberInfo], *, waits_for_all: bool = False) -> None:
+        """A job was placed; ``waits_for_all``: the first step is not complete before all have begun to train."""
         self.policy = make_policy(job)
+        self._waits_for_all = waits_for_all
         self._epoch = epoch
         self._servers = tuple(server.incarnation for server in servers)
         self._unconfirmed = {incarnation: [] for incarnation in self._servers}
@@ -107,7 +109,7 @@ class Steps:
             return []
         due = self.policy.next_deadline()
         awaited = self.waiting_for(missing) if due is not None and now >= due else ""  # before waits fail
-        decision = self.policy.decide(missing, now)
+        decision = self.policy.decide(self._to_begin(missing), now)
         actions: list[Action] = []
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
@@ -121,6 +123,14 @@ class Steps:
         if decision.commitment is not None:  # who is gone can be a contributor no more
             self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
         return actions
+
+    def _to_begin(self, missing: int) -> int:
+        """Return how many workers the first step waits for, besides those that train: who has joined may not yet."""
+        if not self._waits_for_all:
+            return missing
+        idle = sum(m.role == "worker" and m.incarnation not in self._ranks for m in self._members.values())
+        self._waits_for_all = missing + idle > 0
+        return missing + idle
 
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
         # in the order of ranks: the sum does not depend on who came first
@@ -158,7 +168,7 @@ class Steps:
         if self.policy is None or not self._requests:
             return ""
         titles = [self._members[w].title for w in self.policy.awaited() if w in self._members]
-        return f"{listed(titles, 8) or 'nobody alive'}: {self.policy.why(missing)}"
+        return f"{listed(titles, 8) or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
