@@ -82,10 +82,12 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
 
 def look(
     grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
-) -> dict[int, Array | Remote]:
+) -> Mapping[int, Array | Remote]:
     """Return gradients by parameter number, as arrays where they lie."""
     if not isinstance(grads, Mapping):
         raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
+    if (plain := _plain_ones(grads, parameters, index)) is not None:
+        return plain
     check_names(grads, index)
     arrays = _seen(grads, handover)
     for name, array in arrays.items():
@@ -93,12 +95,30 @@ def look(
     return {index[name]: array for name, array in arrays.items()}
 
 
+def _plain_ones(
+    values: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
+) -> dict[int, Array] | None:
+    """Return arrays by parameter number if there is nothing about any of them to be looked at twice, else None.
+
+    That is what a training loop hands over in nearly every step: one look for each array.
+    """
+    plain: dict[int, Array] = {}
+    for name, value in values.items():
+        number = index.get(name, -1)
+        if number < 0 or type(value) is not np.ndarray:
+            return None
+        if value.dtype not in NATIVE_DTYPES or value.shape != parameters[number].shape:
+            return None
+        plain[number] = value
+    return plain
+
+
 def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, Array]:
     """Return arrays as flat ones of this host.
 
     Contiguous arrays are aliased, others copied, and so are those on a GPU.
     """
-    remotes = {key: array for key, array in arrays.items() if isinstance(array, Remote)}
+    remotes = {key: array for key, array in arrays.items() if type(array) is Remote}
     fetched = dict(zip(remotes, handover.fetch(list(remotes.values())), strict=True))
     return {
         key: fetched[key] if isinstance(array, Remote) else np.ascontiguousarray(array).reshape(-1)
@@ -122,6 +142,12 @@ class Target:
         self._strided: list[tuple[Array, Array]] = []
         self._out = out
         self._handover = handover
+        self._remotes: dict[str, Remote] = {}
+        self._spaces: list[Array] = []
+        if (plain := _plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
+            for number, flat in plain.items():
+                self.flat[number] = flat.reshape(-1)
+            return
         self._remotes = handover.adopt({name: _detached(value) for name, value in out.items()}, fill=True)
         for (name, value), number in zip(out.items(), self.numbers, strict=True):
             array = self._remotes.get(name) or as_array(name, value)
@@ -175,6 +201,12 @@ def _plain(value: Any) -> Any:
 def _is_torch_bfloat16(value: Any) -> bool:
     dtype = getattr(value, "dtype", "")
     return not isinstance(dtype, np.dtype) and str(dtype) == "torch.bfloat16"
+
+
+def _is_ready(array: Array) -> bool:
+    """Whether values can be put right into an array."""
+    flags = array.flags
+    return bool(flags.writeable and flags.c_contiguous)
 
 
 def _in_place(value: Any, array: Array) -> bool:
