@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from zmqps.core.arrays import Array
+import numpy as np
+
+from zmqps.core.arrays import GATHER_NBYTES, Array
 from zmqps.optim import all_finite
 
 #: More threads do not read memory faster.
@@ -27,12 +29,20 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     arrays
         Flat, contiguous, float32 or float64.
     """
+    arrays = _joined(arrays)
     if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
         return all(all_finite(array, "numba") for array in arrays)
     blocks = list(_blocks(arrays))
     middle = len(blocks) // 2
     other = _helper().submit(_look, blocks[middle:])
     return _look(blocks[:middle]) and other.result()
+
+
+def _joined(arrays: Sequence[Array]) -> list[Array]:
+    """Return the same elements with small arrays in one: a copy is cheaper than a call for each."""
+    joined = [array for array in arrays if array.nbytes >= GATHER_NBYTES]
+    small = [array for array in arrays if array.nbytes < GATHER_NBYTES]
+    return joined + ([np.concatenate(small)] if len(small) > 1 else small)
 
 
 def _look(blocks: Iterable[Array]) -> bool:

@@ -56,23 +56,28 @@ def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]
     ProtocolError
         The payload is shorter or longer than the runs, or a frame ends inside an element.
     """
-    buffers = iter(payload)
-    view = memoryview(b"")
+    frames = iter([view for buffer in payload if (view := memoryview(buffer)).nbytes])
+    frame, at, end = memoryview(b""), 0, 0  # the frame in hand, and which bytes of it are left
+    elements, first, aligned = np.empty(0), 0, True  # the frame as elements of one dtype, from which byte on
     for run, (size, dtype) in enumerate(runs):
         offset = 0
         while offset < size:
-            if not view.nbytes:
-                following = next(buffers, None)
+            fresh = at == end
+            if fresh:
+                following = next(frames, None)
                 if following is None:
                     raise ProtocolError("the payload is shorter than the ranges it is for")
-                view = memoryview(following).cast("B")
-                continue
-            count = min(size - offset, view.nbytes // dtype.itemsize)
+                frame, at, end = following, 0, following.nbytes
+            if fresh or elements.dtype != dtype:
+                elements, first = np.frombuffer(frame, dtype, (end - at) // dtype.itemsize, at), at
+                aligned = elements.flags.aligned
+            index = (at - first) // dtype.itemsize
+            count = min(size - offset, elements.size - index)
             if not count:
                 raise ProtocolError("an array frame ends inside an element")
-            array = np.frombuffer(view, dtype, count)
-            yield run, offset, array if array.flags.aligned else array.copy()
-            view = view[count * dtype.itemsize :]
+            array = elements[index : index + count]
+            yield run, offset, array if aligned else array.copy()
+            at += count * dtype.itemsize
             offset += count
-    if view.nbytes or any(memoryview(rest).nbytes for rest in buffers):
+    if at < end or next(frames, None) is not None:
         raise ProtocolError("the payload is longer than the ranges it is for")
