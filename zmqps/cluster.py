@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 from zmqps.coordinator import CoordinatorConfig
 from zmqps.core.coordinator import GOODBYE_S, CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError
+from zmqps.gpus import spread, visible_gpus
 from zmqps.inquiry import ask_status, inquire, run_blocking
 from zmqps.processes import Process, all_exited, end, node_command, node_environment, tail
 from zmqps.server import ServerConfig
@@ -46,8 +47,8 @@ class ClusterConfig:
         Log one JSON object a line.
     apply_threads
         How many threads update one slice, for the servers.
-    device
-        Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``.
+    devices
+        Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``, in turn.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -57,7 +58,7 @@ class ClusterConfig:
     log_level: str = "info"
     log_json: bool = False
     apply_threads: int = 1
-    device: str = "cpu"
+    devices: tuple[str, ...] = ("cpu",)
 
     def coordinator(self) -> list[str]:
         """Return the command that runs the coordinator."""
@@ -74,7 +75,7 @@ class ClusterConfig:
         bind = f"{coordinator.rpartition(':')[0]}:0" if coordinator.startswith("tcp://") else "tcp://127.0.0.1:0"
         flags = [
             f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}",
-            f"--apply-threads={self.apply_threads}", f"--device={self.device}",
+            f"--apply-threads={self.apply_threads}", f"--device={self.devices[index % len(self.devices)]}",
         ]  # fmt: skip
         return node_command("server", *flags, *self._common(f"server-{index}"))
 
@@ -203,6 +204,9 @@ class LocalCluster:
         How many threads update one slice on each server; docs/operations.md says when more than one pays.
     device : str
         Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
+    servers_per_gpu : int, optional
+        So many servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` so
+        many on the processor if there is none.
     timeout : float
         Seconds to wait for the start.
     directory : path, optional
@@ -229,17 +233,20 @@ class LocalCluster:
         kernels: str = "numba",
         apply_threads: int = 1,
         device: str = "cpu",
+        servers_per_gpu: int | None = None,
         timeout: float = START_TIMEOUT,
         directory: str | Path | None = None,
         log_level: str = "info",
     ) -> None:
+        devices = spread(device, servers_per_gpu, visible_gpus() if servers_per_gpu else ())
         options = CoordinatorOptions(
-            servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_nbytes
+            len(devices) if devices else servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout,
+            slice_nbytes,
         )  # fmt: skip
         CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
         ServerConfig("tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads, device=device)
         config = ClusterConfig(
-            options, kernels=kernels, log_level=log_level, apply_threads=apply_threads, device=device
+            options, kernels=kernels, log_level=log_level, apply_threads=apply_threads, devices=devices or (device,)
         )
         self._nodes = Nodes(config, self._spawn)
         self._timeout = timeout

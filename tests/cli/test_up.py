@@ -88,6 +88,23 @@ def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:
     assert failure == "worker-0 failed with exit code 9; its last lines:\n  out of luck"
 
 
+def test_pinned_workers_see_one_gpu_each_in_turn(zmqps, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
+    script = "echo worker $ZMQPS_WORKER_INDEX on $CUDA_VISIBLE_DEVICES"
+    result = zmqps(*UP, "--workers", "3", "--pin-workers", "--log-json", "--", "sh", "-c", script)
+    assert result.returncode == exits.OK, result.stderr
+    said = {json.loads(line)["message"] for line in result.stdout.splitlines()}
+    assert {"worker 0 on 5", "worker 1 on GPU-7", "worker 2 on 5"} <= said
+
+
+@pytest.mark.parametrize("option", [("--pin-workers",), ("--servers-per-gpu", "1")])
+def test_without_a_gpu_nothing_is_started_for_one(zmqps, monkeypatch, option) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = zmqps(*UP, *option, "--", "true")
+    assert result.returncode != exits.OK
+    assert "there is no GPU to" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
 )

@@ -18,6 +18,7 @@ from zmqps.cli.state import Claim, State
 from zmqps.cluster import GRACE_S, ClusterConfig, Nodes
 from zmqps.core import exits
 from zmqps.errors import PSError
+from zmqps.gpus import pin
 from zmqps.processes import (
     Process,
     describe_exit,
@@ -50,6 +51,8 @@ class UpConfig:
         Where ``runs/`` and ``.zmqps/`` are.
     timeout
         Seconds to wait for the start.
+    gpus
+        Those that workers are pinned to, in turn; none: they see what this process sees.
     """
 
     cluster: ClusterConfig
@@ -58,6 +61,7 @@ class UpConfig:
     name: str
     directory: Path
     timeout: float
+    gpus: Sequence[str] = ()
 
     @property
     def logs(self) -> Path:
@@ -213,7 +217,7 @@ class Supervisor:
         return self._spawn(name, command, node_environment(), is_node=True)
 
     def _spawn_worker(self, index: int) -> None:
-        env = worker_environment(self._nodes.address, index)
+        env = worker_environment(self._nodes.address, index) | (pin(gpus, index) if (gpus := self._config.gpus) else {})
         self._workers.append(self._spawn(f"worker-{index}", worker_command(self._config.command), env))
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:

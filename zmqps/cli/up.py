@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 @settings.kernels
 @settings.apply_threads
 @settings.device
+@setting(
+    "--servers-per-gpu", type=click.IntRange(min=1),
+    help="So many servers on each GPU of this host, in place of --servers and --device.",
+)  # fmt: skip
+@setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -48,6 +53,7 @@ def up(**told: Any) -> int:
     zmqps up --servers 2                                  until Ctrl-C
     zmqps up --servers 2 --workers 4 -- python train.py   until the workers have ended
     zmqps up --servers 2 --detach                         until `zmqps down`
+    zmqps up --servers-per-gpu 1 --workers 4 --pin-workers -- python train.py
 
     Each worker finds the coordinator in ZMQPS_COORDINATOR and its number in ZMQPS_WORKER_INDEX.
     """
@@ -73,17 +79,23 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     from zmqps.cli.supervisor import Supervisor, UpConfig
     from zmqps.cluster import ClusterConfig
     from zmqps.core.coordinator import CoordinatorOptions
+    from zmqps.gpus import pin, spread, visible_gpus
 
+    gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
+    devices = spread(told["device"], told["servers_per_gpu"], gpus)
+    if told["pin_workers"]:
+        pin(gpus, 0)  # that there is none is said before anything is started
     options = CoordinatorOptions(
-        told["servers"], told["workers"], told["heartbeat_interval"], told["heartbeat_timeout"],
-        told["idle_timeout"], told["slice_size"],
+        len(devices) if devices else told["servers"], told["workers"], told["heartbeat_interval"],
+        told["heartbeat_timeout"], told["idle_timeout"], told["slice_size"],
     )  # fmt: skip
     cluster = ClusterConfig(
         options, told["address"], told["kernels"], told["insecure"], told["log_level"], told["log_json"],
-        told["apply_threads"], told["device"],
+        told["apply_threads"], devices or (told["device"],),
     )  # fmt: skip
     config = UpConfig(
-        cluster, told["command"], told["workers"] or 0, told["name"], told["directory"], told["timeout"]
+        cluster, told["command"], told["workers"] or 0, told["name"], told["directory"], told["timeout"],
+        gpus if told["pin_workers"] else (),
     )  # fmt: skip
     return asyncio.run(Supervisor(config, terminal, ready).run())
 
