@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import identity, job, placement, sent
-from zmqps.core.events import Action, server_peer
+from zmqps.core.events import Action, Send, server_peer
 from zmqps.core.job import JobSpec, Parameter
 from zmqps.core.ledger import WINDOW
 from zmqps.core.link import RETRY_S, SLOWEST_RETRY_S, WINDOW_NBYTES, Link
@@ -33,9 +33,11 @@ class Connection:
         if welcome:
             self.link.on_welcome(WELCOME, 0.0)
 
-    def transfer(self, kind: str, **options: bool) -> tuple[Transfer, list[Action]]:
+    def transfer(self, kind: str, *numbers: int, **options: bool) -> tuple[Transfer, list[Action]]:
+        """Begin a transfer of some parameters, or of all."""
         arrays = [np.ones(p.size, np.float32) for p in self.spec.parameters]
-        transfer = Transfer(0.0, kind=kind, cargoes=plan(self.placement), source=arrays, out=arrays, **options)
+        cargoes = plan(self.placement, frozenset(numbers) or None)
+        transfer = Transfer(0.0, kind=kind, cargoes=cargoes, source=arrays, out=arrays, **options)
         self.link.enqueue(transfer, transfer.cargoes[0])
         actions = self.link.pump(self.now)
         self.link.validate()
@@ -219,3 +221,94 @@ def test_versions_that_were_read_are_what_a_push_is_measured_by() -> None:
 def test_initial_values_go_as_loads() -> None:
     _, actions = Connection().transfer("load")
     assert len(sent(actions, Load)) == 3
+
+
+# --- what overtakes what ------------------------------------------------------------------------
+
+
+def messages(actions: list[Action]) -> list[Push | Pull]:
+    """Return the pushes and pulls among what a link says."""
+    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Push | Pull)]
+
+
+def values(request: int, version: int = 1) -> Values:
+    return Values(request, "raw", [version], [], [np.full(8, version, np.float32)])
+
+
+def ack(request: int) -> Ack:
+    return Ack(request, [1], [0])
+
+
+def lost(connection: Connection, *kinds_and_numbers: tuple[str, int]) -> tuple[list[Transfer], list[int]]:
+    """Begin transfers of one parameter each; return them and their requests."""
+    begun = [connection.transfer(kind, number) for kind, number in kinds_and_numbers]
+    return [transfer for transfer, _ in begun], [m.request for _, actions in begun for m in messages(actions)]
+
+
+def test_a_pull_does_not_wait_behind_the_pushes_of_other_slices() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    connection.transfer("push")
+    assert len(connection.link.in_flight) == WINDOW_NBYTES >> 20
+    spec = connection.spec
+    first = connection.placement.slices[0][0]
+    pull = Transfer(0.0, kind="pull", cargoes=plan(connection.placement), out=[np.zeros(spec.parameters[0].size)])
+    connection.link.enqueue(pull, tuple(c for c in pull.cargoes[0] if c.slice.index in (first.index, 30)))
+    leaves: list[Push | Pull] = []
+    while connection.link.in_flight:
+        number = next(iter(connection.link.in_flight))
+        connection.link.answered(number, 0.0)
+        leaves += messages(connection.link.pump(0.0))
+        connection.link.validate()
+    order = [(type(m).__name__, m.parts[0][0]) for m in leaves]
+    assert order[0] == ("Pull", 0), "its push has left"
+    assert order.index(("Pull", 30)) == order.index(("Push", 30)) + 1, "it waits for the push of its slice, no longer"
+    assert [i for name, i in order if name == "Push"] == list(range(WINDOW_NBYTES >> 20, 40))
+
+
+def test_a_push_that_was_lost_is_sent_again_as_soon_as_a_later_request_is_answered() -> None:
+    connection = Connection()
+    (push, pull), (first, second) = lost(connection, ("push", 0), ("pull", 1))
+    assert connection.answer(values(second)) is pull
+    (again,) = messages(connection.link.pump(0.0))
+    assert again.request == first
+    assert connection.answer(ack(first)) is push
+    assert connection.link.counts["retries"] == 1
+
+
+@pytest.mark.parametrize("kind", ["push", "push_pull"])
+def test_a_pull_that_was_answered_without_an_earlier_push_is_asked_again_behind_it(kind: str) -> None:
+    connection = Connection()
+    (push, pull), (first, second) = lost(connection, (kind, 0), ("pull", 0))
+    assert pull.out is not None
+    assert connection.answer(values(second, 5)) is None
+    assert pull.out[0] is not None
+    assert (pull.out[0] == 1.0).all(), "the values without the push have landed"
+    assert [m.request for m in messages(connection.link.pump(0.0))] == [first, second]
+    assert connection.answer(ack(first) if kind == "push" else values(first, 6)) is push
+    assert connection.answer(values(second, 6)) is pull
+    assert (pull.out[0] == 6.0).all()
+
+
+def test_what_was_sent_again_is_not_taken_for_lost_by_answers_to_what_was_sent_before() -> None:
+    connection = Connection()
+    _, (first, second, third) = lost(connection, ("push", 0), ("push", 1), ("push", 2))
+    connection.answer(ack(second))
+    assert [m.request for m in sent(connection.link.pump(0.0), Push)] == [first]
+    connection.answer(ack(third))
+    assert connection.link.pump(0.0) == []
+
+
+@pytest.mark.parametrize("kind", ["pull", "push_pull"])
+def test_values_may_come_after_what_was_asked_later(kind: str) -> None:
+    connection = Connection()
+    _, (_, second) = lost(connection, (kind, 0), ("push", 1))
+    connection.answer(ack(second))
+    assert connection.link.pump(0.0) == []
+
+
+def test_a_push_that_was_given_up_holds_no_pull_back() -> None:
+    connection = Connection()
+    (push, pull), (_, second) = lost(connection, ("push", 0), ("pull", 0))
+    push.done = True
+    assert connection.answer(values(second)) is pull
+    assert connection.link.pump(0.0) == []

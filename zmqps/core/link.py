@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from zmqps.core.ledger import WINDOW
 from zmqps.core.member import Handshake
 from zmqps.core.messages import Ack, Load, Message, Part, Pull, Push, Values, Welcome
 from zmqps.core.operations import Cargo, Transfer
+from zmqps.core.outbox import Outbox, Request
 from zmqps.errors import ProtocolError, PSError
 
 if TYPE_CHECKING:
@@ -30,23 +30,13 @@ RETRY_S = 3.0
 SLOWEST_RETRY_S = 30.0
 
 
-@dataclass(slots=True, eq=False)
-class Request:
-    """One message and its answer."""
-
-    transfer: Transfer
-    cargoes: tuple[Cargo, ...]
-    nbytes: int
-    number: int = 0
-    seq: int = 0
-    encoded: tuple[str, list[Array]] | None = None
-
-
 class Link:
     """The connection to one server.
 
-    Requests leave in order as long as the window has room; answers may come in any order. As
-    long as the server answers at all, nothing is sent twice.
+    Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any
+    order. A request is sent again when nothing was answered for a while; and at once where a later one
+    was answered before a push, which servers answer in order: so the push was lost with a connection that
+    broke. A pull that was answered without a push that had been asked for before it is asked again behind it.
 
     Parameters
     ----------
@@ -69,7 +59,7 @@ class Link:
         self.lost: PSError | None = None
         self.in_flight: dict[int, Request] = {}
         self.in_flight_nbytes = 0
-        self.queue: deque[Request] = deque()
+        self.queue = Outbox()
         self.counts: Counter[str] = Counter()
         self.heard_at = 0.0
         self._epoch = epoch
@@ -77,6 +67,8 @@ class Link:
         self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
         self._numbers = count(1) if numbers is None else numbers
         self._next_seq = 1
+        self._num_sent = 0
+        self._overtaken: list[Request] = []  # to be sent again, in this order
         self._retry_s = RETRY_S
         self._retry_due: float | None = None
 
@@ -85,7 +77,7 @@ class Link:
         groups = [cargoes] if transfer.atomic else [(cargo,) for cargo in cargoes]
         for group in groups:
             if group:
-                self.queue.append(Request(transfer, group, sum(cargo.nbytes for cargo in group)))
+                self.queue.add(Request(transfer, group, sum(cargo.nbytes for cargo in group)))
                 transfer.remaining += 1
 
     def pump(self, now: float) -> list[Action]:
@@ -93,27 +85,38 @@ class Link:
         actions: list[Action] = []
         if self.handshake.welcome is None or self.lost is not None:
             return actions
-        while self.queue:
-            request = self.queue[0]
+        actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
+        self._overtaken.clear()
+        while (next_one := self.queue.peek()) is not None:
+            request = next_one
             if request.transfer.done:
-                self.queue.popleft()
+                self.queue.pop()
                 continue
             if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
                 break
-            oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
-            if self._next_seq - oldest >= WINDOW:
-                break  # a resend of the oldest must still be inside the server's ledger
-            self.queue.popleft()
-            request.number = next(self._numbers)
             if request.transfer.kind in ("push", "push_pull"):
+                oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
+                if self._next_seq - oldest >= WINDOW:
+                    break  # a resend of the oldest must still be inside the server's ledger
                 request.seq = self._next_seq
                 self._next_seq += 1
+            self.queue.pop()
+            request.number = next(self._numbers)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
             if self._retry_due is None:
                 self._restart_retry(now)
-            actions.append(Send(self.peer, self._message(request)))
+            actions.append(self._send(request))
         return actions
+
+    def _again(self, request: Request) -> Action:
+        self.counts["retries"] += 1
+        return self._send(request)
+
+    def _send(self, request: Request) -> Action:
+        self._num_sent += 1
+        request.sent_as = self._num_sent
+        return Send(self.peer, self._message(request))
 
     def _message(self, request: Request) -> Message:
         transfer, epoch = request.transfer, self._epoch
@@ -170,6 +173,8 @@ class Link:
         if request is None or request.transfer.done:
             self.answered(message.request, now)
             return None
+        if self._note_overtaken(request, now):
+            return None
         transfer = request.transfer
         if isinstance(message, Values):
             if transfer.kind not in ("pull", "push_pull") or len(message.versions) != len(request.cargoes):
@@ -183,6 +188,25 @@ class Link:
         transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
         return transfer
+
+    def _note_overtaken(self, request: Request, now: float) -> bool:
+        """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""
+        pull = request.transfer.kind == "pull"
+        unseen = False
+        for earlier in self.in_flight.values():  # in the order of sending, so this ends at once where nothing was lost
+            if earlier is request:
+                break
+            if earlier.transfer.done or earlier.transfer.kind == "pull" or earlier.sent_as > request.sent_as:
+                continue
+            missed = pull and not request.slices.isdisjoint(earlier.slices)
+            # values leave when they have been copied, acknowledgements at once
+            if missed or earlier.transfer.kind == "push":
+                self._overtaken.append(earlier)
+            unseen |= missed
+        if unseen:
+            self._overtaken.append(request)
+            self.heard_at = now
+        return unseen
 
     def answered(self, number: int, now: float) -> Request | None:
         """Take a request out of flight; None if it was answered before."""
@@ -212,6 +236,7 @@ class Link:
         self.handshake.stop()
         failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
         self.queue.clear()
+        self._overtaken.clear()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
         self._retry_due = None
@@ -246,14 +271,14 @@ class Link:
                 del self.in_flight[number]
                 self.in_flight_nbytes -= request.nbytes
             else:
-                self.counts["retries"] += 1
-                actions.append(Send(self.peer, self._message(request)))
+                actions.append(self._again(request))
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
         self._retry_due = now + self._retry_s if self.in_flight else None
         return actions + self.pump(now)
 
     def validate(self) -> None:
         """Assert that the window holds."""
+        self.queue.validate()
         assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
         assert (self._retry_due is not None) == bool(self.in_flight)

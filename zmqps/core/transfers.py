@@ -266,8 +266,7 @@ class Transfers:
         transfer.done = True
         self._host.operations.pop(transfer, None)
         for link in self.links:
-            if any(request.transfer is transfer for request in link.queue):
-                link.queue = deque(request for request in link.queue if request.transfer is not transfer)
+            link.queue.drop(transfer)
 
     def connect(self, identity: Identity, placement: Placement, message: Job, now: float) -> list[Action]:
         """Open the links to the servers of a job."""
