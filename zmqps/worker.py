@@ -299,7 +299,7 @@ class Worker(Connection):
             Seconds; by default 60.
         atomic : bool
             Apply all of it on a shard at once, so that no other worker's update of that shard comes
-            in between. Otherwise slices (2 MiB) are atomic. Over several shards nothing is promised.
+            in between. Otherwise slices (4 MiB) are atomic. Over several shards nothing is promised.
         examples : int
             Synchronous: how often these gradients count in the step's mean, usually the size of
             the batch they are the mean of. Each parameter's mean is over the workers that pushed it;

@@ -86,7 +86,7 @@ def cluster_settings(command: F) -> F:
             "--idle-timeout", type=click.FloatRange(min=0), default=600.0,
             help="Seconds without a worker after which the cluster ends; 0: never.",
         ),
-        setting("--slice-size", type=Size(), default="2MiB", help="Bytes of parameters that one message carries."),
+        setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Bytes sent or asked for and not yet answered, a server: enough to keep both directions of a
 #: connection busy, little enough that a slow server costs no memory.
-WINDOW_NBYTES = 8 << 20
+WINDOW_NBYTES = 16 << 20
 #: No answer of any kind for this long, and what is in flight is sent again; doubled each time.
 RETRY_S = 3.0
 SLOWEST_RETRY_S = 30.0

@@ -29,7 +29,7 @@ MAX_HEADER_NBYTES = 8 << 20
 #: Above 32 MiB malloc maps and faults every buffer anew (measured 3 times slower), so no sender of
 #: ours comes near it.
 MAX_FRAME_NBYTES = 64 << 20
-#: An atomic push sends a shard as one message: 2 MiB frames of an 8 GiB shard.
+#: An atomic push sends a shard as one message: 4 MiB frames of a 16 GiB shard.
 MAX_FRAMES = 4096
 #: Up to here a payload travels inside the header: one frame less is worth more than one copy.
 INLINE_NBYTES = 4096
