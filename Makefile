@@ -55,7 +55,7 @@ test: $(INSTALLED) ## the default test suite
 test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
 	$(PY) -m pytest -m slow --timeout 900
 
-test-processes: $(INSTALLED) ## synchronous training with real processes, killed in every phase
+test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 	$(PY) -m pytest -m processes
 
 test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU

@@ -11,11 +11,13 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from contextlib import closing
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -26,10 +28,8 @@ from zmqps.errors import ClosedError
 from zmqps.inquiry import inquire, run_blocking
 from zmqps.requests import Params
 
-pytestmark = pytest.mark.processes
-
 #: Seconds of silence after which a worker is lost; a busy machine makes nobody silent for so long.
-TIMEOUT = 2.0
+TIMEOUT = 1.5
 SLICE_NBYTES = 4096
 #: Slices of a server.
 SLICES = 3
@@ -46,9 +46,10 @@ def gradients(value: float) -> dict[str, np.ndarray]:
 class Arena:
     """A cluster and the two workers that survive everything."""
 
-    def __init__(self, cluster: zmqps.LocalCluster, team: Team) -> None:
+    def __init__(self, cluster: zmqps.LocalCluster, team: Team, nursery: Nursery) -> None:
         self.cluster = cluster
         self.team = team
+        self.nursery = nursery
         self._pool = ThreadPoolExecutor(1)
 
     def begin_step(self) -> Future[list[Params]]:
@@ -88,36 +89,67 @@ def counted(status: Mapping[str, Any], name: str) -> int:
     return sum(member["counters"].get(name, 0) for member in status["members"] if member["role"] == "server")
 
 
+class Nursery:
+    """Where victims come from: a process that forks them."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "tests.victim", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+    def fork(self, *arguments: str) -> tuple[int, TextIO, TextIO]:
+        """Return a new victim: its process id, what it reads and what it writes."""
+        (their_in, our_in), (our_out, their_out) = os.pipe(), os.pipe()
+        socket.send_fds(self._control, [json.dumps(arguments).encode()], [their_in, their_out])
+        os.close(their_in)
+        os.close(their_out)
+        self._control.settimeout(PATIENCE)
+        return int(self._control.recv(100)), os.fdopen(our_in, "w"), os.fdopen(our_out)
+
+    def close(self) -> None:
+        self._control.close()
+        assert self._process.wait(PATIENCE) == 0
+
+
 class Victim:
     """The third worker, in a process of its own (`tests.victim`)."""
 
     def __init__(self, arena: Arena, name: str = "victim") -> None:
-        command = [sys.executable, "-m", "tests.victim", arena.cluster.address, name, str(SIZE)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.pid, self._in, self._out = arena.nursery.fork(arena.cluster.address, name, str(SIZE))
         self.rank = self.hear()["rank"]
 
     def tell(self, *command: Any) -> None:
-        assert self.process.stdin is not None
-        print(json.dumps(command), file=self.process.stdin, flush=True)
+        print(json.dumps(command), file=self._in, flush=True)
 
     def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
+        return dict(json.loads(self._read()))
+
+    def _read(self) -> str:
         with selectors.DefaultSelector() as selector:
-            selector.register(self.process.stdout, selectors.EVENT_READ)
+            selector.register(self._out, selectors.EVENT_READ)
             assert selector.select(PATIENCE), "the victim says nothing"
-        return dict(json.loads(self.process.stdout.readline()))
+        return self._out.readline()
 
     def ask(self, *command: Any) -> dict[str, Any]:
         self.tell(*command)
         return self.hear()
 
     def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
     def close(self) -> None:
-        self.signal(signal.SIGKILL)
-        with self.process:  # closes its pipes and waits
-            pass
+        """Let it leave, so that nobody waits for it, if it can; kill it otherwise. Wait for its end."""
+        with self._out:
+            try:
+                with self._in:
+                    self.tell("end")
+                self._read()  # nothing: it has ended
+            except BrokenPipeError:
+                pass  # it was killed, and has ended
+            except AssertionError:
+                self.signal(signal.SIGKILL)
+                raise
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +158,12 @@ def arena() -> Iterator[Arena]:
     options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
     times = {"heartbeat_interval": TIMEOUT / 20, "heartbeat_timeout": TIMEOUT}
     with (
+        closing(Nursery()) as nursery,  # first: it imports while the cluster starts
         zmqps.LocalCluster(servers=2, workers=2, kernels="numpy", slice_nbytes=SLICE_NBYTES, **times) as cluster,
         Team(cluster.address, 2, params, **options) as team,
+        closing(Arena(cluster, team, nursery)) as arena,
     ):
-        arena = Arena(cluster, team)
         yield arena
-        arena.close()
 
 
 @pytest.fixture
@@ -155,7 +187,7 @@ def test_killed_before_its_push_a_worker_counts_no_more(arena: Arena, victim: Vi
     arena.wait_for_arrivals(2)
     victim.signal(signal.SIGKILL)
     arena.finish_step(step, before, FIRST, SECOND)
-    arena.wait_for_loss(victim.process.pid)
+    arena.wait_for_loss(victim.pid)
 
 
 @pytest.mark.parametrize(("point", "sent"), [("between slices", 1), ("between shards", SLICES)])
@@ -180,7 +212,7 @@ def test_killed_after_arriving_a_worker_counts_once(arena: Arena, victim: Victim
     victim.ask("push", THIRD)
     arena.wait_for_arrivals(1)
     victim.signal(signal.SIGKILL)
-    arena.wait_for_loss(victim.process.pid)
+    arena.wait_for_loss(victim.pid)
     after = arena.finish_step(arena.begin_step(), before, FIRST, SECOND, THIRD)
     arena.finish_step(arena.begin_step(), after, FIRST, SECOND)
 
@@ -225,7 +257,7 @@ def test_restarted_under_its_name_a_worker_is_another_one(arena: Arena, victim: 
         again.ask("push", 10 * THIRD)
         # what its last life had brought completely counts, and what this one brings as well
         arena.finish_step(step, before, FIRST, SECOND, THIRD, 10 * THIRD)
-        arena.wait_for_loss(victim.process.pid)
+        arena.wait_for_loss(victim.pid)
         names = [member["name"] for member in arena.cluster.status()["members"]]
         assert names.count("victim") == 1
     finally:

@@ -1,14 +1,20 @@
-"""A worker in a process of its own, for tests that kill it: does what it reads, and can stop at a named point.
+"""Workers in processes of their own, for tests that kill them: each does what it reads, and can stop at a named point.
 
-Reads a JSON list a line, ``[command, argument, ...]``, and answers each with a JSON map. On its way through a push it
-stops at the point it was told (`Stopper`), says so, and stays there, without a sign of life, until it reads
+``python -m tests.victim FD`` forks one for each list of arguments that it reads from the socket FD, with two files for
+what the worker reads and writes: to import everything anew would take a second each.
+
+A worker reads a JSON list a line, ``[command, argument, ...]``, and answers each with a JSON map. On its way through a
+push it stops at the point it was told (`Stopper`), says so, and stays there, without a sign of life, until it reads
 ``["release"]``.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -21,6 +27,7 @@ from tests.team import PATIENCE
 from zmqps.core.messages import Push
 from zmqps.core.wire import decode
 from zmqps.net.zeromq import ZmqTransport
+from zmqps.optim import all_finite
 
 
 class Stopper:
@@ -94,5 +101,26 @@ def main(address: str, name: str, size: str) -> None:
                 answer({"error": type(error).__name__, "text": str(error)})
 
 
+def serve(control: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who is killed leaves nothing behind
+    for dtype in (np.float32, np.float64):
+        all_finite(np.empty(0, dtype), "numba")  # imports and loads what a worker does when it connects
+    while True:
+        arguments, files, _, _ = socket.recv_fds(control, 4096, 2)
+        if not arguments:
+            return
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+                os.close(file)
+            main(*json.loads(arguments))
+            os._exit(0)
+        for file in files:
+            os.close(file)
+        control.send(str(pid).encode())
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve(socket.socket(fileno=int(sys.argv[1])))
