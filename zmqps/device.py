@@ -124,20 +124,25 @@ class Device(ABC):
     def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
         """Enqueue a copy to this host; the target holds it once an event recorded after it is done."""
 
-    @abstractmethod
-    def elementwise(self, name: str, inputs: str, outputs: str, body: str) -> Callable[..., None] | None:
-        """Return a kernel of CUDA C that runs over arrays of one size; None where there is no such thing.
+    #: Whether `elementwise` makes kernels here.
+    compiles: bool = False
+
+    def elementwise(self, name: str, inputs: str, outputs: str, body: str, preamble: str) -> Callable[..., None]:
+        """Return a kernel of CUDA C that runs over arrays of one size.
 
         Parameters
         ----------
         name
             Of the function, a C identifier.
         inputs, outputs
-            ``"T w, T g, T rate"``: types (``T`` stands for one and the same) and names. An input may be
-            a number. An output is read and written in place.
+            ``"float32 w, float32 g, float32 rate"``: dtypes and names. An input may be a number. An output
+            is read and written in place.
         body
             What is done for one element.
+        preamble
+            Functions that it calls.
         """
+        raise NotImplementedError
 
 
 def parse(text: str) -> str:
@@ -261,6 +266,8 @@ class CudaDevice(Device):
         Its number, from 0, among those that ``CUDA_VISIBLE_DEVICES`` leaves.
     """
 
+    compiles = True
+
     def __init__(self, index: int) -> None:
         self.cupy = self.xp = cupy = _cupy()
         self.spec = self.name = f"cuda:{index}"
@@ -334,10 +341,10 @@ class CudaDevice(Device):
         kind = runtime.memcpyDeviceToHost
         runtime.memcpyAsync(target.ctypes.data, source.data.ptr, target.nbytes, kind, stream.stream.ptr)
 
-    def elementwise(self, name: str, inputs: str, outputs: str, body: str) -> Callable[..., None] | None:
+    def elementwise(self, name: str, inputs: str, outputs: str, body: str, preamble: str) -> Callable[..., None]:
         # products and sums are rounded each for itself, as numpy and numba do: the same bits on every device
         kernel: Callable[..., None] = self.cupy.ElementwiseKernel(
-            inputs, outputs, body, name, no_return=True, options=("--fmad=false",)
+            inputs, outputs, body, name, no_return=True, preamble=preamble, options=("--fmad=false",)
         )
         return kernel
 
@@ -448,6 +455,3 @@ class HostDevice(Device):
         assert isinstance(stream, _HostStream)
         assert source.nbytes == target.nbytes
         stream.enqueue(lambda: np.copyto(target.view(np.uint8), source.view(np.uint8)))
-
-    def elementwise(self, name: str, inputs: str, outputs: str, body: str) -> Callable[..., None] | None:
-        return None

@@ -79,6 +79,7 @@ class CompiledRules:
         self._spec = spec
         self._kernels: Any = config.kernels
         self._device = device
+        self._elementwise = device.elementwise if device is not None and device.compiles else None
         self._threads = ApplyThreads(config.apply_threads if device is None else 1)
         self.slot_fill: tuple[float, ...] = ()
 
@@ -91,7 +92,7 @@ class CompiledRules:
     def _kernel(self, rule: Rule) -> Kernel:
         if self._device is None:
             return make_kernel(rule, self._kernels)
-        return make_kernel(rule, "cupy", self._device.xp)
+        return make_kernel(rule, "cupy", self._device.xp, self._elementwise)
 
     def warm_up(self, names: Sequence[str], dtype: np.dtype[Any]) -> None:
         """Compile what the first update would otherwise wait for."""
@@ -99,7 +100,7 @@ class CompiledRules:
             if self._device is None:
                 warm_up(rule, dtype, self._kernels)
             else:
-                warm_up(rule, dtype, "cupy", self._device.xp)
+                warm_up(rule, dtype, "cupy", self._device.xp, self._elementwise)
 
     def all_finite(self, g: Array) -> bool:
         """Whether an array, of this host, holds neither NaN nor infinity."""

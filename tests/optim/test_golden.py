@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.optim.specs import SPECS, rule_of
+from tests.optim.written import elementwise
 from zmqps.optim import cosine_decay, exponential_decay, linear_warmup, make_kernel, step_decay
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "optim_golden.npz", allow_pickle=False)
@@ -20,12 +21,12 @@ def test_every_golden_case_has_a_spec() -> None:
     assert {key.split("/")[0] for key in GOLDEN.files} == {*SPECS, "w0", "g", "schedule"}
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("backend", ["numpy", "numba", "cupy"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", SPECS)
 def test_values_after_each_step_are_the_reference_values(case: str, dtype: str, backend: str) -> None:
     rule = rule_of(SPECS[case])
-    kernel = make_kernel(rule, backend)
+    kernel = make_kernel(rule, backend, np, elementwise)  # what a GPU would run, run by numpy
     w = np.zeros_like(GOLDEN["w0"], dtype) if rule.name == "ftrl" else GOLDEN["w0"].astype(dtype)
     slots = tuple(np.full_like(w, fill) for fill in rule.slot_fill)
     expected = GOLDEN[f"{case}/{dtype}" if f"{case}/{dtype}" in GOLDEN else f"{case}/float64"]

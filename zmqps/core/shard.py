@@ -242,8 +242,9 @@ class Shard:
         for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
             kernel = self._kernels[kernel_index]
             if kernel is not None:
-                slots = tuple(slot[lo:hi] for slot in state.slots)
-                kernel(source[lo:hi], gradient[lo - start : hi - start], state.value[lo:hi], slots, step + 1)
+                slots, out = tuple(slot[lo:hi] for slot in state.slots), state.value[lo:hi]
+                w = out if source is state.value else source[lo:hi]
+                kernel(w, gradient[lo - start : hi - start], out, slots, step + 1)
             elif source is not state.value:
                 state.value[lo:hi] = source[lo:hi]
 

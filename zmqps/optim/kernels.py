@@ -2,7 +2,8 @@
 
 Three ways, one result: ``numpy`` walks the arrays in blocks that stay in the cache (the reference);
 ``numba`` compiles the equation into one loop over single elements, without the interpreter lock;
-``cupy`` is the numpy way with another namespace and one block.
+``cupy`` runs the equation as one kernel of a GPU (`fused`), or, where it cannot be written as such, the
+numpy way with another namespace and one block.
 
 A numba loop is compiled for one dtype with one signature: gradients are taken as read-only and
 possibly unaligned, which every array can pass for, so a received frame needs neither a copy nor a
@@ -24,13 +25,16 @@ import numpy as np
 
 from ..errors import OptimizerError
 from ..jit import compiled
-from . import loops
+from . import fused, loops
 from .base import Rule
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 Backend = Literal["numpy", "numba", "cupy"]
+
+#: Compiles a kernel over elements: name, inputs, outputs, body and preamble.
+Elementwise = Callable[[str, str, str, str, str], Callable[..., None]]
 
 #: Bytes of one array in a block of the numpy way: arrays and temporaries stay in the cache, the interpreter's share is
 #: small, and malloc keeps the temporaries' memory (measured: less is slower, more is not faster).
@@ -98,9 +102,11 @@ class ArrayKernel(Kernel):
         block = max(w.size, 1) if self._block_nbytes is None else self._block_nbytes // w.itemsize
         for start in range(0, w.size, block):
             part = slice(start, start + block)
-            x = w[part]
+            x, *state = read = [array[part] for array in (w, *slots)]
             d = self._gradient(x, g[part], *gradient_scalars)
-            results = self._update(x, d, *(s[part] for s in slots), *scalars)
+            updated = self._update(x, d, *state, *scalars)
+            # what is passed on as it is might be overwritten before it is stored
+            results = [result.copy() if any(result is old for old in read) else result for result in updated]
             for target, result in zip((out, *slots), results, strict=True):
                 target[part] = result
 
@@ -122,7 +128,32 @@ class NumbaKernel(Kernel):
         loop(w, g, out, *slots, gradient_scalars, scalars)
 
 
-def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np) -> Kernel:
+class FusedKernel(Kernel):
+    """The equation as one kernel of a GPU, compiled when it first sees a dtype.
+
+    Parameters
+    ----------
+    rule : Rule
+    elementwise : callable
+        As `zmqps.device.Device.elementwise`.
+    """
+
+    def __init__(self, rule: Rule, elementwise: Elementwise) -> None:
+        super().__init__(rule)
+        self._elementwise = elementwise
+        self._compiled: dict[np.dtype[Any], Callable[..., None]] = {}
+
+    def _run(
+        self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
+    ) -> None:
+        kernel = self._compiled.get(w.dtype)
+        if kernel is None:
+            kernel = self._compiled[w.dtype] = self._elementwise(*fused.source(self.rule, w.dtype), fused.PREAMBLE)
+        # in place CuPy wants to see one and the same object, or it copies what it reads first
+        kernel(w, g, *gradient_scalars, *scalars, out, *slots)
+
+
+def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwise: Elementwise | None = None) -> Kernel:
     """Return the kernel that applies `rule`.
 
     Parameters
@@ -131,6 +162,8 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np) -> Kernel:
     backend : {"numpy", "numba", "cupy"}
     xp : module
         The namespace of the arrays when the backend is ``"cupy"``.
+    elementwise : callable, optional
+        Compiles for the device of ``"cupy"``; without it the equation runs one operation after another.
 
     Raises
     ------
@@ -144,6 +177,8 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np) -> Kernel:
             return ArrayKernel(rule, np, BLOCK_NBYTES)
         case "numba":
             return NumbaKernel(rule)
+        case "cupy" if elementwise is not None and fused.can_write(rule):
+            return FusedKernel(rule, elementwise)
         case "cupy":
             return ArrayKernel(rule, xp, None)
     raise OptimizerError(f"no backend {backend!r}; choose numpy, numba or cupy")
@@ -166,14 +201,20 @@ def all_finite(g: NDArray[Any], backend: Backend = "numpy", xp: Any = np) -> boo
     return all(bool(xp.isfinite(g[start : start + block]).all()) for start in range(0, g.size, block))
 
 
-def warm_up(rule: Rule, dtype: DTypeLike, backend: Backend = "numpy", xp: Any = np) -> None:
+def warm_up(
+    rule: Rule,
+    dtype: DTypeLike,
+    backend: Backend = "numpy",
+    xp: Any = np,
+    elementwise: Elementwise | None = None,
+) -> None:
     """Compile, or load from disk, what the first update would otherwise wait for.
 
     The first time on a machine numba takes about a second for a rule and dtype; afterwards its
     import and the loading are what takes time.
     """
     w, g, *slots = (xp.zeros(1, dtype) for _ in range(2 + len(rule.slots)))  # CuPy compiles nothing for empty arrays
-    make_kernel(rule, backend, xp)(w, g, w, tuple(slots), 1)
+    make_kernel(rule, backend, xp, elementwise)(w, g, w, tuple(slots), 1)
     all_finite(g, backend, xp)
 
 

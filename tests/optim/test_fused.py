@@ -1,0 +1,134 @@
+"""Equations written as kernels of a GPU: what is written is the equation, and computes the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.devices import NewDevice, on_device, on_every_device, on_host
+from tests.optim.specs import SPECS, rule_of
+from tests.optim.written import elementwise
+from zmqps.errors import OptimizerError
+from zmqps.optim import Rule, fused, make_kernel
+from zmqps.optim.kernels import ArrayKernel, FusedKernel
+
+SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1e30, -1e30, np.inf, -np.inf, np.nan]
+
+
+def arrays(rule: Rule, dtype: str, size: int = 500) -> list[np.ndarray]:
+    """Return values, gradient and slots; among them what is treated specially."""
+    rng = np.random.default_rng(1)
+    drawn = [rng.standard_normal(size).astype(dtype) for _ in range(2)]
+    for array in drawn:
+        array[: len(SPECIAL)] = SPECIAL
+        rng.shuffle(array)
+    return [*drawn, *(np.full(size, fill, dtype) for fill in rule.slot_fill)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", SPECS)
+def test_what_is_written_computes_the_bits_of_the_reference(case: str, dtype: str) -> None:
+    rule = rule_of(SPECS[case])
+    (w, g, *slots), (w2, _, *slots2) = arrays(rule, dtype), arrays(rule, dtype)
+    kernel = make_kernel(rule, "cupy", np, elementwise)
+    assert isinstance(kernel, FusedKernel)
+    for step in (1, 2, 3):
+        make_kernel(rule)(w, g, w, tuple(slots), step)
+        kernel(w2, g, w2, tuple(slots2), step)
+    for ours, theirs in zip((w, *slots), (w2, *slots2), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert theirs.dtype == dtype
+
+
+@on_every_device
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", SPECS)
+def test_kernels_of_a_device_compute_what_the_reference_does(case: str, dtype: str, new_device: NewDevice) -> None:
+    device, rule = new_device(), rule_of(SPECS[case])
+    device.use()
+    w, g, *slots = arrays(rule, dtype)
+    w2, g2, *slots2 = (on_device(device, array) for array in (w, g, *slots))
+    kernel = make_kernel(rule, "cupy", device.xp, device.elementwise if device.compiles else None)
+    for step in (1, 2, 3):
+        make_kernel(rule)(w, g, w, tuple(slots), step)
+        kernel(w2, g2, w2, tuple(slots2), step)
+    for ours, theirs in zip((w, *slots), (w2, *slots2), strict=True):
+        np.testing.assert_allclose(on_host(device, theirs), ours, rtol=1e-6 if device.compiles else 0)
+
+
+def test_a_kernel_may_write_elsewhere() -> None:
+    rule = rule_of(SPECS["adam"])
+    w, g, *slots = arrays(rule, "float32")
+    expected, out = w.copy(), np.empty_like(w)
+    make_kernel(rule)(expected, g, expected, tuple(slot.copy() for slot in slots), 1)
+    make_kernel(rule, "cupy", np, elementwise)(w, g, out, tuple(slots), 1)
+    np.testing.assert_array_equal(out, expected)
+
+
+def with_equation(update: Callable[..., Any]) -> Rule:
+    """Return a rule with two slots that updates as told: ``update(xp, w, g, a, b, rate)``."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Own(Rule):
+        name = "somebody's own"
+        slots = ("a", "b")
+
+        def scalars(self, step: int) -> tuple[float, ...]:
+            return (self.rate(step),)
+
+        def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
+            return lambda *arguments: update(xp, *arguments)
+
+    return Own(learning_rate=0.5)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda xp, w, g, a, b, rate: (w - 2 * g, b, a),
+        lambda xp, w, g, a, b, rate: (xp.where(g > 0.25, w, xp.abs(g) / 3), -a, 1.0 - b),
+        lambda xp, w, g, a, b, rate: (g, w, xp.sign(xp.minimum(w, xp.maximum(g, -rate)))),
+    ],
+    ids=["slots that change places", "a choice", "values that become slots"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_an_equation_of_somebodys_own_is_written_too(update: Callable[..., Any], dtype: str) -> None:
+    rule = with_equation(update)
+    (w, g, *slots), (w2, _, *slots2) = arrays(rule, dtype), arrays(rule, dtype)
+    slots[0][:], slots2[0][:] = 3.0, 3.0
+    kernel = make_kernel(rule, "cupy", np, elementwise)
+    assert isinstance(kernel, FusedKernel)
+    ArrayKernel(rule, np, None)(w, g, w, tuple(slots), 1)
+    kernel(w2, g, w2, tuple(slots2), 1)
+    for ours, theirs in zip((w, *slots), (w2, *slots2), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("update", "said"),
+    [
+        (lambda xp, w, g, a, b, rate: (xp.cumsum(w), a, b), "xp.cumsum is not among sqrt"),
+        (lambda xp, w, g, a, b, rate: (w if w > 0 else g, a, b), "choose by xp.where"),
+        (lambda xp, w, g, a, b, rate: (w + float("inf"), a, b), "nothing an equation can compute with"),
+        (lambda xp, w, g, a, b, rate: (w + "1", a, b), "nothing an equation can compute with"),
+    ],
+    ids=["another function", "a condition", "infinity", "a text"],
+)
+def test_what_cannot_be_written_runs_one_operation_after_another(update: Callable[..., Any], said: str) -> None:
+    rule = with_equation(update)
+    with pytest.raises(OptimizerError, match=said):
+        fused.source(rule, np.dtype(np.float32))
+    assert isinstance(make_kernel(rule, "cupy", np, elementwise), ArrayKernel)
+
+
+def test_a_body_reads_each_array_once_and_writes_each_once() -> None:
+    written = fused.source(rule_of(SPECS["adam"]), np.dtype(np.float32))
+    assert written.name == "zmqps_adam_float32"
+    assert written.outputs == "float32 out, float32 s0, float32 s1"
+    lines = written.body.split("\n")
+    assert lines[:3] == ["const float v0 = w;", "const float v1 = s0;", "const float v2 = s1;"]
+    assert [line.split()[0] for line in lines[-3:]] == ["out", "s0", "s1"]
