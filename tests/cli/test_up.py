@@ -109,7 +109,7 @@ def test_without_a_gpu_nothing_is_started_for_one(zmqps, monkeypatch, option) ->
     ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
 )
 def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code) -> None:
-    up = start(*UP, "--workers", "1", "--", "sh", "-c", "echo at work; sleep 1000 & wait")
+    up = start(*UP, "--workers", "1", "--", "sh", "-c", "sleep 1000 & echo at work; wait")
     up.wait_for("worker-0 .* at work")
     processes = processes_of(up.pid)
     assert len(processes) == 5  # the worker's own child included
