@@ -99,7 +99,45 @@ def test_a_cancelled_connect_closes_what_comes_of_it(address) -> None:
             thread.join(30.0)  # it connects and closes yet; the check for leaks has the last word
 
 
-@pytest.mark.parametrize("name", ["init", "pull", "push", "push_pull", "barrier", "status", "finish", "close"])
+def test_partial_pushes_become_a_step_and_who_rejoins_goes_on_with_the_job() -> None:
+    params = {"w": np.zeros(3, np.float32), "v": np.zeros(3, np.float32)}
+    one = np.ones(3, np.float32)
+
+    async def main() -> None:
+        async with zmqps.aio.connect(cluster.address, name="a") as worker:
+            await worker.init(params, optimizer=zmqps.optim.sgd(learning_rate=1.0), staleness=0)
+            for name in params:
+                await worker.push({name: one})
+            assert (await worker.pull()).version == 0
+            await worker.advance()
+            pulled = await worker.pull()
+            assert (pulled.version, pulled["w"].tolist(), pulled["v"].tolist()) == (1, [-1.0] * 3, [-1.0] * 3)
+            await worker.rejoin(timeout=20.0)
+            assert ((await worker.statistics()).pushes, worker.rank) == (0, 0)
+            assert (await worker.pull()).version == 1
+            assert (await worker.push_pull(params)).version == 2
+            await worker.finish()
+            with pytest.raises(ClosedError, match="connect again"):
+                await worker.rejoin()
+
+    with zmqps.LocalCluster(kernels="numpy") as cluster:
+        asyncio.run(main())
+
+
+def test_advancing_without_anything_pushed_in_asynchronous_mode_does_nothing(address) -> None:
+    async def main() -> None:
+        async with zmqps.aio.connect(address) as worker:
+            await start(worker)
+            await worker.advance()
+            assert (await worker.statistics()).pushes == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["init", "pull", "push", "push_pull", "advance", "barrier", "status", "rejoin", "finish", "close"],
+)
 def test_names_and_arguments_are_those_of_the_worker(name) -> None:
     ours, theirs = getattr(zmqps.aio.AsyncWorker, name), getattr(zmqps.Worker, name)
     assert inspect.iscoroutinefunction(ours)
