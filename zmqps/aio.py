@@ -70,6 +70,10 @@ class AsyncWorker:
     status = _awaiting(Worker.status, Worker.status_async)
     _finish = _awaiting(Worker.finish, Worker.finish_async)
 
+    async def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return arrays that servers on this host read in place, as `zmqps.Worker.gradient_buffers` does."""
+        return await asyncio.to_thread(self._worker.gradient_buffers, timeout=timeout)
+
     async def shards(
         self,
         num_examples: int,

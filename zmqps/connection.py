@@ -24,6 +24,7 @@ from zmqps.core.session import SessionMachine
 from zmqps.data import DataShard, feed
 from zmqps.errors import ClosedError, ConfigurationError
 from zmqps.finite import are_finite
+from zmqps.net.arena import Arenas
 from zmqps.net.routes import check_transport
 from zmqps.net.shm import LaneTransport
 from zmqps.net.thread import SessionThread
@@ -49,6 +50,8 @@ class Connection:
         self._role = "observer" if observer else "worker"
         self._name = name
         self._transport = transport
+        self._arenas = Arenas()  # memory that servers on this host may read
+        self._lanes: LaneTransport | None = None
         self._last_statistics = Statistics()
         self._closed = False
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
@@ -66,7 +69,12 @@ class Connection:
         identity = new_identity(self._role, name=self._name)
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check)
-        return SessionThread(machine, lambda: LaneTransport(ZmqTransport(identity.incarnation), self._transport))
+
+        def make_transport() -> LaneTransport:
+            self._lanes = LaneTransport(ZmqTransport(identity.incarnation), self._transport, arenas=self._arenas)
+            return self._lanes
+
+        return SessionThread(machine, make_transport)
 
     # --- who ----------------------------------------------------------------------------------
 

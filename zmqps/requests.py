@@ -11,11 +11,16 @@ from zmqps.codecs import Codec
 from zmqps.core.arrays import Array
 from zmqps.core.encoding import check as check_codec
 from zmqps.core.operations import Attached, Cargo, Transfer, plan
+from zmqps.core.views import Views
 from zmqps.encoder import Encoder
 from zmqps.errors import ConfigurationError
-from zmqps.handover import Handover
+from zmqps.handover import Handover, Remote
+from zmqps.inplace import GradientBuffers
 from zmqps.tensors import Tables, Target, check_names, flatten, look
 
+#: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
+#: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
+NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 4 << 20
 #: Distinct subsets of the parameters whose message plan is kept.
 MAX_PLANS = 64
 
@@ -47,9 +52,22 @@ class Requests:
         The job and its placement.
     handover
         The way to arrays on GPUs.
+    empty
+        Allocates what servers may read in place: ``empty(size, dtype)``.
+    in_place
+        Whether servers and this process read each other's memory.
+    buffers
+        Those of the job before, which go on if it is the same.
     """
 
-    def __init__(self, attached: Attached, handover: Handover) -> None:
+    def __init__(
+        self,
+        attached: Attached,
+        handover: Handover,
+        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        in_place: Callable[[], bool] = lambda: False,
+        buffers: GradientBuffers | None = None,
+    ) -> None:
         self.job = attached.job
         self._placement = attached.placement
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
@@ -57,6 +75,15 @@ class Requests:
         self._tables = Tables()
         self._handover = handover
         self._encoder = Encoder(self.job, handover)
+        self._empty = empty
+        self._in_place = in_place
+        self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
+
+    def gradient_buffers(self) -> GradientBuffers:
+        """Return the arrays of `zmqps.Worker.gradient_buffers`."""
+        if self.buffers is None:
+            self.buffers = GradientBuffers(self.job.parameters, self._empty)
+        return self.buffers
 
     def pull(
         self,
@@ -65,6 +92,7 @@ class Requests:
         at_least: int | None,
         exact: int | None,
         codec: str | Codec | None,
+        copy: bool = True,
     ) -> tuple[Transfer, Result]:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
@@ -86,7 +114,7 @@ class Requests:
         transfer.reply_codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
-        return transfer, self._receive(transfer, numbers, out)
+        return transfer, self._receive(transfer, numbers, out, copy)
 
     def push(
         self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False
@@ -94,7 +122,12 @@ class Requests:
         """Return the transfer of a push, or of the first half of a push_pull."""
         if type(examples) is not int or examples < 1:
             raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
-        arrays = look(grads, self.job.parameters, self._index, self._handover)
+        own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
+        arrays: Mapping[int, Array | Remote]
+        if self.buffers is not None and own:
+            arrays = dict(enumerate(self.buffers.flat))
+        else:
+            arrays = look(grads, self.job.parameters, self._index, self._handover)
         source: list[Array | None] = [None] * len(self.job.parameters)
         transfer = Transfer(
             0.0,
@@ -114,6 +147,9 @@ class Requests:
             return transfer
         for number, array in flatten(arrays, self._handover).items():
             source[number] = array
+        if self.buffers is not None and (own or self.buffers.hold(source)):
+            transfer.source_tables = self.buffers.tables
+            transfer.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
         return transfer
 
     def push_pull(
@@ -123,16 +159,23 @@ class Requests:
         examples: int,
         codec: str | Codec | None,
         pull_codec: str | Codec | None,
+        copy: bool = True,
     ) -> tuple[Transfer, Result]:
         """Return the transfer of `zmqps.Worker.push_pull`, and what makes its result."""
         if out is not None and set(out) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
         transfer = self.push("push_pull", grads, examples, codec)
         transfer.reply_codec = self.job.pull_codec if pull_codec is None else check_codec(pull_codec, pulls=True)
-        return transfer, self._receive(transfer, check_names(grads, self._index), out)
+        return transfer, self._receive(transfer, check_names(grads, self._index), out, copy)
 
-    def _receive(self, transfer: Transfer, numbers: list[int] | None, out: Mapping[str, Any] | None) -> Result:
+    def _receive(
+        self, transfer: Transfer, numbers: list[int] | None, out: Mapping[str, Any] | None, copy: bool
+    ) -> Result:
         """Say where a transfer's values go; return what makes the caller's dict of them."""
+        if not copy and out is not None:
+            raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
+        if transfer.in_place and copy:
+            transfer.in_place = VALUES_COPIED_NBYTES
         parameters = self.job.parameters
         transfer.cargoes = self._plan(numbers)
         if out is not None:
@@ -151,7 +194,20 @@ class Requests:
         else:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
             transfer.out = Target(ordered, parameters, self._index, self._handover).flat
-        return lambda _: Params(ordered, transfer)
+        if copy:
+            return lambda _: Params(ordered, transfer)
+        views = transfer.views = Views()
+        if transfer.kind == "pull" and self._in_place():
+            transfer.in_place = NOTHING_COPIED_NBYTES
+
+        def look(_: Any) -> Params:
+            arrays = views.arrays([array.reshape(-1) for array in ordered.values()])
+            shaped = {
+                name: array.reshape(space.shape) for (name, space), array in zip(ordered.items(), arrays, strict=True)
+            }
+            return Params(shaped, transfer)
+
+        return look
 
     def _plan(self, numbers: list[int] | None) -> tuple[tuple[Cargo, ...], ...]:
         key = None if numbers is None or len(set(numbers)) == len(self.job.parameters) else frozenset(numbers)

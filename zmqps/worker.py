@@ -17,6 +17,7 @@ from zmqps.core.job import JobSpec, Parameter
 from zmqps.core.operations import Advance, Attached, Init, Statistics
 from zmqps.errors import ConfigurationError
 from zmqps.handover import Handover
+from zmqps.inplace import GradientBuffers
 from zmqps.optim import OptimizerSpec
 from zmqps.requests import Params, Requests
 from zmqps.stale import Treatment
@@ -38,6 +39,7 @@ class Worker(Connection):
 
     def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
         self._handover = Handover()
+        self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         super().__init__(address, timeout=timeout, name=name, observer=observer, transport=transport)
 
     @property
@@ -47,7 +49,12 @@ class Worker(Connection):
 
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`."""
-        return replace(super().statistics(), pinned_bytes=self._handover.pinned_nbytes)
+        shared, borrowed = self._arenas.nbytes, self._lanes.borrowed_nbytes if self._lanes else 0
+        pinned = self._handover.pinned_nbytes
+        return replace(super().statistics(), pinned_bytes=pinned, shared_bytes=shared, borrowed_bytes=borrowed)
+
+    def _reads_in_place(self) -> bool:
+        return self._lanes is not None and self._lanes.in_place
 
     # --- the job ------------------------------------------------------------------------------
 
@@ -179,7 +186,9 @@ class Worker(Connection):
     def _attach(self, init: Init, timeout: float | None) -> Future[None]:
         def attach(value: Attached) -> None:
             if self._requests is None:
-                self._requests = Requests(value, self._handover)
+                self._requests = Requests(
+                    value, self._handover, self._arenas.empty, self._reads_in_place, self._buffers
+                )
 
         return self._submit(init, timeout, attach)
 
@@ -229,6 +238,7 @@ class Worker(Connection):
         at_least: int | None = None,
         exact: int | None = None,
         codec: str | Codec | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> Params:
         """Return the parameters' values.
@@ -244,6 +254,13 @@ class Worker(Connection):
             must be retained).
         codec : Codec or str, optional
             How the values travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
+        copy : bool
+            False: return read-only arrays, which are views of a server's own memory where that is on this
+            host, in reach (``docs/lane.md``), and holds the parameter in one piece; copies otherwise. A
+            view stays as it is until it is garbage: the server puts later updates elsewhere, for which
+            it keeps up to two more copies of its values. So let go of the last values
+            before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
+            ends. Not together with ``out``.
         timeout : float, optional
             Seconds; by default 60.
 
@@ -262,7 +279,9 @@ class Worker(Connection):
         DeadlineError, PeerLostError
             ``out`` may hold some new values and some old ones.
         """
-        return self.pull_async(names, out=out, at_least=at_least, exact=exact, codec=codec, timeout=timeout).result()
+        return self.pull_async(
+            names, out=out, at_least=at_least, exact=exact, codec=codec, copy=copy, timeout=timeout
+        ).result()
 
     def pull_async(
         self,
@@ -272,10 +291,11 @@ class Worker(Connection):
         at_least: int | None = None,
         exact: int | None = None,
         codec: str | Codec | None = None,
+        copy: bool = True,
         timeout: float | None = None,
     ) -> Future[Params]:
         """`pull`, as a future."""
-        transfer, result = self._job(timeout).pull(names, out, at_least, exact, codec)
+        transfer, result = self._job(timeout).pull(names, out, at_least, exact, codec, copy)
         return self._submit(transfer, timeout, result)
 
     def push(
@@ -292,8 +312,9 @@ class Worker(Connection):
         Parameters
         ----------
         grads : mapping of str to array
-            Gradients of some or all parameters; they are not copied where they are contiguous. Those
-            on a GPU are copied to this host, after what their library still computes, before this
+            Gradients of some or all parameters; they are not copied where they are contiguous, and
+            not even sent where they are `gradient_buffers` and the server is on this host. Those on a
+            GPU are copied to this host, after what their library still computes, before this
             returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
         timeout : float, optional
             Seconds; by default 60.
@@ -339,14 +360,15 @@ class Worker(Connection):
         examples: int = 1,
         codec: str | Codec | None = None,
         pull_codec: str | Codec | None = None,
+        copy: bool = True,
     ) -> Params:
         """Send gradients and return the values after them, in one round trip.
 
         As `push`, then `pull` of the same parameters, but each slice's values leave the server
-        while later slices still arrive.
+        while later slices still arrive. ``copy`` as in `pull`.
         """
         return self.push_pull_async(
-            grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec
+            grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy
         ).result()
 
     def push_pull_async(
@@ -358,10 +380,36 @@ class Worker(Connection):
         examples: int = 1,
         codec: str | Codec | None = None,
         pull_codec: str | Codec | None = None,
+        copy: bool = True,
     ) -> Future[Params]:
         """`push_pull`, as a future."""
-        transfer, result = self._job(timeout).push_pull(grads, out, examples, codec, pull_codec)
+        transfer, result = self._job(timeout).push_pull(grads, out, examples, codec, pull_codec, copy)
         return self._submit(transfer, timeout, result)
+
+    def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        """Return an array for the gradient of each parameter, in memory that servers on this host read in place.
+
+        Compute gradients into them (``np.multiply(…, out=buffers["w"])``, or tensors made by
+        ``torch.from_numpy(buffers["w"])``) and push them: all at once, as the dict that this
+        returns or one like it, or some. Servers on this host apply them from there, nothing is copied;
+        to others they travel as any arrays do. A program that cannot compute in place gains nothing.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to ask for the job, where `init` was not called.
+
+        Returns
+        -------
+        dict of str to array
+            Zeros at first, in the shape of each parameter and the dtype that servers keep (float32 or
+            float64). The same arrays at each call, also after `rejoin` if the job is the same. They are
+            plain memory of this process, valid as long as they are referred to, and count in
+            ``statistics().shared_bytes`` where they are shared. As with any array, leave them alone
+            from a push until it is done.
+        """
+        self._buffers = self._job(timeout).gradient_buffers()
+        return dict(self._buffers.arrays)
 
     def advance(self, *, timeout: float | None = None) -> None:
         """Complete a step that consists of several partial pushes.

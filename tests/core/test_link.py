@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -33,7 +35,7 @@ class Connection:
         if welcome:
             self.link.on_welcome(WELCOME, 0.0)
 
-    def transfer(self, kind: str, *numbers: int, **options: bool) -> tuple[Transfer, list[Action]]:
+    def transfer(self, kind: str, *numbers: int, **options: Any) -> tuple[Transfer, list[Action]]:
         """Begin a transfer of some parameters, or of all."""
         arrays = [np.ones(p.size, np.float32) for p in self.spec.parameters]
         cargoes = plan(self.placement, frozenset(numbers) or None)
@@ -221,6 +223,32 @@ def test_versions_that_were_read_are_what_a_push_is_measured_by() -> None:
 def test_initial_values_go_as_loads() -> None:
     _, actions = Connection().transfer("load")
     assert len(sent(actions, Load)) == 3
+
+
+def test_what_stays_in_place_goes_in_few_messages_beside_the_window() -> None:
+    connection = Connection(large(megabytes=12), slice_nbytes=1 << 20)
+    transfer, actions = connection.transfer("pull", in_place=5 << 20)
+    pulls = sent(actions, Pull)
+    assert [[part[0] for part in pull.parts] for pull in pulls] == [[*range(5)], [*range(5, 10)], [10, 11]]
+    assert connection.link.in_flight_nbytes == 0
+    for pull in pulls:
+        values = [np.full(len(pull.parts) << 18, pull.request, np.float32)]
+        connection.answer(Values(pull.request, "raw", [1] * len(pull.parts), (), values))
+    assert transfer.remaining == 0
+    assert [float(transfer.out[0][number << 18]) for number in range(12)] == [1] * 5 + [2] * 5 + [3] * 2  # type: ignore[index]
+
+
+def test_what_is_encoded_does_not_stay_in_place() -> None:
+    connection = Connection(large(megabytes=12), slice_nbytes=1 << 20)
+    _, actions = connection.transfer("pull", in_place=5 << 20, reply_codec="bf16")
+    assert {len(pull.parts) for pull in sent(actions, Pull)} == {1}
+    assert connection.link.in_flight_nbytes == 12 << 20
+
+
+def test_a_cargo_larger_than_a_message_in_place_has_one_of_its_own() -> None:
+    connection = Connection(large(megabytes=4), slice_nbytes=1 << 20)
+    _, actions = connection.transfer("pull", in_place=1)
+    assert [len(pull.parts) for pull in sent(actions, Pull)] == [1] * 4
 
 
 # --- what overtakes what ------------------------------------------------------------------------

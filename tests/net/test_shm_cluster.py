@@ -154,6 +154,138 @@ def test_shared_memory_that_must_be_and_cannot_fails_the_first_operation(
             assert same(other.pull(), params)
 
 
+# --- in place -----------------------------------------------------------------------------------
+
+
+def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is a view of somebody else's memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return isinstance(array.base, memoryview)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("optimizer", [zmqps.optim.sgd(0.1), zmqps.optim.adam(0.1)], ids=["sgd", "adam"])
+def test_in_place_and_by_copies_are_the_same_bit_for_bit(
+    cluster: Cluster, transport: str, optimizer: zmqps.optim.OptimizerSpec
+) -> None:
+    with (
+        running(num_servers=2, slice_nbytes=SLICE_NBYTES) as another,
+        zmqps.connect(cluster.address, transport=transport) as here,
+        zmqps.connect(another.address, transport="tcp") as reference,
+    ):
+        for worker in (here, reference):
+            worker.init(initial(), optimizer=optimizer)
+        buffers = here.gradient_buffers()
+        for step in range(5):
+            for name, gradient in gradients(step).items():
+                buffers[name][...] = gradient
+            expected = reference.push_pull(gradients(step))
+            if step % 2:
+                got = here.push_pull(buffers, copy=False)
+            else:
+                here.push(buffers)
+                got = here.pull(copy=False)
+            assert same(got, expected)
+            assert got.version == expected.version == step + 1
+            assert not any(array.flags.writeable for array in got.values())
+            some = ["p4", "p7", "p1"]
+            assert same(here.pull(some, copy=False), {name: expected[name] for name in some})
+        shared = transport in ("auto", "shm")
+        assert any(map(is_borrowed, got.values())) == shared
+        assert here.statistics().retries == 0
+        assert (here.statistics().borrowed_bytes > 0) == shared
+        del got
+        assert here.statistics().borrowed_bytes == 0
+
+
+def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2)]
+        for worker in workers:
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+            worker.pull()  # from here on they know the servers' memory
+        kept, copies, expected = [], [], initial()
+        for seed in range(4):
+            kept.append(workers[seed % 2].pull(copy=False))
+            copies.append({name: value.copy() for name, value in kept[-1].items()})
+            assert same(copies[-1], expected)
+            workers[1].push(gradients(seed))
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+        assert all(same(values, copy) for values, copy in zip(kept, copies, strict=True))
+        assert any(map(is_borrowed, kept[0].values()))
+        assert same(workers[0].pull(), expected)
+        nbytes = sum(value.nbytes for value in expected.values())
+        spare = [driver.machine.shard.counters["spare_nbytes"] for driver in cluster.drivers[1:]]  # type: ignore[attr-defined]
+        assert 0 < sum(spare) <= 2 * nbytes
+        kept.clear()
+        for seed in range(4, 9):
+            workers[0].push_pull(gradients(seed), copy=False)
+        assert [driver.machine.shard.counters["spare_nbytes"] for driver in cluster.drivers[1:]] == spare  # type: ignore[attr-defined]
+
+
+def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        buffers, expected = worker.gradient_buffers(), initial()
+        assert worker.gradient_buffers().keys() == buffers.keys() == expected.keys()
+        assert all(worker.gradient_buffers()[name] is buffer for name, buffer in buffers.items())
+        assert all(not buffer.any() and buffer.shape == expected[name].shape for name, buffer in buffers.items())
+        assert worker.statistics().shared_bytes > 0
+        whole = gradients(1)
+        for name, gradient in whole.items():
+            buffers[name][...] = gradient
+        for grads in (
+            buffers,
+            {name: np.frombuffer(buffer, buffer.dtype).reshape(-1) for name, buffer in buffers.items()},
+            {name: buffers[name] for name in ("p7", "p3")},
+            {**buffers, "p7": whole["p7"]},
+        ):
+            for name in grads:
+                expected[name] -= whole[name]
+            assert same(worker.push_pull(grads) | worker.pull(), expected)
+        buffers["p7"][5] = np.nan
+        with pytest.raises(zmqps.errors.NonFiniteGradientError, match="'p7'"):
+            worker.push(buffers)
+        assert same(worker.pull(), expected)
+        with pytest.raises(zmqps.errors.ConfigurationError, match="out="):
+            worker.pull(out=buffers, copy=False)
+        views = worker.pull(copy=False)
+    assert same(views, expected)  # also after the end
+    assert buffers["p7"][6] == whole["p7"][6]
+
+
+def test_buffers_and_views_outlive_a_life_in_the_cluster(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        buffers, expected = worker.gradient_buffers(), initial()
+        worker.push(buffers)
+        views = worker.pull(copy=False)
+        worker.rejoin()
+        assert all(worker.gradient_buffers()[name] is buffer for name, buffer in buffers.items())
+        for seed in range(3):
+            for name, gradient in gradients(seed).items():
+                buffers[name][...] = gradient
+                expected[name] -= gradient
+            worker.push(buffers)
+        assert same(worker.pull(), expected)
+        assert same(views, initial())
+
+
+def test_without_memory_to_share_all_is_the_same_by_copies(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with zmqps.connect(cluster.address, transport="shm") as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        buffers, expected = worker.gradient_buffers(), initial()
+        for seed in range(3):
+            for name, gradient in gradients(seed).items():
+                buffers[name][...] = gradient
+                expected[name] -= gradient
+            assert same(worker.push_pull(buffers, copy=False), expected)
+        assert worker.statistics().shared_bytes == worker.statistics().borrowed_bytes == 0
+
+
 # --- who is on this host ------------------------------------------------------------------------
 
 
@@ -189,17 +321,24 @@ def test_a_killed_worker_leaves_nothing(cluster: Cluster) -> None:
     program = f"""if True:
         import os, numpy as np, zmqps
         worker = zmqps.connect({cluster.address!r}, transport="shm")
-        params = {{"w": np.zeros(100_000, np.float32)}}
+        params = {{"w": np.zeros(100_000, np.float32), "b": np.zeros(90_000, np.float32)}}
         worker.init(params, optimizer=zmqps.optim.sgd(1.0))
         worker.push_pull(params)
+        buffers = worker.gradient_buffers()
+        for _ in range(3):
+            views = worker.push_pull(buffers, copy=False)
+        assert worker.statistics().borrowed_bytes
         os.kill(os.getpid(), {signal.SIGKILL})"""
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
         assert process.wait(PATIENCE) == -signal.SIGKILL
     assert files_of(process.pid) == []
     assert cluster.num_lanes() == 2
+    shards = [driver.machine.shard for driver in cluster.drivers[1:]]  # type: ignore[attr-defined]
+    assert any(not reader.done for shard in shards for state in shard.slices for reader in state.readers)
     for server in cluster.servers:
         server._reap()
     assert cluster.num_lanes() == 0
+    assert all(reader.done for shard in shards for state in shard.slices for reader in state.readers)
 
 
 def test_a_killed_server_leaves_nothing() -> None:
@@ -208,10 +347,13 @@ def test_a_killed_server_leaves_nothing() -> None:
         with zmqps.connect(local.address, transport="shm") as worker:
             worker.init(params, optimizer=zmqps.optim.sgd(1.0))
             worker.push_pull(params)
+            buffers, views = worker.gradient_buffers(), worker.pull(copy=False)
+            worker.push(buffers)
             (server,) = [pid for name, pid in local.pids.items() if name.startswith("server")]
             os.kill(server, signal.SIGKILL)
             end = os.pidfd_open(server)  # waiting for the process itself would be to bury it, which is the cluster's
             assert select.select([end], [], [], PATIENCE)[0]
             os.close(end)
             assert files_of(server) == files_of(os.getpid()) == []
+            assert same(views, params)
         assert files_of(os.getpid()) == []

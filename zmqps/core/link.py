@@ -74,10 +74,12 @@ class Link:
 
     def enqueue(self, transfer: Transfer, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
-        groups = [cargoes] if transfer.atomic else [(cargo,) for cargo in cargoes]
-        for group in groups:
+        # encoded they would travel; and whether something small goes raw must not depend on its neighbours
+        in_place = transfer.in_place if transfer.codec == transfer.reply_codec == RAW else 0
+        for group in [cargoes] if transfer.atomic else _batches(cargoes, in_place):
             if group:
-                self.queue.add(Request(transfer, group, sum(cargo.nbytes for cargo in group)))
+                nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
+                self.queue.add(Request(transfer, group, nbytes))
                 transfer.remaining += 1
 
     def pump(self, now: float) -> list[Action]:
@@ -228,7 +230,11 @@ class Link:
             payload = decompress(codec, payload, sizes)
         # the wire has the table's dtype, the caller's arrays may have another
         for run, offset, array in scatter(payload, ((t.size, dtype) for t, dtype in targets)):
-            np.copyto(targets[run][0][offset : offset + array.size], array, casting="unsafe")
+            target = targets[run][0][offset : offset + array.size]
+            if transfer.views is None:
+                np.copyto(target, array, casting="unsafe")
+            else:
+                transfer.views.land(target, array)
 
     def fail(self, error: PSError) -> list[Transfer]:
         """The server is gone: return the transfers that now fail."""
@@ -283,3 +289,16 @@ class Link:
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
         assert (self._retry_due is not None) == bool(self.in_flight)
         assert all(number == request.number for number, request in self.in_flight.items())
+
+
+def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
+    """Yield cargoes in groups of up to so many bytes, or one by one."""
+    batch: list[Cargo] = []
+    room = 0
+    for cargo in cargoes:
+        if batch and cargo.nbytes > room:
+            yield tuple(batch)
+            batch = []
+        room = (room if batch else nbytes) - cargo.nbytes
+        batch.append(cargo)
+    yield tuple(batch)

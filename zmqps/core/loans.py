@@ -43,7 +43,9 @@ def borrow(memory: Bytes, start: int, stop: int, hold: Any) -> memoryview:
 
 
 def lender_of(array: Array) -> Borrowed | None:
-    """Return the borrowed bytes that an array made of a frame by ``np.frombuffer`` lies in; None if there are none."""
+    """Return the borrowed bytes that an array made of a frame lies in; None if there are none."""
     base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
     owner = base.obj if isinstance(base, memoryview) else None
     return owner if isinstance(owner, Borrowed) else None

@@ -15,6 +15,7 @@ from zmqps.core.data import DataSpec
 from zmqps.core.job import JobSpec
 from zmqps.core.keyspace import Placement, Slice
 from zmqps.core.treatments import make_treatment
+from zmqps.core.views import Views
 
 
 class Piece(NamedTuple):
@@ -129,10 +130,17 @@ class Transfer(Operation):
         What to move, a tuple a shard (`plan`).
     source
         What to send: flat arrays by parameter; any floating dtype, converted slice by slice.
+    source_tables
+        The flat tables that all of ``source`` lies in, where it does.
     out
         Where to put values: flat writable arrays by parameter, or
     tables
         the flat tables themselves.
+    views
+        Leave values where they lie if they may stay there; what may not is put into ``out`` or ``tables``.
+    in_place
+        Servers read ``source_tables`` where they lie, if there are any, and are asked for values that
+        stay where they lie: these do not count as bytes in flight, and so many of them make a message.
     atomic
         Send all cargoes of a shard as one message.
     checked
@@ -157,6 +165,9 @@ class Transfer(Operation):
     source: Sequence[Array | None] = ()
     out: Sequence[Array | None] | None = None
     tables: Sequence[Array] | None = None
+    source_tables: Sequence[Array] | None = None
+    views: Views | None = None
+    in_place: int = 0
     atomic: bool = False
     checked: bool = False
     codec: str = "raw"
@@ -192,6 +203,8 @@ class Transfer(Operation):
 
     def pieces(self, cargo: Cargo) -> list[Array]:
         """Return what to send of a cargo, in the dtype of the wire."""
+        if self.source_tables is not None:
+            return _of_table(self.source_tables, cargo)
         found = [(self.source[parameter], start, stop) for parameter, start, stop in cargo.pieces]
         with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
             return [a[start:stop].astype(cargo.dtype, copy=False) for a, start, stop in found if a is not None]
@@ -199,11 +212,16 @@ class Transfer(Operation):
     def targets(self, cargo: Cargo) -> list[Array]:
         """Return where the values of a cargo go, in their order on the wire."""
         if self.tables is not None:
-            table, origin = self.tables[cargo.slice.table], cargo.slice.start
-            return [table[origin + start : origin + stop] for start, stop in cargo.bounds]
+            return _of_table(self.tables, cargo)
         assert self.out is not None
         arrays = [(self.out[parameter], start, stop) for parameter, start, stop in cargo.pieces]
         return [array[start:stop] for array, start, stop in arrays if array is not None]
+
+
+def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:
+    """Return the pieces of flat tables that make a cargo."""
+    table, origin = tables[cargo.slice.table], cargo.slice.start
+    return [table[origin + start : origin + stop] for start, stop in cargo.bounds]
 
 
 @dataclass(slots=True, eq=False)
@@ -278,6 +296,11 @@ class Statistics:
         The mode in force.
     pinned_bytes
         Memory of this host that is page-locked for arrays on GPUs, in use or kept for the next.
+    shared_bytes
+        Memory of this worker that servers on its host may read in place (``gradient_buffers``).
+    borrowed_bytes
+        Memory of servers on this host that they keep as it is, because arrays of this worker are
+        views of it (``copy=False``).
     """
 
     pushes: int = 0
@@ -295,6 +318,8 @@ class Statistics:
     staleness_histogram: Mapping[int, int] = field(default_factory=dict)
     mode: str = ""
     pinned_bytes: int = 0
+    shared_bytes: int = 0
+    borrowed_bytes: int = 0
 
 
 class Tally:

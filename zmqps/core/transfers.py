@@ -221,6 +221,8 @@ class Transfers:
         ]
         as_sent = [array for parameter, array in pairs if array.dtype == parameter.storage_dtype]
         others = [pair for pair in pairs if pair[1].dtype != pair[0].storage_dtype]
+        if transfer.source_tables is not None:  # the same, in fewer pieces
+            as_sent = list(transfer.source_tables)
         if self._all_finite(as_sent) and all(self._all_finite([_converted(*pair)]) for pair in others):
             transfer.checked = True
             return None
@@ -255,6 +257,9 @@ class Transfers:
         transfer.version = max(transfer.versions.values())
         for cargo in outdated:
             del transfer.versions[cargo]
+            if transfer.views is not None:
+                for target in transfer.targets(cargo):
+                    transfer.views.forget(target)
         actions: list[Action] = []
         for rank, link in enumerate(self.links):
             link.enqueue(transfer, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))

@@ -167,6 +167,11 @@ class Borrower:
         self.held: dict[int, int] = {}  # loans by number -> bytes
         self.refusal = ""  # why an arena could not be mapped, the last time
 
+    @property
+    def knows(self) -> bool:
+        """Whether any of the other side's arenas are mapped here."""
+        return bool(self._memories)
+
     def attend(self) -> None:
         """Map what the other side has announced, and say so."""
         announced = int(self._shelf.announced[0])

@@ -317,6 +317,17 @@ class LaneTransport:
 
     # --- the end ------------------------------------------------------------------------------
 
+    @property
+    def borrowed_nbytes(self) -> int:
+        """Bytes of others' memory that is looked at here; may be asked in any thread."""
+        return sum(sum(list(lane.segment.borrower.held.values())) for lane in list(self._lanes.values()))
+
+    @property
+    def in_place(self) -> bool:
+        """Whether all servers connected to here have shown their memory; may be asked in any thread."""
+        lanes = [self._lanes.get(peer) for peer in list(self._schemes) if peer != COORDINATOR]
+        return bool(lanes) and all(lane is not None and lane.active and lane.segment.borrower.knows for lane in lanes)
+
     def facts(self) -> Mapping[str, Any]:
         """Return what the status shows: how the connections opened here carry their payloads."""
         proven = {peer for peer, lane in self._lanes.items() if lane.proven}
