@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,11 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 5.0, height: floa
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a picture and let it go."""
+    """Write a picture, in few colours so that it is small, and let it go."""
     from matplotlib import pyplot
+    from PIL import Image
 
-    figure.savefig(path, dpi=110)
+    with BytesIO() as file:
+        figure.savefig(file, dpi=110)
+        Image.open(file).convert("RGB").quantize(64).save(path, optimize=True)
     pyplot.close(figure)
