@@ -11,6 +11,7 @@ import pytest
 from tests.core.machines import errors, identity, peer, sent
 from tests.core.test_server import Server
 from tests.devices import NewDevice, on_every_device
+from zmqps.codecs import parse
 from zmqps.core.arrays import Array
 from zmqps.core.events import COORDINATOR, Action, Received, Returned, Run, Send
 from zmqps.core.job import JobSpec, Parameter
@@ -18,7 +19,7 @@ from zmqps.core.keyspace import KeySpace, Placement
 from zmqps.core.messages import Ack, Assign, Error, Load, Pull, Push, Values
 from zmqps.core.shard import Shard
 from zmqps.device import Device, HostDevice
-from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, from_wire
+from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolError, from_wire
 from zmqps.optim import adam, group, momentum
 from zmqps.server import ServerConfig, make_shard
 from zmqps.staging import INBOUND_SLOTS, DeviceMemory, Streams, required_nbytes
@@ -236,6 +237,65 @@ def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
         for shard in pair.shards:
             shard.commit(step, [(b"a" * 16, (1,))])
     pair.check()
+
+
+# --- codecs -----------------------------------------------------------------------------------------
+
+CODECS = ["bf16", "fp16", "int8:block=32", "int8:stochastic", "topk:fraction=0.5", "twobit"]
+
+
+@on_every_device
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("spec", CODECS)
+def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_device: NewDevice) -> None:
+    pair, codec = Pair(new_device(), job()), parse(spec)
+    for indices in ([0], [1], [0, 1, 2], [len(pair.host.slices) - 1]):
+        states = [pair.host.slices[index] for index in indices]
+        blobs = [codec.encode(pair.random(s.piece.index).view(s.value.dtype), seed=7) for s in states]
+        parts = [(index, 0, ()) for index in indices]
+        for shard in pair.shards:
+            payload = shard.decode(codec, parts, [np.concatenate(blobs)], checked=checked)
+            shard.push(parts, payload, "worker", checked=checked)
+    pair.check()
+
+
+@on_every_device
+def test_a_blob_may_hold_some_parameters_of_a_slice(new_device: NewDevice) -> None:
+    pair, codec = Pair(new_device(), job(), slice_nbytes=1 << 20), parse("int8")
+    first = pair.host.slices[0]
+    ranges = (*first.positions[:2], first.positions[2], first.piece.size)
+    parts = [(0, 0, ranges), (1, 0, ())]
+    sizes = pair.host.sizes(parts)
+    blobs = [codec.encode(pair.rng.standard_normal(size).astype(dtype)) for size, dtype in sizes]
+    for shard in pair.shards:
+        shard.push(parts, shard.decode(codec, parts, blobs, checked=True), "worker", checked=True)
+    pair.check()
+
+
+@on_every_device
+@pytest.mark.parametrize("blob", [b"", b"\1" * 20, b"\x80" * 500, b"\1" * 500])
+@pytest.mark.parametrize("spec", ["bf16", "int8"])
+def test_a_bad_blob_is_refused_before_anything_changes(spec: str, blob: bytes, new_device: NewDevice) -> None:
+    pair = Pair(new_device(), job())
+    for shard in pair.shards:
+        with pytest.raises(ProtocolError):
+            shard.decode(parse(spec), [(0, 0, ())], [blob], checked=True)
+    pair.check()
+
+
+@on_every_device
+@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=32", "int8:stochastic"])
+def test_values_in_a_codec_are_the_same_bytes(spec: str, new_device: NewDevice) -> None:
+    pair, codec = Pair(new_device(), job()), parse(spec)
+    parts = [(index, 0, ()) for index in range(len(pair.host.slices))]
+    found = []
+    for shard in pair.shards:
+        pieces, _, readers = shard.pull(parts)
+        out = shard.memory.send(codec, pieces, 5, readers)
+        if out.after is not None:
+            out.after.wait()
+        found.append([piece.tobytes() for piece in out.payload])
+    assert found[0] == found[1]
 
 
 # --- through the server's machine ----------------------------------------------------------------

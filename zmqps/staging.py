@@ -164,6 +164,48 @@ class _Read:
         return True
 
 
+class _Copied:
+    """Values on their way to this host; keeps what is read on the device until they are here."""
+
+    __slots__ = ("_event", "_kept")
+
+    def __init__(self, event: Event, kept: Sequence[Any]) -> None:
+        self._event = event
+        self._kept = kept
+
+    def wait(self) -> None:
+        self._event.wait()
+        self._kept = ()
+
+
+class _Blob:
+    """A part of a push in a codec, checked but not decoded."""
+
+    __slots__ = ("codec", "dtype", "octets", "size")
+
+    def __init__(self, codec: Codec, octets: Array, size: int, dtype: np.dtype[Any]) -> None:
+        self.codec = codec
+        self.octets = octets
+        self.size = size
+        self.dtype = dtype
+
+
+class _Stretch:
+    """A piece of a part that is still a blob."""
+
+    __slots__ = ("blob", "dtype", "size", "start")
+
+    def __init__(self, blob: _Blob, start: int, size: int) -> None:
+        self.blob = blob
+        self.start = start
+        self.size = size
+        self.dtype = blob.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
 class DeviceMemory:
     """The memory of a device (`zmqps.core.memory.Memory`).
 
@@ -204,6 +246,7 @@ class DeviceMemory:
         self._slots = deque(_Slot(staged[part], inbound[part]) for part in bounds)
         self._blocks = _Blocks(outbound, nbytes)
         self._last: _Slot | None = None
+        self._decoded: tuple[_Blob, Any] | None = None
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
         """Return a new array on the device."""
@@ -216,18 +259,50 @@ class DeviceMemory:
     # --- what comes -----------------------------------------------------------------------------
 
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
-        """Return arrays of this host."""
-        return decompress(codec, payload, sizes)
+        """Return blobs, which are decoded on the device so that the smaller form crosses the bus.
 
-    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Array]]:
-        """Yield pieces on this host, which alias the payload."""
-        return scatter(payload, runs)
+        What somebody will look at before it is taken is decoded on this host, and so is what cannot be
+        judged without decoding it.
+        """
+        if not checked or not codec.portable or not codec.checkable:
+            return decompress(codec, payload, sizes)
 
-    def take(self, piece: Array) -> Any:
+        def read(view: Any, size: int, dtype: np.dtype[Any]) -> tuple[_Blob, int]:
+            octets = codec.check(view, size, dtype)
+            return _Blob(codec, octets, size, dtype), octets.nbytes
+
+        return decompress(codec, payload, sizes, read)
+
+    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Any]]:
+        """Yield pieces on this host, which alias the payload, or stretches of blobs."""
+        if not payload or not isinstance(payload[0], _Blob):
+            yield from scatter(payload, runs)
+            return
+        blobs = iter(payload)
+        blob, position = next(blobs), 0
+        for run, (size, _) in enumerate(runs):
+            offset = 0
+            while offset < size:
+                while position == blob.size:
+                    blob, position = next(blobs), 0
+                count = min(size - offset, blob.size - position)
+                yield run, offset, _Stretch(blob, position, count)
+                offset, position = offset + count, position + count
+
+    def take(self, piece: Any) -> Any:
         """Copy a piece to the device; return it as it will be for what is enqueued from now on.
 
         The piece itself is free when this returns.
         """
+        if not isinstance(piece, _Stretch):
+            return self._stage(piece)
+        blob = piece.blob
+        if self._decoded is None or self._decoded[0] is not blob:
+            octets = self._stage(blob.octets)
+            self._decoded = blob, blob.codec.decode_in(self._device.xp, octets, blob.size, blob.dtype)
+        return self._decoded[1][piece.start : piece.start + piece.size]
+
+    def _stage(self, array: Array) -> Any:
         compute, inbound = self._streams.compute, self._streams.inbound
         if self._last is not None:
             self._last.free = compute.record()  # all that reads it has been enqueued
@@ -236,8 +311,8 @@ class DeviceMemory:
         if slot.free is not None and not slot.free.done:
             self._counts["staging_waits"] += 1
             slot.free.wait()
-        staged, target = slot.pinned[: piece.nbytes].view(piece.dtype), slot.array[: piece.nbytes].view(piece.dtype)
-        np.copyto(staged, piece)
+        staged, target = slot.pinned[: array.nbytes].view(array.dtype), slot.array[: array.nbytes].view(array.dtype)
+        np.copyto(staged, array)
         self._device.copy_in(staged, target, inbound)
         compute.wait(inbound.record())
         return target
@@ -247,15 +322,15 @@ class DeviceMemory:
     def send(
         self, codec: Codec | None, parts: Sequence[Sequence[Any]], seed: int, readers: Sequence[list[Reader]]
     ) -> Outgoing:
-        """Enqueue the copies of all parts to this host, one buffer a part."""
+        """Enqueue the copies of all parts to this host, one buffer a part; in a codec, once they are encoded there."""
         compute, outbound = self._streams.compute, self._streams.outbound
+        if codec is not None:
+            parts = [[blob] for blob in compress(codec, parts, seed=seed, xp=self._device.xp)]
         outbound.wait(compute.record())
         payload = [self._fetch(pieces) for pieces in parts]
         event = outbound.record()
         if codec is not None:
-            event.wait()
-            arrays = [[octets.view(pieces[0].dtype)] for octets, pieces in zip(payload, parts, strict=True)]
-            return Outgoing(compress(codec, arrays, seed=seed), (), None)
+            return Outgoing(payload, (), _Copied(event, parts))
         for slice_readers in readers:
             slice_readers.append(_Read(event, compute))
         return Outgoing(payload, (), event)

@@ -8,6 +8,7 @@ import pytest
 from tests.codecs.cases import DTYPES, EDGES, SIZES, gradient
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from zmqps import codecs
+from zmqps.errors import ProtocolError
 
 PORTABLE = ["bf16", "fp16", "int8:block=100", "int8:block=16,stochastic", "topk:fraction=0.1", "topk:fraction=1.0"]
 
@@ -36,3 +37,20 @@ def test_a_device_writes_the_bytes_of_the_processor_and_reads_them(
 
 def test_what_sums_floats_is_left_to_the_processor() -> None:
     assert {name for name in ("onebit", "twobit", *PORTABLE) if not codecs.parse(name).portable} == {"onebit", "twobit"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=100"])
+def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
+    codec = codecs.parse(spec)
+    for size in SIZES:
+        blob = codec.encode(gradient(size, dtype))
+        assert np.array_equal(codec.check(blob.tobytes() + b"more", size, dtype), blob)
+        if size:
+            with pytest.raises(ProtocolError, match="only"):
+                codec.check(blob[:-1], size, dtype)
+    if spec.startswith("int8"):
+        blob = codec.encode(np.ones(10, dtype))
+        blob[-1] = 0x80
+        with pytest.raises(ProtocolError, match="-128"):
+            codec.check(blob, 10, dtype)

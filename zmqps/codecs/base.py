@@ -90,6 +90,8 @@ class Codec(ABC):
     error_feedback: ClassVar[bool] = False
     #: Whether it gives the same bits in every namespace. Sums of floats depend on their order.
     portable: ClassVar[bool] = True
+    #: Whether `check` is all that can be wrong with a blob.
+    checkable: ClassVar[bool] = False
     #: Whoever wants to know when codecs work puts a function here: it is given ``encode`` or ``decode`` and
     #: what does that, and returns what is called instead.
     around: ClassVar[Callable[[str, Callable[..., Any]], Callable[..., Any]] | None] = None
@@ -197,19 +199,26 @@ class Codec(ABC):
         dtype = np.dtype(dtype)
         if dtype not in DTYPES or not 0 <= size <= MAX_SIZE:
             raise ConfigurationError(f"no codec makes {size} values of {dtype}")
-        octets = memoryview(view)  # an empty one can neither be cast nor, by numpy, be read
-        blob: Bytes = np.frombuffer(octets.cast("B"), np.uint8) if octets.nbytes else np.empty(0, np.uint8)
         work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
-        return work(blob, size, dtype, backend)
+        return work(_octets(view), size, dtype, backend)
 
     def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
         """Return the array a blob stands for, both of another namespace; as `decode` otherwise.
 
-        The blob is an array of bytes that begins where any dtype may.
+        The blob is an array of bytes that begins where any dtype may. What `check` has accepted decodes
+        without waiting for the device.
         """
         assert self.portable
         work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
         return work(blob, size, np.dtype(dtype), xp)[0]
+
+    def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
+        """Return the blob that a view starts with, looked at but not decoded; arguments and errors as for `decode`.
+
+        Only where `checkable` is true.
+        """
+        assert self.checkable
+        return self._whole_blob(_octets(view), self.encoded_nbytes(size, dtype))
 
     @abstractmethod
     def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
@@ -232,6 +241,11 @@ class Codec(ABC):
         if blob.nbytes < nbytes:
             raise ProtocolError(f"a blob of codec {self.spec!r} takes {nbytes} bytes, only {blob.nbytes} came")
         return blob[:nbytes]
+
+
+def _octets(view: Any) -> Bytes:
+    octets = memoryview(view)  # an empty one can neither be cast nor, by numpy, be read
+    return np.frombuffer(octets.cast("B"), np.uint8) if octets.nbytes else np.empty(0, np.uint8)
 
 
 def num_blocks(size: int, block: int) -> int:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SMALLEST = np.finfo(np.float32).tiny
 #: Keeps 127 times the scale, which is what a receiver computes, from overflowing.
 LARGEST = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+BAD_CODE = "an int8 blob holds -128, which no encoder writes"
 
 
 def _encode_loop(x: Any, scales: Any, codes: Any, block: Any, stochastic: Any, key: Any) -> None:
@@ -94,7 +95,7 @@ def _decode_loop(scales: Any, codes: Any, out: Any, block: Any) -> bool:
 
 def _decode_numpy(xp: Any, scales: Any, codes: Any, out: Any, block: Any) -> bool:
     out[:] = (padded_blocks(xp, codes.astype(np.float32), block) * scales[:, None]).reshape(-1)[: out.size]
-    return not (codes == -128).any()
+    return xp is not np or not (codes == -128).any()  # a device would be waited for, and `check` has looked
 
 
 ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("f4", "i1"), scalars=("i8", "?", "u4"))
@@ -106,6 +107,7 @@ class Int8(Codec):
     """See `int8`."""
 
     name: ClassVar[str] = "int8"
+    checkable: ClassVar[bool] = True
 
     block: int = block_size()
     stochastic: bool = False
@@ -127,8 +129,15 @@ class Int8(Codec):
         scales, codes = self._parts(blob, size)
         array = namespace(backend).empty(size, dtype)
         if not DECODE(backend, dtype, scales, codes, array, self.block):
-            raise ProtocolError("an int8 blob holds -128, which no encoder writes")
+            raise ProtocolError(BAD_CODE)
         return array, blob.nbytes
+
+    def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
+        """Return the blob that a view starts with, looked at but not decoded."""
+        blob = super().check(view, size, dtype)
+        if (self._parts(blob, size)[1] == -128).any():
+            raise ProtocolError(BAD_CODE)
+        return blob
 
     def _parts(self, blob: Bytes, size: int) -> tuple[Array, Array]:
         scales_nbytes = 4 * num_blocks(size, self.block)

@@ -22,6 +22,7 @@ class TwoByteCodec(Codec):
     A subclass says how one becomes the other: ``encoder(values, halves)`` and ``decoder(halves, values)``.
     """
 
+    checkable: ClassVar[bool] = True
     encoder: ClassVar[Kernel]
     decoder: ClassVar[Kernel]
 

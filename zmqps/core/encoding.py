@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -97,21 +97,36 @@ def compress(
     return blobs
 
 
-def decompress(codec: Codec, payload: Sequence[Buffer], sizes: Iterable[tuple[int, np.dtype[Any]]]) -> list[Array]:
+def decompress(
+    codec: Codec,
+    payload: Sequence[Buffer],
+    sizes: Iterable[tuple[int, np.dtype[Any]]],
+    read: Callable[[Any, int, np.dtype[Any]], tuple[Any, int]] | None = None,
+) -> list[Any]:
     """Return the array of each part.
+
+    Parameters
+    ----------
+    codec, payload
+        How the parts are encoded, one behind the other.
+    sizes
+        Elements and dtype of each part.
+    read
+        What makes something of the blob a view starts with, and tells its bytes; by default `Codec.decode`.
 
     Raises
     ------
     ProtocolError
         The payload does not hold these parts in this codec.
     """
+    read = codec.decode if read is None else read
     buffers = iter(payload)
     view = memoryview(b"")
     arrays = []
     for size, dtype in sizes:
         if not view.nbytes and size:
             view = memoryview(next(buffers, b"")).cast("B")
-        array, consumed = codec.decode(view, size, dtype)
+        array, consumed = read(view, size, dtype)
         view = view[consumed:]
         arrays.append(array)
     if view.nbytes or any(memoryview(rest).nbytes for rest in buffers):
