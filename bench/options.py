@@ -107,6 +107,11 @@ def transfer_command(operation: str, description: str) -> click.Command:
     """Return the command that measures one operation on a whole model."""
 
     @transfer_options
+    @click.option(
+        "--in-place",
+        is_flag=True,
+        help="Push worker.gradient_buffers() and pull with copy=False, as a program can that computes in place.",
+    )
     @click.option("--phases", is_flag=True, help="Record some more steps, and show what they consist of.")
     @click.option(
         "--trace",

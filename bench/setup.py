@@ -39,6 +39,8 @@ class Setup:
         How gradients travel, and values too where the codec may carry them.
     steps
         To measure, after `WARM_UP`.
+    in_place
+        Gradients are computed where servers of this host read them, and values looked at where they lie.
     """
 
     model: str = "resnet50"
@@ -48,6 +50,7 @@ class Setup:
     optimizer: str = "sgd"
     codec: str = "raw"
     steps: int = 20
+    in_place: bool = False
 
     @property
     def labels(self) -> dict[str, Any]:

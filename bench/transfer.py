@@ -53,7 +53,7 @@ class TransferWorker:
             pull_codec=setup.pull_codec,
             timeout=TIMEOUT,
         )
-        self._out = models.arrays(shapes, 0.0)
+        self._out: dict[str, Any] = models.arrays(shapes, 0.0)
         self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
         self._pushes = 0
         self._adds = int("push" in operation)
@@ -62,6 +62,22 @@ class TransferWorker:
             "pull": lambda: self._worker.pull(out=self._out),
             "push_pull": lambda: self._worker.push_pull(self._gradients, out=self._out),
         }[operation]
+        if setup.in_place:
+            self._work = self._in_place(operation)
+
+    def _in_place(self, operation: str) -> Callable[[], Any]:
+        """Return the operation without copies; the values of a step are let go when those of the next are there."""
+        buffers = self._worker.gradient_buffers()
+        for name, gradient in self._gradients.items():
+            buffers[name][...] = gradient
+
+        def pull() -> None:
+            self._out = self._worker.pull(copy=False)
+
+        def push_pull() -> None:
+            self._out = self._worker.push_pull(buffers, copy=False)
+
+        return {"push": lambda: self._worker.push(buffers), "pull": pull, "push_pull": push_pull}[operation]
 
     def steps(self, name: str, count: int) -> list[float]:
         """Do it so many times, beginning together with the other workers; return the seconds of each."""
@@ -154,7 +170,7 @@ def measure(operation: str, setup: Setup) -> Row:
         checked = check_values(setup, workers[0])
     link_bytes_per_s = nbytes / Times(tuple(links)).median
     return Row(
-        case=operation,
+        case=f"{operation} in place" if setup.in_place else operation,
         **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), pushed + pulled),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, link_bytes_per_s),

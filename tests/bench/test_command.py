@@ -114,3 +114,11 @@ def test_a_child_answers_and_tells_why_it_failed() -> None:
         assert child.call("echo", 5) == 5
         with pytest.raises(ChildError, match="on purpose"):
             child.call("fail")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("operation", ["push", "pull", "push_pull"])
+def test_steps_in_place_lead_to_the_same_values(operation: str) -> None:
+    row = measure(operation, Setup(model="256KB", transport="shm", steps=1, in_place=True))
+    assert row.case == f"{operation} in place"
+    assert row.extra["checked"]
