@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
 from zmqps.errors import ConfigurationError, DeadlineError, VersionError
 from zmqps.requests import Params
-
-pytestmark = pytest.mark.processes
 
 Arrays = dict[str, np.ndarray]
 
@@ -78,7 +77,7 @@ def together(servers: int, optimizer: zmqps.optim.OptimizerSpec) -> list[Arrays]
         return worker.pull(timeout=PATIENCE)
 
     with (
-        zmqps.LocalCluster(servers=servers, workers=WORKERS, kernels="numpy", slice_nbytes=4096) as cluster,
+        InProcessCluster(servers=servers, workers=WORKERS, slice_nbytes=4096) as cluster,
         Team(cluster.address, WORKERS, START, optimizer=optimizer, staleness=0, deterministic=True) as team,
     ):
         return team.all(train)
@@ -111,7 +110,7 @@ def trio() -> Iterator[Team]:
     """Three workers on two servers; SGD at rate 1 subtracts the mean. Each test begins where the one before ended."""
     params = {name: np.zeros(SIZE, np.float32) for name in "abcd"}
     with (
-        zmqps.LocalCluster(servers=2, workers=3, kernels="numpy", slice_nbytes=4096) as cluster,
+        InProcessCluster(servers=2, workers=3, slice_nbytes=4096) as cluster,
         Team(
             cluster.address,
             3,
@@ -217,7 +216,7 @@ def test_versions_can_be_waited_for_and_read_while_they_are_retained(trio: Team)
 def test_backup_workers_are_dropped_and_told() -> None:
     options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0, "replicas_to_aggregate": 2}
     with (
-        zmqps.LocalCluster(servers=2, workers=3, kernels="numpy") as cluster,
+        InProcessCluster(servers=2, workers=3) as cluster,
         Team(cluster.address, 3, {"w": np.zeros(4, np.float32)}, **options) as team,
     ):
         for worker in team.workers:  # each acknowledged before the next begins: the last one is too late
@@ -232,7 +231,7 @@ def test_backup_workers_are_dropped_and_told() -> None:
 def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers() -> None:
     options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0, "replicas_to_aggregate": 5}
     with (
-        zmqps.LocalCluster(servers=2, workers=2, kernels="numpy") as cluster,
+        InProcessCluster(servers=2, workers=2) as cluster,
         Team(cluster.address, 2, {"w": np.zeros(4, np.float32)}, **options) as team,
     ):
         brought: list[float] = []
@@ -255,7 +254,7 @@ def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers(
 def test_nobody_reads_further_ahead_of_the_slowest_than_allowed() -> None:
     bound, steps = 2, 20
     with (
-        zmqps.LocalCluster(servers=2, workers=3, kernels="numpy") as cluster,
+        InProcessCluster(servers=2, workers=3) as cluster,
         Team(
             cluster.address, 3, {"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=bound
         ) as team,

@@ -1,0 +1,74 @@
+"""A cluster on a thread of the test: the real nodes over real sockets, without what it takes to start processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.events import Stop
+from zmqps.core.server import ServerMachine
+from zmqps.inquiry import inquire, run_blocking
+from zmqps.net.driver import Driver
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.node import new_identity
+from zmqps.server import ServerConfig, make_shard
+
+PATIENCE = 20.0
+ANYWHERE = "tcp://127.0.0.1:0"
+
+
+class InProcessCluster:
+    """A coordinator and servers; ends with the context.
+
+    Parameters
+    ----------
+    options
+        Of `CoordinatorOptions`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.address = ""
+        self._options = CoordinatorOptions(**options)
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+
+    async def _run(self) -> None:
+        log = logging.getLogger("zmqps.tests")
+        transport, identity = make_node("coordinator", "coordinator")
+        self.address = identity.endpoint
+        self._coordinator = Driver(CoordinatorMachine(identity, self._options), transport, log)
+        drivers = [self._coordinator]
+        for number in range(self._options.servers):
+            transport, identity = make_node("server", f"server-{number}")
+            build = partial(make_shard, ServerConfig(self.address, kernels="numpy"))
+            drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self._started.set)
+        await asyncio.gather(*(driver.run() for driver in drivers))
+
+    def status(self) -> dict[str, Any]:
+        """Return the coordinator's view."""
+        return dict(run_blocking(inquire(self.address, timeout=PATIENCE)))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(PATIENCE)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._coordinator.submit, Stop("the test is over"))
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+def make_node(role: str, name: str) -> tuple[ZmqTransport, Any]:
+    """Return a bound transport, and the identity of who it belongs to."""
+    identity = new_identity(role, name=name)
+    transport = ZmqTransport(identity.incarnation)
+    endpoint = transport.bind(ANYWHERE)
+    return transport, new_identity(role, name=name, endpoint=endpoint, incarnation=identity.incarnation)
