@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.inprocess import InProcessCluster
 from zmqps.errors import ClosedError, DeadlineError, UnknownParameterError
 
 PARAMS = {"w": np.zeros((4, 3), np.float32)}
@@ -19,7 +20,7 @@ GRADS = {"w": np.ones((4, 3), np.float32)}
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with InProcessCluster() as cluster:
         yield cluster.address
 
 
@@ -120,7 +121,7 @@ def test_partial_pushes_become_a_step_and_who_rejoins_goes_on_with_the_job() -> 
             with pytest.raises(ClosedError, match="connect again"):
                 await worker.rejoin()
 
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with InProcessCluster() as cluster:
         asyncio.run(main())
 
 

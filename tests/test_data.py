@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.inprocess import InProcessCluster
 from zmqps.data import DataShard, split
 from zmqps.errors import ConfigurationError, DeadlineError, JobMismatchError
 
@@ -60,12 +61,12 @@ def test_every_example_is_used_once_a_pass_although_workers_are_killed() -> None
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[zmqps.LocalCluster]:
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+def cluster() -> Iterator[InProcessCluster]:
+    with InProcessCluster() as cluster:
         yield cluster
 
 
-def test_workers_share_a_data_set_and_see_each_pass_in_another_order(cluster: zmqps.LocalCluster) -> None:
+def test_workers_share_a_data_set_and_see_each_pass_in_another_order(cluster: InProcessCluster) -> None:
     def use(worker: zmqps.Worker) -> list[DataShard]:
         return list(worker.shards(1000, 64, passes=2, shuffle_seed=1, name="shared"))
 
@@ -78,7 +79,7 @@ def test_workers_share_a_data_set_and_see_each_pass_in_another_order(cluster: zm
     assert [len(s) for s in shards[:16]] == [64] * 15 + [40]
 
 
-def test_a_loop_that_was_left_goes_on_with_its_range(cluster: zmqps.LocalCluster) -> None:
+def test_a_loop_that_was_left_goes_on_with_its_range(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as worker:
         for shard in worker.shards(100, 30, name="left"):
             if shard.number == 1:
@@ -87,14 +88,14 @@ def test_a_loop_that_was_left_goes_on_with_its_range(cluster: zmqps.LocalCluster
         assert list(worker.shards(100, 30, name="left")) == []
 
 
-def test_without_a_seed_ranges_are_slices(cluster: zmqps.LocalCluster) -> None:
+def test_without_a_seed_ranges_are_slices(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as worker:
         shards = list(worker.shards(10, 4, name="plain"))
     assert [shard.indices.tolist() for shard in shards] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert [(shard.start, shard.stop) for shard in shards] == [(0, 4), (4, 8), (8, 10)]
 
 
-def test_who_waits_in_vain_is_told_for_whom_and_the_range_comes_back(cluster: zmqps.LocalCluster) -> None:
+def test_who_waits_in_vain_is_told_for_whom_and_the_range_comes_back(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as waiting:
         with zmqps.connect(cluster.address, name="holder") as holder:
             next(holder.shards(10, 10, name="awaited"))
@@ -105,7 +106,7 @@ def test_who_waits_in_vain_is_told_for_whom_and_the_range_comes_back(cluster: zm
         assert next(waiting.shards(10, 10, name="awaited")).number == 0
 
 
-def test_a_description_that_differs_or_makes_no_sense_is_refused(cluster: zmqps.LocalCluster) -> None:
+def test_a_description_that_differs_or_makes_no_sense_is_refused(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as a, zmqps.connect(cluster.address) as b:
         next(a.shards(10, 10, name="described"))
         with pytest.raises(JobMismatchError, match="num_examples of the data set 'described'"):
@@ -114,7 +115,7 @@ def test_a_description_that_differs_or_makes_no_sense_is_refused(cluster: zmqps.
             b.shards(11, 0)
 
 
-def test_shards_can_be_iterated_in_a_loop_of_asyncio(cluster: zmqps.LocalCluster) -> None:
+def test_shards_can_be_iterated_in_a_loop_of_asyncio(cluster: InProcessCluster) -> None:
     async def main() -> None:
         async with zmqps.aio.connect(cluster.address) as worker:
             found = [shard.start async for shard in worker.shards(10, 3, name="aio")]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.inprocess import InProcessCluster
 from zmqps.errors import ConfigurationError, DeadlineError
 from zmqps.local import ElasticAveraging, LocalSteps
 
@@ -139,7 +140,7 @@ TARGETS = [np.linspace(0.0, 1.0, 5), np.linspace(2.0, -1.0, 5)]  # worker i mini
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    with zmqps.LocalCluster(servers=2, workers=WORKERS, kernels="numpy") as cluster:
+    with InProcessCluster(servers=2, workers=WORKERS) as cluster:
         yield cluster.address
 
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.inprocess import InProcessCluster
 from zmqps.errors import ConfigurationError, JobMismatchError
 
 ZERO, ONE = {"w": np.zeros(6, np.float32)}, {"w": np.ones(6, np.float32)}
 
 
 def test_a_gradient_that_is_too_stale_is_dropped_and_its_worker_sees_it() -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), treatment=zmqps.stale.drop(bound=1))
         with pytest.raises(JobMismatchError, match="treatment"):
             worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), treatment=zmqps.stale.drop(bound=2))
@@ -27,7 +28,7 @@ def test_a_gradient_that_is_too_stale_is_dropped_and_its_worker_sees_it() -> Non
 
 
 def test_delays_are_compensated_by_servers_that_remember_what_each_worker_read() -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with InProcessCluster() as cluster:
         with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
             for worker in (one, other):
                 worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), treatment=zmqps.stale.compensate(0.5))
@@ -38,7 +39,7 @@ def test_delays_are_compensated_by_servers_that_remember_what_each_worker_read()
 
 
 def test_a_treatment_that_is_none_is_refused_before_anything_is_sent() -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         with pytest.raises(ConfigurationError, match=r"zmqps\.stale"):
             worker.init(ZERO, optimizer=zmqps.optim.sgd(1.0), treatment="drop")  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="synchronous"):
