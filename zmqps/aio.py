@@ -17,12 +17,13 @@ its timeout at the latest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from zmqps.codecs import Codec
 from zmqps.core.data import DataSpec
 from zmqps.core.operations import Statistics
 from zmqps.data import DataShard
@@ -88,6 +89,24 @@ class AsyncWorker:
         data, shard = DataSpec(name, num_examples, shard_size, passes, shuffle_seed), None
         while (shard := await asyncio.wrap_future(self._worker.take_async(data, shard, timeout=timeout))) is not None:
             yield shard
+
+    async def pull_each(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        codec: str | Codec | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[tuple[str, Any]]:
+        """`Worker.pull_each`, for ``async for``; the pull begins with the first step of the loop."""
+        begin = partial(self._worker.pull_each_async, names, out=out, at_least=at_least, codec=codec, timeout=timeout)
+        try:
+            beginning = self._helper.submit(begin)
+        except RuntimeError:  # the helper is gone, so the worker is closed
+            raise ClosedError("the worker is closed") from None
+        for name, future in (await asyncio.wrap_future(beginning)).items():
+            yield name, await asyncio.wrap_future(future)
 
     @property
     def rank(self) -> int:

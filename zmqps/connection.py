@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from zmqps.core.data import DataSpec
-from zmqps.core.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take
+from zmqps.core.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take, Transfer
 from zmqps.core.session import SessionMachine
 from zmqps.data import DataShard, feed
 from zmqps.errors import ClosedError, ConfigurationError
@@ -239,9 +239,15 @@ class Connection:
     ) -> Future[Any]:
         if self._closed:
             raise ClosedError("the worker is closed")
-        return self._thread.submit(
-            operation, max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout, result
-        )
+        return self._thread.submit(operation, self._seconds(timeout), result)
+
+    def _submit_each(self, pull: Transfer, timeout: float | None, values: dict[int, Any]) -> dict[int, Future[Any]]:
+        if self._closed:
+            raise ClosedError("the worker is closed")
+        return self._thread.submit_each(pull, self._seconds(timeout), values)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout
 
     def __enter__(self) -> Self:
         return self

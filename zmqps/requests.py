@@ -10,7 +10,7 @@ import numpy as np
 from zmqps.codecs import Codec
 from zmqps.core.arrays import Array
 from zmqps.core.encoding import check as check_codec
-from zmqps.core.operations import Attached, Cargo, Transfer, plan
+from zmqps.core.operations import Attached, Cargo, Transfer, in_order, plan
 from zmqps.core.views import Views
 from zmqps.encoder import Encoder
 from zmqps.errors import ConfigurationError
@@ -71,7 +71,7 @@ class Requests:
         self.job = attached.job
         self._placement = attached.placement
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
-        self._plans: dict[frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
+        self._plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._tables = Tables()
         self._handover = handover
         self._encoder = Encoder(self.job, handover)
@@ -101,9 +101,7 @@ class Requests:
             raise ConfigurationError(f"a version is an integer from 0, not {at_least if exact is None else exact!r}")
         if out is not None and not isinstance(out, Mapping):
             raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
-        if names is not None and not isinstance(names, Iterable):
-            raise ConfigurationError(f"names is a name or several, not {names!r:.60}")
-        wanted = None if names is None else [names] if isinstance(names, str) else list(names)
+        wanted = _several(names)
         if out is not None and wanted is not None:
             check_names(wanted, self._index)
             missing = [name for name in wanted if name not in out]
@@ -114,7 +112,32 @@ class Requests:
         transfer.reply_codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
-        return transfer, self._receive(transfer, numbers, out, copy)
+        result = self._receive(transfer, numbers, out, copy)
+        if numbers is not None:
+            transfer.cargoes = self._plan(numbers, ordered=True)
+        return transfer, result
+
+    def pull_each(
+        self,
+        names: str | Iterable[str] | None,
+        out: Mapping[str, Any] | None,
+        at_least: int | None,
+        codec: str | Codec | None,
+    ) -> tuple[Transfer, dict[int, Any]]:
+        """Return the transfer of `zmqps.Worker.pull_each`, and its arrays by parameter number, in the order wanted."""
+        parameters, wanted = self.job.parameters, _several(names)
+        if out is None:
+            numbers = range(len(parameters)) if wanted is None else check_names(wanted, self._index)
+            out = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
+        transfer, _ = self.pull(wanted, out, at_least, None, codec)
+        for name, array in out.items():
+            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+                raise ConfigurationError(
+                    f"{name!r}: only contiguous numpy arrays are filled one by one; use pull(out=…)"
+                )
+        numbers = list(dict.fromkeys(check_names(out if wanted is None else wanted, self._index)))
+        transfer.missing = {number: parameters[number].size for number in numbers}
+        return transfer, {number: out[parameters[number].name] for number in numbers}
 
     def push(
         self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False
@@ -190,7 +213,7 @@ class Requests:
                 for number, start in zip(table.parameters, table.offsets, strict=False):
                     parameter = parameters[number]
                     arrays[parameter.name] = flat[start : start + parameter.size].reshape(parameter.shape)
-            ordered = {p.name: arrays[p.name] for p in parameters}
+            ordered = {p.name: arrays[p.name] for p in ([parameters[n] for n in numbers] if numbers else parameters)}
         else:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
             transfer.out = Target(ordered, parameters, self._index, self._handover).flat
@@ -209,10 +232,22 @@ class Requests:
 
         return look
 
-    def _plan(self, numbers: list[int] | None) -> tuple[tuple[Cargo, ...], ...]:
-        key = None if numbers is None or len(set(numbers)) == len(self.job.parameters) else frozenset(numbers)
+    def _plan(self, numbers: list[int] | None, *, ordered: bool = False) -> tuple[tuple[Cargo, ...], ...]:
+        """Return the messages that move some parameters, if wanted in the order in which they are named."""
+        if numbers is not None and ordered:
+            key: tuple[int, ...] | frozenset[int] | None = tuple(dict.fromkeys(numbers))
+        else:
+            key = None if numbers is None or len(set(numbers)) == len(self.job.parameters) else frozenset(numbers)
         if key not in self._plans:
             if len(self._plans) >= MAX_PLANS:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = plan(self._placement, key)
+            some = None if key is None or len(key) == len(self.job.parameters) else frozenset(key)
+            cargoes = plan(self._placement, some)
+            self._plans[key] = in_order(cargoes, key) if isinstance(key, tuple) else cargoes
         return self._plans[key]
+
+
+def _several(names: str | Iterable[str] | None) -> list[str] | None:
+    if names is not None and not isinstance(names, Iterable):
+        raise ConfigurationError(f"names is a name or several, not {names!r:.60}")
+    return None if names is None else [names] if isinstance(names, str) else list(names)

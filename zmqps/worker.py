@@ -1,32 +1,30 @@
-"""The worker: what a training script does with a job, on top of its `Connection`."""
+"""The worker: what a training script does with a job, on top of `Reader`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from zmqps.codecs import Codec
-from zmqps.connection import DEFAULT_TIMEOUT, Connection
+from zmqps.connection import DEFAULT_TIMEOUT
 from zmqps.core.encoding import check as check_codec
-from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.operations import Advance, Attached, Init, Statistics
+from zmqps.core.job import JobSpec
+from zmqps.core.operations import Advance, Init
 from zmqps.errors import ConfigurationError
-from zmqps.handover import Handover
-from zmqps.inplace import GradientBuffers
 from zmqps.optim import OptimizerSpec
-from zmqps.requests import Params, Requests
+from zmqps.reader import Reader
+from zmqps.requests import Params
 from zmqps.stale import Treatment
 from zmqps.tensors import describe
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 
 
-class Worker(Connection):
+class Worker(Reader):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
@@ -34,27 +32,6 @@ class Worker(Connection):
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
     """
-
-    _requests: Requests | None = None
-
-    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
-        self._handover = Handover()
-        self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
-        super().__init__(address, timeout=timeout, name=name, observer=observer, transport=transport)
-
-    @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """The job's parameters in the order of the key space; empty before `init`."""
-        return self._requests.job.parameters if self._requests else ()
-
-    def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`."""
-        shared, borrowed = self._arenas.nbytes, self._lanes.borrowed_nbytes if self._lanes else 0
-        pinned = self._handover.pinned_nbytes
-        return replace(super().statistics(), pinned_bytes=pinned, shared_bytes=shared, borrowed_bytes=borrowed)
-
-    def _reads_in_place(self) -> bool:
-        return self._lanes is not None and self._lanes.in_place
 
     # --- the job ------------------------------------------------------------------------------
 
@@ -183,22 +160,6 @@ class Worker(Connection):
                     raise ConfigurationError(f"the initial value of {parameter.name!r} holds NaN or infinity")
         return self._attach(Init(0.0, job=job, values=values), timeout)
 
-    def _attach(self, init: Init, timeout: float | None) -> Future[None]:
-        def attach(value: Attached) -> None:
-            if self._requests is None:
-                self._requests = Requests(
-                    value, self._handover, self._arenas.empty, self._reads_in_place, self._buffers
-                )
-
-        return self._submit(init, timeout, attach)
-
-    def _job(self, timeout: float | None) -> Requests:
-        """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
-        if self._requests is None:
-            self._attach(Init(0.0), timeout).result()
-        assert self._requests is not None
-        return self._requests
-
     def rejoin(self, *, timeout: float | None = None) -> None:
         """Come back as a new member: what to do after `EvictedError`.
 
@@ -228,75 +189,7 @@ class Worker(Connection):
             self._requests = None
             self._job(left)
 
-    # --- transfers ----------------------------------------------------------------------------
-
-    def pull(
-        self,
-        names: str | Iterable[str] | None = None,
-        *,
-        out: Mapping[str, Any] | None = None,
-        at_least: int | None = None,
-        exact: int | None = None,
-        codec: str | Codec | None = None,
-        copy: bool = True,
-        timeout: float | None = None,
-    ) -> Params:
-        """Return the parameters' values.
-
-        Parameters
-        ----------
-        names : str or iterable of str, optional
-            Which; by default those in ``out``, or all.
-        out : mapping of str to array, optional
-            Arrays to put the values into, in place, converted to their dtype. They may be on GPUs.
-        at_least, exact : int, optional
-            Wait for this version or a later one; or read this very one (synchronous mode, where it
-            must be retained).
-        codec : Codec or str, optional
-            How the values travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
-        copy : bool
-            False: return read-only arrays, which are views of a server's own memory where that is on this
-            host, in reach (``docs/lane.md``), and holds the parameter in one piece; copies otherwise. A
-            view stays as it is until it is garbage: the server puts later updates elsewhere, for which
-            it keeps up to two more copies of its values. So let go of the last values
-            before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
-            ends. Not together with ``out``.
-        timeout : float, optional
-            Seconds; by default 60.
-
-        Returns
-        -------
-        Params
-            A dict of ``out``'s arrays, or of new ones in the dtype the servers keep, with the
-            ``version`` they are of. In synchronous mode all values are of that version. Otherwise
-            a value may hold another worker's update in one slice and not yet in the next, and the
-            version is the oldest of the slices'.
-
-        Raises
-        ------
-        UnknownParameterError, ShapeError, DtypeError, DeviceError
-            Nothing was asked for.
-        DeadlineError, PeerLostError
-            ``out`` may hold some new values and some old ones.
-        """
-        return self.pull_async(
-            names, out=out, at_least=at_least, exact=exact, codec=codec, copy=copy, timeout=timeout
-        ).result()
-
-    def pull_async(
-        self,
-        names: str | Iterable[str] | None = None,
-        *,
-        out: Mapping[str, Any] | None = None,
-        at_least: int | None = None,
-        exact: int | None = None,
-        codec: str | Codec | None = None,
-        copy: bool = True,
-        timeout: float | None = None,
-    ) -> Future[Params]:
-        """`pull`, as a future."""
-        transfer, result = self._job(timeout).pull(names, out, at_least, exact, codec, copy)
-        return self._submit(transfer, timeout, result)
+    # --- pushes -------------------------------------------------------------------------------
 
     def push(
         self,

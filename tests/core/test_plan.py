@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import placements
-from zmqps.core.operations import Transfer, plan
+from zmqps.core.operations import Transfer, in_order, plan
 
 
 @given(placements(), st.data())
@@ -56,3 +56,27 @@ def test_targets_are_the_same_elements_in_arrays_as_in_tables(placement, data) -
         in_arrays, in_tables = by_array.targets(cargo), by_table.targets(cargo)
         assert np.array_equal(np.concatenate(in_arrays), np.concatenate(in_tables))
         assert np.shares_memory(in_arrays[0], in_tables[0])
+
+
+@given(placements(), st.data())
+def test_in_order_moves_the_same_and_what_is_named_first_first(placement, data) -> None:  # type: ignore[no-untyped-def]
+    count = len(placement.keyspace.parameters)
+    asked = data.draw(st.lists(st.integers(0, count - 1), unique=True))
+    cargoes = plan(placement, frozenset(asked))
+    for before, after in zip(cargoes, in_order(cargoes, asked), strict=True):
+        assert sorted(before, key=id) == sorted(after, key=id)
+        firsts = [min(asked.index(piece.parameter) for piece in cargo.pieces) for cargo in after]
+        assert firsts == sorted(firsts)
+
+
+@given(placements(), st.data())
+def test_a_parameter_has_arrived_when_its_last_piece_has_landed(placement, data) -> None:  # type: ignore[no-untyped-def]
+    parameters = placement.keyspace.parameters
+    transfer = Transfer(0.0, missing={i: p.size for i, p in enumerate(parameters)})
+    rest = {i: p.size for i, p in enumerate(parameters)}
+    for cargo in data.draw(st.permutations([cargo for row in plan(placement) for cargo in row])):
+        transfer.landed(cargo, 7)
+        for piece in cargo.pieces:
+            rest[piece.parameter] -= piece.stop - piece.start
+        assert sorted(transfer.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
+    assert set(transfer.versions.values()) <= {7}

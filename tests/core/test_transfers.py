@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.machines import job, logged, resolved, sent
 from tests.core.test_session import S0, S1, Session, error
-from zmqps.core.events import COORDINATOR, Action
+from zmqps.core.events import COORDINATOR, Action, Landed, Resolve
 from zmqps.core.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
 from zmqps.core.operations import Advance, Finish, Transfer, plan
 from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, VersionError
@@ -365,3 +365,26 @@ def test_finish_waits_for_what_is_held() -> None:
     assert outcome(done, pull) is None
     assert Ack not in {type(getattr(action, "message", None)) for action in done}
     assert training.machine.operations == {finish: None}
+
+
+def each(training: Training) -> Transfer:
+    """Return a pull that wants to know of each parameter."""
+    transfer = training.whole("pull")
+    transfer.missing = {number: parameter.size for number, parameter in enumerate(training.spec.parameters)}
+    return transfer
+
+
+def test_parameters_are_told_of_as_they_land_and_before_the_end() -> None:
+    training = Training(None)
+    actions = training.ask(each(training))
+    told = [training.read([action], {peer: 1}) for peer in (S1, S0) for action in actions]
+    flat = [action for some in told for action in some if isinstance(action, Landed | Resolve)]
+    assert [type(action) for action in flat] == [Landed] * 4 + [Resolve]
+    assert sorted(number for action in flat[:4] for number in action.parameters) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("staleness", "exact"), [(0, 1), (None, 0), (2, 0)])
+def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(staleness: int | None, exact: int) -> None:
+    training = Training(staleness)
+    pulls = sent(training.ask(each(training)), Pull)
+    assert {pull.exact for pull in pulls} == {exact}

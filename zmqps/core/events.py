@@ -138,7 +138,15 @@ class Resolve:
     value: Any
 
 
-Action = Send | Connect | Log | Exit | Run | Resolve
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Some parameters of a pull, by number, are where they belong while others are still awaited."""
+
+    operation: Any
+    parameters: tuple[int, ...]
+
+
+Action = Landed | Send | Connect | Log | Exit | Run | Resolve
 
 
 class Machine(Protocol):

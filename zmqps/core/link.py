@@ -183,7 +183,8 @@ class Link:
                 raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
             self._land(request, message)
             for cargo, version in zip(request.cargoes, message.versions, strict=True):
-                self._versions[cargo.slice.index] = transfer.versions[cargo] = version
+                self._versions[cargo.slice.index] = version
+                transfer.landed(cargo, version)
         elif transfer.kind in ("pull", "push_pull"):
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link

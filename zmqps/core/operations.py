@@ -50,6 +50,16 @@ def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tupl
     )
 
 
+def in_order(cargoes: tuple[tuple[Cargo, ...], ...], parameters: Sequence[int]) -> tuple[tuple[Cargo, ...], ...]:
+    """Return a plan that moves its parameters in the order in which they are named, as far as slices allow."""
+    place = {parameter: i for i, parameter in enumerate(parameters)}
+
+    def first(cargo: Cargo) -> int:
+        return min(place[piece.parameter] for piece in cargo.pieces)
+
+    return tuple(tuple(sorted(row, key=first)) for row in cargoes)
+
+
 def _cargo(placement: Placement, piece: Slice, parameters: frozenset[int] | None) -> Cargo | None:
     wanted = [s for s in piece.segments if parameters is None or s.parameter in parameters]
     if not wanted:
@@ -158,6 +168,8 @@ class Transfer(Operation):
         A pull's: at least, or exactly, this version.
     owner
         The operation this transfer is a part of.
+    missing
+        Of a pull that wants to know when each parameter is there: how many elements of it are not; else None.
     """
 
     kind: str = "pull"
@@ -179,6 +191,8 @@ class Transfer(Operation):
     version: int = 0
     exact: bool = False
     owner: Operation | None = None
+    missing: dict[int, int] | None = None
+    arrived: list[int] = field(default_factory=list)  # parameters that came to be there, and nobody was told yet
     asked: str = ""  # what the user called it, where that is not its kind
     step: int = 0
     attempt: int = 0
@@ -195,6 +209,15 @@ class Transfer(Operation):
     def outermost(self) -> Operation:
         """The operation the user waits for."""
         return self.owner or self
+
+    def landed(self, cargo: Cargo, version: int) -> None:
+        """Note that the values of a cargo are where they belong."""
+        self.versions[cargo] = version
+        if self.missing is not None:
+            for piece in cargo.pieces:
+                self.missing[piece.parameter] -= piece.stop - piece.start
+                if not self.missing[piece.parameter]:
+                    self.arrived.append(piece.parameter)
 
     def outdated(self) -> tuple[Cargo, ...]:
         """Return what was read of an older version than the rest."""

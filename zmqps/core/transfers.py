@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zmqps.core.arrays import Array
-from zmqps.core.events import Action, Log, Peer, server_peer
+from zmqps.core.events import Action, Landed, Log, Peer, server_peer
 from zmqps.core.job import Parameter
 from zmqps.core.keyspace import Placement
 from zmqps.core.link import Link
@@ -191,6 +191,8 @@ class Transfers:
     def start(self, transfer: Transfer, now: float) -> list[Action]:
         """Queue the requests of a transfer."""
         self.pace.start(transfer)
+        if transfer.missing is not None and self.pace.mode == "sync":
+            transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
                 return self._host.resolve(transfer.outermost, link.lost)
@@ -329,6 +331,9 @@ class Transfers:
                 return self._fail_link(link, broken)
             actions = link.pump(now)
             if transfer is not None:
+                if transfer.arrived:
+                    actions.append(Landed(transfer, tuple(transfer.arrived)))
+                    transfer.arrived.clear()
                 actions += self._complete(transfer)
             return actions
         if isinstance(message, Error):

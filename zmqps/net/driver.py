@@ -18,6 +18,7 @@ from zmqps.core.events import (
     Action,
     Connect,
     Exit,
+    Landed,
     Log,
     Machine,
     Peer,
@@ -54,6 +55,8 @@ class Driver:
         Where its `Log` actions go.
     resolve
         What to do with its `Resolve` actions: ``resolve(operation, value)``.
+    landed
+        The same for `Landed`: ``landed(operation, parameters)``.
     """
 
     def __init__(
@@ -62,12 +65,14 @@ class Driver:
         transport: Transport,
         log: logging.Logger,
         resolve: Callable[[Any, Any], None] | None = None,
+        landed: Callable[[Any, tuple[int, ...]], None] | None = None,
     ) -> None:
         self.machine = machine
         self.transport = transport
         self.log = log
         self.counters: Counter[str] = Counter()
         self._resolve = resolve
+        self._landed = landed
         self._exit: asyncio.Future[Exit] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -137,6 +142,9 @@ class Driver:
             case Resolve(operation, value):
                 assert self._resolve is not None
                 self._resolve(operation, value)
+            case Landed(operation, parameters):
+                assert self._landed is not None
+                self._landed(operation, parameters)
             case Log(level, text):
                 self.log.log(LEVELS[level], "%s", text)
             case Connect(peer, endpoint):

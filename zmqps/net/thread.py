@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ class Pending:
 
     future: Future[Any]
     result: Callable[[Any], Any] = lambda value: value
+    landed: Callable[[tuple[int, ...]], None] = lambda parameters: None
 
 
 class Answer(Future[Any]):
@@ -94,17 +95,41 @@ class SessionThread:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         machine, transport = watch(self.machine, self._make_transport(), self.machine.member.identity)
-        self._driver = Driver(machine, transport, log, self._resolve)
+        self._driver = Driver(machine, transport, log, self._resolve, self._landed)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Hand an operation to the session; its future fails at the timeout at the latest."""
-        if not isinstance(timeout, int | float) or not timeout > 0:
-            raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
+        return self._submit(operation, timeout, Pending(self._future(), result) if result else Pending(self._future()))
+
+    def submit_each(self, operation: Operation, timeout: float, values: Mapping[int, Any]) -> dict[int, Future[Any]]:
+        """Hand over a pull whose parameters are waited for one by one: return for each a future of its value."""
+        parts = {parameter: self._future() for parameter in values}
+
+        def landed(parameters: tuple[int, ...]) -> None:
+            for parameter in parameters:
+                if not parts[parameter].done():
+                    parts[parameter].set_result(values[parameter])
+
+        def ended(whole: Future[Any]) -> None:
+            error = whole.exception()
+            for part in parts.values():
+                if error is not None and not part.done():
+                    part.set_exception(error)
+            landed(tuple(parts))  # those without elements, of which nothing ever comes
+
+        self._submit(operation, timeout, Pending(self._future(), landed=landed)).add_done_callback(ended)
+        return parts
+
+    def _future(self) -> Future[Any]:
         future = Answer(self._thread)
         future.set_running_or_notify_cancel()  # what was sent cannot be called back
-        entry = Pending(future, result) if result else Pending(future)
+        return future
+
+    def _submit(self, operation: Operation, timeout: float, entry: Pending) -> Future[Any]:
+        if not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
         operation.future = entry
 
         def begin() -> None:
@@ -118,12 +143,16 @@ class SessionThread:
                 raise ClosedError("the worker is closed")
             self._pending.add(entry)
             self.call_soon(begin)
-        return future
+        return entry.future
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run something on the background thread."""
         assert self._loop is not None
         self._loop.call_soon_threadsafe(call)
+
+    def _landed(self, operation: Operation, parameters: tuple[int, ...]) -> None:
+        if operation.future is not None:
+            operation.future.landed(parameters)
 
     def _resolve(self, operation: Operation, value: Any) -> None:
         entry = operation.future
