@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import click
+
 from bench.stats import Times, ratio_spread
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -149,6 +151,17 @@ def _commit() -> str:
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(REPOSITORY), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+
+
+def check_environment(path: Path, found: dict[str, Any]) -> None:
+    """Refuse to go on with a file's results unless they are of this very commit and machine."""
+    here = environment()
+    for what, old, new in (
+        ("commit", found["commit"], here["commit"]),
+        ("machine", found["machine"]["cpu"], here["machine"]["cpu"]),
+    ):
+        if old != new:
+            raise click.ClickException(f"{path} is of {what} {old}, this is {new}: run without --resume")
 
 
 def write_row(path: Path, row: Row) -> None:

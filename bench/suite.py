@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.cases import apply, codecs, core, latency, memory, sync_step
 from bench.phases import phases_of, print_phases
 from bench.plots import OPERATIONS, write_plots
-from bench.results import Row, environment, read_rows, write_rows
+from bench.results import Row, check_environment, read_rows, write_rows
 from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
 from bench.tables import console, print_rows
 from bench.transfer import measure, record
@@ -137,13 +137,7 @@ def _kept(path: Path) -> list[Row]:
     if not path.exists():
         return []
     rows, found = read_rows(path)
-    here = environment()
-    for what, old, new in (
-        ("commit", found["commit"], here["commit"]),
-        ("machine", found["machine"]["cpu"], here["machine"]["cpu"]),
-    ):
-        if old != new:
-            raise click.ClickException(f"{path} is of {what} {old}, this is {new}: run without --resume")
+    check_environment(path, found)
     return rows
 
 

@@ -104,9 +104,9 @@ class TransferWorker:
         pushed_by = self._setup.workers if self._staleness is None else 1
         return reference.deviation(self._setup, self._start, self._gradients, values, self._pushes, pushed_by)
 
-    def finish(self) -> None:
-        """Leave the cluster."""
-        self._worker.finish(timeout=30.0)
+    def close(self) -> None:
+        """Disconnect; what was recorded is written."""
+        self._worker.close()
 
 
 def start_workers(stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull") -> list[Child]:
@@ -192,7 +192,7 @@ def record(operation: str, setup: Setup) -> merge.Trace:
             cluster = stack.enter_context(zmqps.LocalCluster(servers=setup.servers, workers=setup.workers))
             workers = start_workers(stack, cluster.address, setup, operation)
             call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
-            call_all(workers, "finish")
+            call_all(workers, "close")
         return merge.read(Path(directory))
 
 

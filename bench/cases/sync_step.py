@@ -20,7 +20,7 @@ from bench.options import report, transfer_options
 from bench.peers.process import PeerProcess
 from bench.results import Row, timed
 from bench.setup import WARM_UP, Setup
-from bench.stats import Times, network_bound, ratio_spread
+from bench.stats import Times, network_bound, percentile, ratio_spread
 from bench.transfer import TIMEOUT, TransferWorker, check_values
 from zmqps.core.keyspace import SLICE_NBYTES
 
@@ -54,7 +54,7 @@ class SyncWorker(TransferWorker):
 
 def _start(stack: ExitStack, setup: Setup, slice_nbytes: int) -> list[Child]:
     cluster = stack.enter_context(
-        zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, slice_nbytes=slice_nbytes)
+        zmqps.LocalCluster(setup.servers, setup.workers, slice_nbytes=slice_nbytes, heartbeat_timeout=60.0)
     )
     workers = [stack.enter_context(Child(SyncWorker, cluster.address, setup)) for _ in range(setup.workers)]
     for worker in workers:
@@ -62,9 +62,13 @@ def _start(stack: ExitStack, setup: Setup, slice_nbytes: int) -> list[Child]:
     return workers
 
 
-def _start_gloo(stack: ExitStack, setup: Setup) -> PeerProcess | None:
-    """Start as many ranks as there are workers; None where there is no torch."""
-    python = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable) if find_spec("torch") else None
+def _peers_python() -> Path | None:
+    """Return an interpreter that has torch, if one is at hand."""
+    return PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable) if find_spec("torch") else None
+
+
+def _start_gloo(stack: ExitStack, setup: Setup, python: Path | None) -> PeerProcess | None:
+    """Start as many ranks as there are workers."""
     if python is None:
         return None
     optimizer = setup.optimizer if setup.optimizer in ("sgd", "adam") else "sgd"
@@ -72,8 +76,15 @@ def _start_gloo(stack: ExitStack, setup: Setup) -> PeerProcess | None:
     return stack.enter_context(PeerProcess(python.absolute(), "gloo", flags))
 
 
-def measure(setup: Setup) -> Row:
+def measure(setup: Setup, python: Path | None = None) -> Row:
     """Let synchronous steps, plain sockets and an all-reduce take turns; return what each took.
+
+    Parameters
+    ----------
+    setup
+        Who does what.
+    python
+        An interpreter that has torch, for the all-reduce; by default what can be found.
 
     Raises
     ------
@@ -92,7 +103,7 @@ def measure(setup: Setup) -> Row:
         small = _start(stack, replace(setup, model=f"{num_slices * SMALL_SLICE_KB}KB"), SMALL_SLICE_KB << 10)
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, nbytes, nbytes))
         link = stack.enter_context(PlainSockets(setup.transport, 1, 1, nbytes, nbytes))
-        gloo = _start_gloo(stack, setup)
+        gloo = _start_gloo(stack, setup, python or _peers_python())
         for turn in range(WARM_UP + setup.steps):
             measured = call_all(workers, "steps", f"step {turn}", 1)
             plain, one = limit.steps(1), link.steps(1)
@@ -106,8 +117,6 @@ def measure(setup: Setup) -> Row:
                 reduced += allreduce
                 barriers += waits
         checked = check_values(replace(setup, workers=1), workers[0])
-        for worker in (*workers, *small):
-            worker.call("finish")
     return Row(
         case="sync_step",
         **setup.labels,
@@ -115,7 +124,9 @@ def measure(setup: Setup) -> Row:
         bound_s=network_bound(nbytes, setup.workers, setup.servers, nbytes / Times(tuple(links)).median),
         extra={
             "barrier_s": Times(tuple(barriers)).median,
-            "barrier_p90_s": Times(tuple(barriers)).p90,
+            "barrier_p25_s": percentile(barriers, 25),
+            "barrier_p75_s": percentile(barriers, 75),
+            "barrier_p90_s": percentile(barriers, 90),
             **_versus(ours, reduced),
             "model_nbytes": nbytes,
             "checked": checked,

@@ -1,0 +1,160 @@
+"""What is done beside other systems, and how fast zmqps has to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import zmqps
+from bench.cases import apply, sync_step
+from bench.children import call_all
+from bench.limits import PlainSockets
+from bench.peers.process import PeerProcess
+from bench.setup import WARM_UP, Setup
+from bench.stats import Times, ratio_spread
+from bench.transfer import start_workers
+
+#: Name -> (script, variant).
+PEERS = {
+    "tensorflow": ("tensorflow_ps", ""),
+    "torch-rpc-uv": ("torch_rpc", "uv"),
+    "torch-rpc": ("torch_rpc", ""),
+    "ray": ("ray_ps", ""),
+    "gloo": ("gloo", ""),
+    "sockets": ("", ""),
+}
+WORKS = {
+    "sgd-1x1-tcp": Setup(transport="tcp"),
+    "sgd-1x1": Setup(transport="auto"),
+    "adam-1x1": Setup(transport="auto", optimizer="adam"),
+    "sgd-2x2": Setup(transport="auto", servers=2, workers=2),
+    "latency-tcp": Setup(model="1KB"),
+}
+#: Synchronous training, as an all-reduce does it.
+SYNC = "sync-2x4"
+#: The optimizers' kernels beside a memory copy.
+KERNELS = {"kernel-sgd": "sgd", "kernel-adam": "adam"}
+#: What the barrier may add to a synchronous step.
+BARRIER_S = 3e-3
+#: (work, beside) -> zmqps' time over the other's, at most.
+TARGETS = {
+    ("sgd-1x1-tcp", "sockets"): 1.25,
+    ("sgd-1x1-tcp", "torch-rpc-uv"): 0.85,
+    ("sgd-1x1-tcp", "tensorflow"): 0.45,
+    ("sgd-1x1", "torch-rpc"): 0.50,
+    ("adam-1x1", "torch-rpc"): 0.60,
+    ("sgd-2x2", "tensorflow"): 0.25,
+    ("latency-tcp", "torch-rpc-uv"): 0.50,
+    ("latency-tcp", "tensorflow"): 0.25,
+    ("kernel-sgd", "copy"): 1.3,
+    ("kernel-adam", "copy"): 1.5,
+    (SYNC, "gloo"): 0.8,
+    (f"{SYNC}-barrier", "3 ms"): 1.0,
+}
+#: Steps in a turn where a step is short.
+BATCH = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One work, done by zmqps and by a peer in turns; seconds of a worker's step."""
+
+    work: str
+    peer: str
+    zmqps_s: float
+    peer_s: float
+    zmqps_min_s: float | None
+    peer_min_s: float | None
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    steps: int
+
+    @property
+    def target(self) -> float | None:
+        """What the ratio has to be at most, where anything was set."""
+        return TARGETS.get((self.work, self.peer))
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is reached; nothing where there is none."""
+        if self.target is None:
+            return ""
+        return "reached" if self.ratio <= self.target else f"missed by {self.ratio / self.target - 1:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A work and whom it is done beside; ``run(steps)`` does it."""
+
+    work: str
+    peer: str
+    run: Callable[[int], list[Result]]
+
+    @property
+    def title(self) -> str:
+        """What ``--only`` looks into."""
+        return f"{self.work} {self.peer}"
+
+
+def pairs(python: Path) -> list[Pair]:
+    """Return all there are; ``python`` is the interpreter of the peers' environment."""
+    found = [Pair(work, peer, partial(compare, work, peer, python)) for work in WORKS for peer in PEERS]
+    found.append(Pair(SYNC, "gloo", partial(_synchronous, python)))
+    return found + [Pair(work, "copy", partial(_kernel, work)) for work in KERNELS]
+
+
+def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
+    """Let zmqps and a peer do a work in turns.
+
+    Raises
+    ------
+    PeerError, ChildError, PSError
+        One of them did not do it.
+    """
+    setup = WORKS[work]
+    batch = BATCH if setup.nbytes < 1 << 16 else 1
+    ours: list[float] = []
+    theirs: list[float] = []
+    with ExitStack() as stack:
+        # a machine on which a peer takes all cores for seconds has no dead workers
+        cluster = zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, heartbeat_timeout=60.0)
+        children = start_workers(stack, stack.enter_context(cluster).address, setup)
+        other = stack.enter_context(_start(peer, setup, python))
+        for turn in range(WARM_UP + steps):
+            measured = [s for times in call_all(children, "steps", f"turn {turn}", batch) for s in times]
+            answered = other.steps(batch)
+            if turn >= WARM_UP:
+                ours += measured
+                theirs += answered
+    a, b = Times(tuple(ours)), Times(tuple(theirs))
+    low, high = ratio_spread(ours, theirs)
+    return [Result(work, peer, a.median, b.median, a.minimum, b.minimum, a.median / b.median, low, high, len(ours))]
+
+
+def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets:
+    script, variant = PEERS[peer]
+    if not script:
+        return PlainSockets(setup.transport, setup.servers, setup.workers, setup.nbytes, setup.nbytes)
+    names = ("model", "optimizer", "servers", "workers")
+    return PeerProcess(python, script, [*(f"--{n}={getattr(setup, n)}" for n in names), f"--variant={variant}"])
+
+
+def _synchronous(python: Path, steps: int) -> list[Result]:
+    row = sync_step.measure(Setup(servers=2, workers=4, transport="auto", steps=steps), python)
+    extra, barrier_s = row.extra, row.extra["barrier_s"]
+    ratio, low, high = (extra[f"ratio_to_gloo{end}"] for end in ("", "_low", "_high"))
+    assert row.median_s is not None
+    step = Result(SYNC, "gloo", row.median_s, extra["gloo_s"], row.min_s, None, ratio, low, high, row.steps)
+    spread = (barrier_s / BARRIER_S, extra["barrier_p25_s"] / BARRIER_S, extra["barrier_p75_s"] / BARRIER_S)
+    return [step, Result(f"{SYNC}-barrier", "3 ms", barrier_s, BARRIER_S, None, None, *spread, row.steps)]
+
+
+def _kernel(work: str, steps: int) -> list[Result]:
+    row = apply.measure("resnet50", KERNELS[work], "numba", steps)
+    figures = (row.median_s, row.limit_s, row.ratio_to_limit, row.ratio_low, row.ratio_high)
+    ours, copy, ratio, low, high = [figure for figure in figures if figure is not None]
+    return [Result(work, "copy", ours, copy, row.min_s, None, ratio, low, high, row.steps)]

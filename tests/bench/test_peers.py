@@ -1,0 +1,87 @@
+"""The comparison with other systems, without the other systems: what fails, what is kept, what is reached."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bench.__main__ import main
+from bench.children import ChildError
+from bench.peers import command, works
+
+
+def outcome(work: str, peer: str, ratio: float) -> works.Result:
+    return works.Result(work, peer, ratio, 1.0, ratio, 1.0, ratio, 0.9 * ratio, 1.1 * ratio, 20)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Three pairs: one fails once, one always, one misses its target; return how often each ran."""
+    count: dict[str, int] = {}
+
+    def pair(work: str, peer: str, ratio: float, failures: int) -> works.Pair:
+        def run(steps: int) -> list[works.Result]:
+            count[work] = count.get(work, 0) + 1
+            if count[work] <= failures:
+                raise ChildError(f"[{work}] on purpose")
+            return [outcome(work, peer, ratio)]
+
+        return works.Pair(work, peer, run)
+
+    listed = [
+        pair("sgd-1x1-tcp", "sockets", 1.2, failures=1),
+        pair("sgd-1x1", "ray", 1.0, failures=99),
+        pair("sgd-2x2", "tensorflow", 0.5, failures=0),
+    ]
+    monkeypatch.setattr(command, "pairs", lambda python: listed)
+    return count
+
+
+def compare(path: Path, *flags: str) -> Result:
+    return CliRunner().invoke(main, ["peers", "--python", str(path.parent), "--json", str(path), *flags])
+
+
+def test_a_pair_that_failed_is_tried_again_and_the_others_are_kept(tmp_path: Path, runs: dict[str, int]) -> None:
+    path = tmp_path / "peers.json"
+    result = compare(path)
+    assert result.exit_code == 1
+    assert "sgd-1x1 ray failed, attempt 2 of 2: [sgd-1x1] on purpose" in result.output
+    assert "these could not be compared: sgd-1x1 ray" in result.output
+    assert runs == {"sgd-1x1-tcp": 2, "sgd-1x1": 2, "sgd-2x2": 1}
+    rows = json.loads(path.read_text())["rows"]
+    assert [(row["work"], row["target"], row["verdict"]) for row in rows] == [
+        ("sgd-1x1-tcp", 1.25, "reached"),
+        ("sgd-2x2", 0.25, "missed by 100%"),
+    ]
+
+
+def test_the_targets_are_shown_with_what_was_not_measured(tmp_path: Path, runs: dict[str, int]) -> None:
+    lines = compare(tmp_path / "peers.json", "--targets").output.splitlines()
+    assert "sgd-1x1" not in runs  # ray has none
+    shown = {(line.split()[0], line.split()[1]): line for line in lines if line.startswith(("sgd-", "kernel-"))}
+    assert shown["sgd-1x1-tcp", "sockets"].endswith("reached ")
+    assert "missed by 100%" in shown["sgd-2x2", "tensorflow"]
+    assert "not measured" in shown["kernel-adam", "copy"]
+
+
+def test_a_resumed_comparison_does_what_is_missing(tmp_path: Path, runs: dict[str, int]) -> None:
+    path = tmp_path / "peers.json"
+    assert compare(path, "--only", "sockets").exit_code == 0
+    assert compare(path, "--only", "sockets", "--only", "2x2", "--resume").exit_code == 0
+    assert runs == {"sgd-1x1-tcp": 2, "sgd-2x2": 1}
+    assert [row["work"] for row in json.loads(path.read_text())["rows"]] == ["sgd-1x1-tcp", "sgd-2x2"]
+
+
+def test_every_target_belongs_to_a_pair() -> None:
+    measured = {(pair.work, pair.peer) for pair in works.pairs(Path())} | {(f"{works.SYNC}-barrier", "3 ms")}
+    assert measured >= set(works.TARGETS)
+
+
+@pytest.mark.processes
+def test_plain_sockets_are_a_peer() -> None:
+    [result] = works.compare("latency-tcp", "sockets", Path(), 1)
+    assert (result.work, result.peer, result.steps) == ("latency-tcp", "sockets", works.BATCH)
+    assert result.ratio == result.zmqps_s / result.peer_s
