@@ -85,6 +85,46 @@ def test_auto_takes_the_processor_where_the_driver_does_not_work(monkeypatch: py
     assert open_device("auto") is None
 
 
+class Failing(NoDriver):
+    """CuPy on a GPU that has fallen off the bus."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        driver = SimpleNamespace(CUDADriverError=type("CUDADriverError", (RuntimeError,), {}))
+        memory = SimpleNamespace(OutOfMemoryError=type("OutOfMemoryError", (MemoryError,), {}))
+        self.cuda.driver, self.cuda.memory = driver, memory
+        self.cuda.Device = lambda index: SimpleNamespace(use=lambda: None, synchronize=self.fail)
+        self.cuda.Stream = lambda **options: SimpleNamespace(ptr=0, record=lambda event: None)
+        self.cuda.Event = lambda **options: SimpleNamespace(done=False, synchronize=self.fail)
+        runtime = self.cuda.runtime
+        runtime.getDeviceProperties = lambda index: {"name": b"H100"}
+        runtime.memcpyAsync, runtime.memcpyHostToDevice, runtime.memcpyDeviceToHost = self.fail, 1, 2
+
+    def fail(self, *arguments: Any) -> None:
+        raise CUDARuntimeError("cudaErrorUnknown")
+
+    def ElementwiseKernel(self, *arguments: Any, **options: Any) -> Any:
+        return self.fail
+
+
+def test_a_gpu_that_fails_is_named_in_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", Failing())
+    device = open_device("cuda:0")
+    assert device is not None
+    assert device.name == "cuda:0 (H100)"
+    stream, array = device.new_stream(), np.zeros(4, np.uint8)
+    there = SimpleNamespace(data=SimpleNamespace(ptr=0))
+    for fails in (
+        lambda: device.copy_in(array, there, stream),
+        lambda: device.copy_out(there, array, stream),
+        lambda: device.elementwise("f", "float32 x", "float32 y", "y = x;", "")(array, array),
+        lambda: stream.record().wait(),
+        device.synchronize,
+    ):
+        with pytest.raises(DeviceError, match=r"cuda:0 \(H100\) failed: cudaErrorUnknown"):
+            fails()
+
+
 @on_every_device
 def test_what_is_copied_in_comes_out(new_device: NewDevice) -> None:
     device = new_device()

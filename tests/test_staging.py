@@ -23,6 +23,7 @@ from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolErro
 from zmqps.optim import adam, group, momentum
 from zmqps.server import ServerConfig, make_shard
 from zmqps.staging import INBOUND_SLOTS, DeviceMemory, Streams, required_nbytes
+from zmqps.testing import AsyncTraining, Faults, Simulation
 
 CONFIG = ServerConfig("tcp://127.0.0.1:1", kernels="numpy")
 PARAMETERS = (
@@ -370,3 +371,18 @@ def test_a_device_that_is_too_small_is_told_to_who_starts_the_job() -> None:
     assert error.free_nbytes == 5_000
     assert error.needed_nbytes > 5_000
     assert "start more servers" in str(error)
+
+
+class OnDevices(AsyncTraining):
+    """Training whose servers keep their shards on devices."""
+
+    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
+        return make_shard(CONFIG, job, placement, index, streams=Streams(HostDevice()))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_network_does_no_push_is_lost_or_counts_twice(seed: int) -> None:
+    faults = Faults(delay=0.005, loss=0.002, duplication=0.05, reordering=0.05)
+    training = OnDevices(steps=4, parameters=4, size=32, lives=6)
+    report = Simulation(seed, servers=2, workers=2, faults=faults, training=training).run()
+    assert report.outcomes["push"] + report.outcomes["push_pull"] > 0

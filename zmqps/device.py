@@ -270,6 +270,7 @@ class CudaDevice(Device):
 
     def __init__(self, index: int) -> None:
         self.cupy = self.xp = cupy = _cupy()
+        self._runtime = cupy.cuda.runtime
         self.spec = self.name = f"cuda:{index}"
         try:
             count = cupy.cuda.runtime.getDeviceCount()
@@ -310,6 +311,7 @@ class CudaDevice(Device):
 
     def memory(self) -> MemoryInfo:
         with _translated(f"{self.name} does not say how much memory it has"):
+            self.use()  # the pool is that of the current device
             free, total = self._device.mem_info
         return MemoryInfo(int(free) + int(self.cupy.get_default_memory_pool().free_bytes()), int(total))
 
@@ -331,22 +333,35 @@ class CudaDevice(Device):
 
     def copy_in(self, source: np.ndarray[Any, Any], target: Array, stream: Stream) -> None:
         assert isinstance(stream, _CudaStream)
-        runtime = self.cupy.cuda.runtime
-        kind = runtime.memcpyHostToDevice
-        runtime.memcpyAsync(target.data.ptr, source.ctypes.data, source.nbytes, kind, stream.stream.ptr)
+        self._copy(target.data.ptr, source.ctypes.data, source.nbytes, self._runtime.memcpyHostToDevice, stream)
 
     def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
         assert isinstance(stream, _CudaStream)
-        runtime = self.cupy.cuda.runtime
-        kind = runtime.memcpyDeviceToHost
-        runtime.memcpyAsync(target.ctypes.data, source.data.ptr, target.nbytes, kind, stream.stream.ptr)
+        self._copy(target.ctypes.data, source.data.ptr, target.nbytes, self._runtime.memcpyDeviceToHost, stream)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: _CudaStream) -> None:
+        try:
+            self._runtime.memcpyAsync(target, source, nbytes, kind, stream.stream.ptr)
+        except self._runtime.CUDARuntimeError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> DeviceError:
+        return DeviceError(f"{self.name} failed: {error}; what it holds is lost, start its server again")
 
     def elementwise(self, name: str, inputs: str, outputs: str, body: str, preamble: str) -> Callable[..., None]:
         # products and sums are rounded each for itself, as numpy and numba do: the same bits on every device
-        kernel: Callable[..., None] = self.cupy.ElementwiseKernel(
+        kernel = self.cupy.ElementwiseKernel(
             inputs, outputs, body, name, no_return=True, preamble=preamble, options=("--fmad=false",)
         )
-        return kernel
+        failures = self._runtime.CUDARuntimeError, self.cupy.cuda.driver.CUDADriverError
+
+        def run(*arguments: Any) -> None:
+            try:
+                kernel(*arguments)
+            except failures as error:
+                raise self._failure(error) from error
+
+        return run
 
 
 # --- numpy in the role of a GPU -----------------------------------------------------------------
