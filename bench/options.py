@@ -10,13 +10,15 @@ from typing import Any, TypeAlias
 import click
 
 from bench import models
+from bench.device import open_or_stand_in, print_step_phases, step_phases
 from bench.phases import phases_of, print_phases
 from bench.results import Row, write_row
 from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
 from bench.tables import console, print_rows
 from bench.transfer import measure, record
 from zmqps import codecs
-from zmqps.errors import ProtocolError
+from zmqps.device import parse
+from zmqps.errors import ConfigurationError, ProtocolError
 from zmqps.trace import merge
 
 Command: TypeAlias = Callable[..., None]
@@ -87,12 +89,28 @@ steps_option = click.option(
 )
 
 
+def _check_device(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    try:
+        return value if value is None else parse(value)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def device_option(text: str) -> Decorator:
+    """Return the option that says where arrays are."""
+    return click.option("--device", callback=_check_device, metavar="cpu|cuda|cuda:N|auto", help=text)
+
+
 def transfer_options(function: Command) -> Command:
     """Add the options that make a `Setup`, and ``--json``."""
     for option in (
         json_option,
         steps_option,
         codec_option("raw"),
+        device_option(
+            "Where servers keep their shards and workers their arrays; adds what bus and memory allow. "
+            "cpu: the same with numpy in the role of a GPU."
+        ),
         optimizer_option,
         transport_option,
         click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Worker processes."),
@@ -123,14 +141,20 @@ def transfer_command(operation: str, description: str) -> click.Command:
     def run(json_path: Path | None, phases: bool, trace_path: Path | None, **fields: Any) -> None:
         setup = Setup(**fields)
         row = measure(operation, setup)
-        if phases or trace_path is not None:
+        if phases or trace_path is not None or setup.device is not None:
             trace = record(operation, setup)
             row = replace(row, extra={**row.extra, "phases": phases_of(trace, operation)})
+            if setup.device is not None:
+                device = open_or_stand_in(setup.device)
+                found = {"device": device.name, "device_phases": step_phases(device, setup, row.extra["phases"])}
+                row = replace(row, extra={**row.extra, **found})
             if trace_path is not None:
                 merge.write(trace_path, trace)
         report(row, json_path)
         if phases:
             print_phases(row)
+        if setup.device is not None:
+            print_step_phases(row)
         if trace_path is not None:
             console.print(f"written: {trace_path}", highlight=False)
 

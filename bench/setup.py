@@ -41,6 +41,9 @@ class Setup:
         To measure, after `WARM_UP`.
     in_place
         Gradients are computed where servers of this host read them, and values looked at where they lie.
+    device
+        Where servers keep their shards and workers their arrays, as `zmqps.device.open_device` takes it;
+        None: on the processor, and nobody asks what a bus would allow.
     """
 
     model: str = "resnet50"
@@ -51,6 +54,7 @@ class Setup:
     codec: str = "raw"
     steps: int = 20
     in_place: bool = False
+    device: str | None = None
 
     @property
     def labels(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import zmqps
 from bench import models, reference
 from bench.children import TIMEOUT, Child, call_all
+from bench.device import placed
 from bench.limits import PlainSockets
 from bench.processes import BusyTime
 from bench.results import Row, timed
@@ -46,21 +47,22 @@ class TransferWorker:
         self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=setup.transport)
         self._start = models.arrays(shapes, 1.0)
         self._worker.init(
-            self._start,
+            placed(self._start, setup.device),
             optimizer=OPTIMIZERS[setup.optimizer](),
             staleness=staleness,
             push_codec=setup.codec,
             pull_codec=setup.pull_codec,
             timeout=TIMEOUT,
         )
-        self._out: dict[str, Any] = models.arrays(shapes, 0.0)
         self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
+        self._sent = placed(self._gradients, setup.device)
+        self._out: Mapping[str, Any] = placed(models.arrays(shapes, 0.0), setup.device)
         self._pushes = 0
         self._adds = int("push" in operation)
         self._work: Callable[[], Any] = {
-            "push": lambda: self._worker.push(self._gradients),
+            "push": lambda: self._worker.push(self._sent),
             "pull": lambda: self._worker.pull(out=self._out),
-            "push_pull": lambda: self._worker.push_pull(self._gradients, out=self._out),
+            "push_pull": lambda: self._worker.push_pull(self._sent, out=self._out),
         }[operation]
         if setup.in_place:
             self._work = self._in_place(operation)
@@ -93,7 +95,7 @@ class TransferWorker:
     def pipelined(self, count: int) -> float:
         """Start so many push_pulls at once and wait for all; return the seconds it took."""
         started = time.perf_counter()
-        for future in [self._worker.push_pull_async(self._gradients, out=self._out) for _ in range(count)]:
+        for future in [self._worker.push_pull_async(self._sent, out=self._out) for _ in range(count)]:
             future.result(TIMEOUT)
         self._pushes += count
         return time.perf_counter() - started
@@ -107,6 +109,10 @@ class TransferWorker:
     def close(self) -> None:
         """Disconnect; what was recorded is written."""
         self._worker.close()
+
+
+def _cluster(setup: Setup) -> zmqps.LocalCluster:
+    return zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, device=setup.device or "cpu")
 
 
 def start_workers(stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull") -> list[Child]:
@@ -149,7 +155,7 @@ def measure(operation: str, setup: Setup) -> Row:
     limits: list[float] = []
     links: list[float] = []
     with ExitStack() as stack:
-        cluster = stack.enter_context(zmqps.LocalCluster(servers=setup.servers, workers=setup.workers))
+        cluster = stack.enter_context(_cluster(setup))
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, pushed, pulled))
         alone = setup.servers == setup.workers == 1
         link = limit if alone else stack.enter_context(PlainSockets(setup.transport, 1, 1, pushed, pulled))
@@ -189,7 +195,7 @@ def record(operation: str, setup: Setup) -> merge.Trace:
     with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
         with ExitStack() as stack:
             stack.enter_context(_recording(directory))
-            cluster = stack.enter_context(zmqps.LocalCluster(servers=setup.servers, workers=setup.workers))
+            cluster = stack.enter_context(_cluster(setup))
             workers = start_workers(stack, cluster.address, setup, operation)
             call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
             call_all(workers, "close")

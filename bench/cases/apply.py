@@ -9,12 +9,14 @@ import click
 import numpy as np
 
 from bench import models
+from bench.device import Rig, open_or_stand_in, torch_fused
 from bench.limits import Copy
-from bench.options import json_option, model_option, optimizer_option, report, steps_option
+from bench.options import device_option, json_option, model_option, optimizer_option, report, steps_option
 from bench.results import Row, timed
 from bench.setup import GRADIENT_SCALE, OPTIMIZERS, WARM_UP
 from bench.stats import Times
 from zmqps.core.keyspace import SLICE_NBYTES
+from zmqps.device import Device
 from zmqps.optim import make_kernel
 
 BACKENDS = ("numba", "numpy")
@@ -50,16 +52,37 @@ def measure(model: str, optimizer: str, kernels: str, steps: int) -> Row:
     )
 
 
+def measure_on(device: Device, model: str, optimizer: str, steps: int) -> Row:
+    """Apply one gradient of the whole model on a device, and copy its memory, in turns; PyTorch's fused step too."""
+    size = models.num_elements(models.find(model))
+    rig = Rig(device, size, optimizer)
+    fused = torch_fused(optimizer, size, device.spec)
+    found = [(rig.apply(), rig.copy(), fused() if fused else 0.0) for _ in range(WARM_UP + steps)][WARM_UP:]
+    ours, limits, others = (Times(times) for times in zip(*found, strict=True))
+    extra = {"device": device.name, "touched_nbytes": rig.touched_nbytes}
+    extra["copy_gb_s"] = rig.touched_nbytes / limits.median / 1e9
+    if fused:
+        extra |= {"torch_fused_s": others.median, "ratio_to_torch_fused": ours.median / others.median}
+    row = timed(ours, limits, rig.touched_nbytes)
+    return Row(case="apply", model=model, optimizer=optimizer, kernels=device.spec, **row, extra=extra)
+
+
 @click.command("apply")
 @model_option("resnet50")
 @optimizer_option
 @click.option("--kernels", type=click.Choice(BACKENDS), default="numba", show_default=True)
+@device_option("Measure a GPU's kernels instead; cpu: the same with numpy in the role of a GPU.")
 @steps_option
 @json_option
-def command(model: str, optimizer: str, kernels: str, steps: int, json_path: Path | None) -> None:
+def command(model: str, optimizer: str, kernels: str, device: str | None, steps: int, json_path: Path | None) -> None:
     """An optimizer's kernel alone, on one core, slice by slice as a server calls it.
 
     GB/s counts the bytes read and written. The limit is a memory copy that reads and writes as
-    many.
+    many. With --device the limit is a copy on the device, and where PyTorch is installed the step of its fused
+    optimizer stands beside it.
     """
-    report(measure(model, optimizer, kernels, steps), json_path)
+    if device is None:
+        row = measure(model, optimizer, kernels, steps)
+    else:
+        row = measure_on(open_or_stand_in(device), model, optimizer, steps)
+    report(row, json_path)

@@ -38,6 +38,8 @@ def test_every_command_explains_itself(case: str) -> None:
         ["push_pull", "--codec", "int8:block=1"],
         ["codecs", "--codec", "zip"],
         ["apply", "--kernels", "fortran"],
+        ["apply", "--device", "gpu"],
+        ["push_pull", "--device", "cuda:x"],
         ["compare", "no-such-file", "no-such-file"],
         ["juggle"],
     ],
@@ -122,3 +124,29 @@ def test_steps_in_place_lead_to_the_same_values(operation: str) -> None:
     row = measure(operation, Setup(model="256KB", transport="shm", steps=1, in_place=True))
     assert row.case == f"{operation} in place"
     assert row.extra["checked"]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_devices_kernels_stand_beside_a_copy_on_it(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    flags = ["--device", device, "--model", "64KB", "--optimizer", "adam", "--steps", "2", "--json", str(path)]
+    result = CliRunner().invoke(main, ["apply", *flags])
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert written["touched_nbytes"] == 7 * (64 << 10)  # reads the gradient, reads and writes values and two slots
+    assert written["ratio_to_limit"] == pytest.approx(written["median_s"] / written["limit_s"])
+    assert written["copy_gb_s"] > 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_step_with_a_device_says_what_bounds_it(device: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    flags = ["--device", device, "--model", "64KB", "--steps", "1", "--json", str(path)]
+    result = CliRunner().invoke(main, ["push_pull", *flags])
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert list(written["device_phases"]) == ["receive", "host to device", "apply", "device to host", "send"]
+    assert all(value > 0 for value in written["device_phases"].values())
+    assert written["checked"]
+    assert "bound: " in result.output
