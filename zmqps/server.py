@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -145,6 +146,7 @@ def make_shard(
     rules = CompiledRules(spec, config, device)
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         rules.warm_up(names, dtype)
+    gc.freeze()  # a look at all that numba has made of its modules would hold everybody up for 50 ms
     return Shard(
         placement,
         index,

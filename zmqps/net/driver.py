@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,10 @@ from zmqps.net.transport import Transport
 LINGER_S = 1.0
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
+# tuples, because a union in the place of use is made anew for every message
+GREETINGS = (Hello, Welcome)
+COMPLETED = (*GREETINGS, Heartbeat)
+
 
 class Driver:
     """Runs one machine on one transport, inside one asyncio loop.
@@ -74,6 +79,7 @@ class Driver:
         self._resolve = resolve
         self._landed = landed
         self._exit: asyncio.Future[Exit] | None = None
+        self._time: Callable[[], float] = time.monotonic  # the loop's, once it runs
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -83,9 +89,9 @@ class Driver:
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
         loop = asyncio.get_running_loop()
-        self._exit = loop.create_future()
+        self._exit, self._time = loop.create_future(), loop.time
         self.transport.start(self._deliver, self._arm)
-        self._do(lambda: self.machine.start(loop.time()))  # type: ignore[attr-defined]
+        self._do(self.machine.start)  # type: ignore[attr-defined]
         self._arm()
         try:
             return await self._exit
@@ -100,7 +106,7 @@ class Driver:
     def submit(self, event: Any) -> None:
         """Feed an event that did not come over the network; call it in the loop's thread."""
         if self._exit is not None and not self._exit.done():
-            self._do(lambda: self.machine.handle(event, asyncio.get_running_loop().time()))
+            self._do(self.machine.handle, event)
             self._arm()
 
     def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
@@ -111,13 +117,13 @@ class Driver:
             self.counters["undecodable"] += 1
             event = Undecodable(peer, error)
         else:
-            event = self._greeted(peer, message) if isinstance(message, Hello | Welcome) else Received(peer, message)
-        self._do(lambda: self.machine.handle(event, asyncio.get_running_loop().time()))
+            event = self._greeted(peer, message) if isinstance(message, GREETINGS) else Received(peer, message)
+        self._do(self.machine.handle, event)
 
-    def _do(self, ask: Callable[[], list[Action]]) -> None:
+    def _do(self, ask: Callable[..., list[Action]], *events: Any) -> None:
         """Execute what the machine says; a defect is logged, and the node and its other actions go on."""
         try:
-            actions = ask()
+            actions = ask(*events, self._time())
         except Exception:
             self._log_defect()
             return
@@ -136,7 +142,7 @@ class Driver:
             case Send() if action.after is not None:
                 self._spawn(self._send_after(action.after, replace(action, after=None)))
             case Send(peer, message, readers):
-                if isinstance(message, Hello | Welcome | Heartbeat):
+                if isinstance(message, COMPLETED):
                     message = self._complete(peer, message)
                 self.transport.send(peer, encode(message), readers)
             case Resolve(operation, value):
@@ -179,7 +185,7 @@ class Driver:
             return message
 
     def _unreachable(self, peer: Peer, error: PSError) -> None:
-        self._do(lambda: self.machine.handle(Unreachable(peer, error), asyncio.get_running_loop().time()))
+        self._do(self.machine.handle, Unreachable(peer, error))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -196,7 +202,7 @@ class Driver:
         except Exception:
             self._log_defect()
             return
-        self._do(lambda: [send])
+        self._do(lambda now: [send])
 
     async def _run(self, tag: Any, work: Callable[[], Any]) -> None:
         value: Any
@@ -220,7 +226,7 @@ class Driver:
 
     def _ring(self) -> None:
         self._timer = self._timer_at = None
-        self._do(lambda: self.machine.on_deadline(asyncio.get_running_loop().time()))
+        self._do(self.machine.on_deadline)
         self._arm()
 
 
