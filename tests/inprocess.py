@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -54,6 +55,10 @@ class InProcessCluster:
     def status(self) -> dict[str, Any]:
         """Return the coordinator's view."""
         return dict(run_blocking(inquire(self.address, timeout=PATIENCE)))
+
+    def wait_until(self, good: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Wait until the coordinator's view is as it should be."""
+        run_blocking(inquire(self.address, timeout=PATIENCE, until=good))
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -173,6 +173,23 @@ def test_partial_pushes_are_one_step_when_the_worker_says_so(trio: Team) -> None
         assert [change(before, params, name) for name in "ab"] == [1.0, 2.0]
 
 
+def test_workers_may_take_different_numbers_of_steps_between_two_barriers(trio: Team) -> None:
+    before = trio.workers[0].pull()
+
+    def train(worker: zmqps.Worker) -> Params:
+        for _ in range(3 - worker.rank):
+            worker.push(both(10.0**worker.rank), timeout=PATIENCE)
+        worker.barrier("end of the pass", timeout=PATIENCE)
+        return worker.pull(timeout=PATIENCE)
+
+    steps = [(1 + 10 + 100) / 3, (1 + 10) / 2, 1]
+    for params in trio.all(train):
+        assert params.version == before.version + 3
+        np.testing.assert_allclose(before["a"] - params["a"], sum(steps), rtol=1e-4)
+    assert {params.version for params in trio.step(lambda rank: both(1.0))} == {before.version + 4}
+    assert [worker.statistics().dropped for worker in trio.workers] == [0, 0, 0]
+
+
 def test_contributions_are_added_in_the_order_of_ranks_whoever_comes_first(trio: Team) -> None:
     rng = np.random.default_rng(1)
     grads = [np.float32(scale * rng.standard_normal(SIZE)) for scale in (1e3, 1.0, 1e-3)]
@@ -219,8 +236,9 @@ def test_backup_workers_are_dropped_and_told() -> None:
         InProcessCluster(servers=2, workers=3) as cluster,
         Team(cluster.address, 3, {"w": np.zeros(4, np.float32)}, **options) as team,
     ):
-        for worker in team.workers:  # each acknowledged before the next begins: the last one is too late
+        for worker, arrived in zip(team.workers, (1, 0, 0), strict=True):  # one by one: the last is too late
             worker.push({"w": np.full(4, 10.0**worker.rank, np.float32)})
+            cluster.wait_until(lambda status, n=arrived: status["steps"]["arrived"] == n)
         pulled = [worker.pull(timeout=PATIENCE) for worker in team.workers]
         assert [params.version for params in pulled] == [1, 1, 1]
         assert all((params["w"] == -5.5).all() for params in pulled)
