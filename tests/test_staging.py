@@ -242,7 +242,7 @@ def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
 
 # --- codecs -----------------------------------------------------------------------------------------
 
-CODECS = ["bf16", "fp16", "int8:block=32", "int8:stochastic", "topk:fraction=0.5", "twobit"]
+CODECS = ["bf16", "fp16", "int8:block=32", "int8:stochastic", "topk:fraction=0.1", "topk:fraction=1.0", "twobit"]
 
 
 @on_every_device
@@ -297,6 +297,40 @@ def test_values_in_a_codec_are_the_same_bytes(spec: str, new_device: NewDevice) 
             out.after.wait()
         found.append([piece.tobytes() for piece in out.payload])
     assert found[0] == found[1]
+
+
+class Counting(HostDevice):
+    """Counts what crosses the bus."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inbound_nbytes = self.outbound_nbytes = 0
+
+    def copy_in(self, source: Array, target: Array, stream: Any) -> None:
+        self.inbound_nbytes += source.nbytes
+        super().copy_in(source, target, stream)
+
+    def copy_out(self, source: Array, target: Array, stream: Any) -> None:
+        self.outbound_nbytes += target.nbytes
+        super().copy_out(source, target, stream)
+
+
+@pytest.mark.parametrize("spec", ["bf16", "int8:block=32", "topk:fraction=0.1"])
+def test_the_smaller_form_crosses_the_bus(spec: str) -> None:
+    pair, codec = Pair(device := Counting(), job()), parse(spec)
+    state, before = pair.host.slices[0], device.inbound_nbytes
+    blob = codec.encode(pair.random(0).view(state.value.dtype))
+    for shard in pair.shards:
+        payload = shard.decode(codec, [(0, 0, ())], [blob], checked=True)
+        shard.push([(0, 0, ())], payload, "worker", checked=True)
+    assert device.inbound_nbytes - before == blob.nbytes < state.value.nbytes
+    pair.check()
+    if not codec.error_feedback:
+        before = device.outbound_nbytes
+        pieces, _, readers = pair.device.pull([(0, 0, ())])
+        out = pair.device.memory.send(codec, pieces, 0, readers)
+        assert out.after is not None
+        assert device.outbound_nbytes - before == out.payload[0].nbytes == blob.nbytes
 
 
 # --- through the server's machine ----------------------------------------------------------------

@@ -262,9 +262,11 @@ class DeviceMemory:
         """Return blobs, which are decoded on the device so that the smaller form crosses the bus.
 
         What somebody will look at before it is taken is decoded on this host, and so is what cannot be
-        judged without decoding it.
+        judged without decoding it, or is larger than the values themselves.
         """
-        if not checked or not codec.portable or not codec.checkable:
+        sizes = list(sizes)
+        fits = all(codec.encoded_nbytes(size, dtype) <= self._blocks.nbytes for size, dtype in sizes)
+        if not (checked and fits and codec.portable and codec.checkable):
             return decompress(codec, payload, sizes)
 
         def read(view: Any, size: int, dtype: np.dtype[Any]) -> tuple[_Blob, int]:

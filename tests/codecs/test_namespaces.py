@@ -40,7 +40,7 @@ def test_what_sums_floats_is_left_to_the_processor() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=100"])
+@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=100", "topk:fraction=0.3"])
 def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     for size in SIZES:
@@ -54,3 +54,9 @@ def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
         blob[-1] = 0x80
         with pytest.raises(ProtocolError, match="-128"):
             codec.check(blob, 10, dtype)
+    if spec.startswith("topk"):
+        for indices in ([3, 3], [4, 1], [1, 10]):
+            blob = codec.encode(np.ones(10, dtype))
+            blob[4:12].view(np.uint32)[:] = indices
+            with pytest.raises(ProtocolError, match="do not ascend, or one is beyond 10"):
+                codec.check(blob, 10, dtype)

@@ -200,13 +200,13 @@ class Codec(ABC):
         if dtype not in DTYPES or not 0 <= size <= MAX_SIZE:
             raise ConfigurationError(f"no codec makes {size} values of {dtype}")
         work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
-        return work(_octets(view), size, dtype, backend)
+        return work(octets(view), size, dtype, backend)
 
     def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
         """Return the array a blob stands for, both of another namespace; as `decode` otherwise.
 
-        The blob is an array of bytes that begins where any dtype may. What `check` has accepted decodes
-        without waiting for the device.
+        The blob is an array of bytes that begins where any dtype may, and nothing else is in it: what `check`
+        returns, or `encode_in`. It decodes without waiting for the device.
         """
         assert self.portable
         work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
@@ -218,7 +218,7 @@ class Codec(ABC):
         Only where `checkable` is true.
         """
         assert self.checkable
-        return self._whole_blob(_octets(view), self.encoded_nbytes(size, dtype))
+        return self._whole_blob(octets(view), self.encoded_nbytes(size, dtype))
 
     @abstractmethod
     def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
@@ -243,9 +243,10 @@ class Codec(ABC):
         return blob[:nbytes]
 
 
-def _octets(view: Any) -> Bytes:
-    octets = memoryview(view)  # an empty one can neither be cast nor, by numpy, be read
-    return np.frombuffer(octets.cast("B"), np.uint8) if octets.nbytes else np.empty(0, np.uint8)
+def octets(view: Any) -> Bytes:
+    """Return the bytes of a contiguous buffer as an array that aliases it."""
+    plain = memoryview(view)  # an empty one can neither be cast nor, by numpy, be read
+    return np.frombuffer(plain.cast("B"), np.uint8) if plain.nbytes else np.empty(0, np.uint8)
 
 
 def num_blocks(size: int, block: int) -> int:

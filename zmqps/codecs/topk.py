@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..errors import ProtocolError
-from .base import Array, Bytes, Codec, real
+from .base import Array, Bytes, Codec, octets, real
 from .kernels import VALUES, Backend, Kernel, namespace
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: A magnitude is a float32 without its sign, seen as an integer; bins of the histogram are its upper 11 bits.
 BIN_BITS = 20
 NUM_BINS = 1 << (31 - BIN_BITS)
+BAD_INDICES = "the indices of a topk blob do not ascend, or one is beyond {} values"
 
 
 def _add_loop(x: Any, residual: Any, counts: Any) -> None:
@@ -57,11 +58,15 @@ def _scatter_loop(indices: Any, values: Any, out: Any) -> bool:
 
 
 def _scatter_numpy(xp: Any, indices: Any, values: Any, out: Any) -> bool:
-    signed = indices.astype(np.int64)
-    if (xp.diff(signed) <= 0).any() or (signed >= out.size).any():
+    if xp is np and not _ascend(indices, out.size):  # a device would be waited for, and `check` has looked
         return False
-    out[signed] = values
+    out[indices.astype(np.int64)] = values
     return True
+
+
+def _ascend(indices: Any, size: int) -> bool:
+    signed = indices.astype(np.int64)
+    return not ((np.diff(signed) <= 0).any() or (signed >= size).any())
 
 
 def _magnitudes(values: Any) -> Any:
@@ -80,6 +85,7 @@ class TopK(Codec):
 
     name: ClassVar[str] = "topk"
     error_feedback: ClassVar[bool] = True
+    checkable: ClassVar[bool] = True
 
     fraction: float = real(0.01, 1e-6, 1.0)
 
@@ -128,17 +134,35 @@ class TopK(Codec):
         ascending: Array = found[chosen]
         return ascending
 
-    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
+    def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
+        """Return the blob that a view starts with, looked at but not decoded."""
+        blob = self._counted(octets(view), size, np.dtype(dtype))
+        middle = _middle(blob, np.dtype(dtype))
+        if not _ascend(blob[4:middle].view(np.uint32), size):
+            raise ProtocolError(BAD_INDICES.format(size))
+        return blob
+
+    def _counted(self, blob: Bytes, size: int, dtype: np.dtype[Any]) -> Bytes:
+        """Return the blob alone, as long as its count says."""
         count = int(self._whole_blob(blob, 4).view(np.uint32)[0])
         if count > self.most(size):
             raise ProtocolError(f"codec {self.spec!r} sends at most {self.most(size)} of {size} values, not {count}")
-        middle = 4 + 4 * count
-        blob = self._whole_blob(blob, middle + count * dtype.itemsize)
+        return self._whole_blob(blob, 4 + count * (4 + dtype.itemsize))
+
+    def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:
+        if isinstance(backend, str):  # a device's is alone, and reading its count would be waiting
+            blob = self._counted(blob, size, dtype)
+        middle = _middle(blob, dtype)
         values = blob[middle:] if middle % dtype.itemsize == 0 else blob[middle:].copy()  # a GPU reads aligned only
         array: Array = namespace(backend).zeros(size, dtype)
         if not SCATTER(backend, dtype, blob[4:middle].view(np.uint32), values.view(dtype), array):
-            raise ProtocolError(f"the indices of a topk blob do not ascend, or one is beyond {size} values")
+            raise ProtocolError(BAD_INDICES.format(size))
         return array, blob.nbytes
+
+
+def _middle(blob: Bytes, dtype: np.dtype[Any]) -> int:
+    """Return where the values begin in a blob that is alone: behind as many indices."""
+    return 4 + 4 * ((blob.nbytes - 4) // (4 + dtype.itemsize))
 
 
 def topk(fraction: float = 0.01) -> TopK:
