@@ -192,8 +192,6 @@ def _plain(value: Any) -> Any:
     """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
     if isinstance(value, np.ndarray):
         return value
-    if type(value) is np.ndarray:
-        return value
     value = _detached(value)
     return value.float() if _is_torch_bfloat16(value) else value
 
