@@ -24,6 +24,7 @@ import hypothesis  # noqa: E402
 import psutil  # noqa: E402
 import pytest  # noqa: E402
 import zmq  # noqa: E402
+from zmq.utils import garbage  # noqa: E402
 
 # No deadline: the first example of a test may pay for a compilation. In CI the same examples every time,
 # so that a red build is red for what changed; developers explore new ones.
@@ -120,6 +121,16 @@ def is_of_another_run(path: Path) -> bool:
         pid = int(path.name.split("-")[1])
         return pid != os.getpid() and psutil.Process(pid).environ().get(RUN_TAG) != os.environ[RUN_TAG]
     return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def collector_of_pyzmq() -> Iterator[None]:
+    """Start pyzmq's own helper of zero-copy sends here, so that no test is blamed for its sockets."""
+    key = garbage.gc.store(b"")
+    assert garbage.gc._push_socket is not None
+    garbage.gc.refs.pop(key, None)
+    yield
+    garbage.gc.stop()
 
 
 @pytest.fixture(autouse=True)
