@@ -77,6 +77,13 @@ def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
         step(p, version=version + 1)
 
 
+def test_a_read_of_an_older_version_demands_that_one() -> None:
+    p = pace(clock=5)
+    exact = Transfer(0.0, kind="pull", version=3, exact=True)
+    p.start(exact)
+    assert exact.version == 3
+
+
 def test_a_bounded_read_demands_none() -> None:
     p = pace("ssp", clock=4)
     step(p, version=0)

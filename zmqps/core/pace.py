@@ -63,7 +63,7 @@ class Pace:
             self._unacknowledged.add(transfer)
             if transfer.whole:
                 self.closing = transfer
-        elif transfer.kind == "pull":
+        elif transfer.kind == "pull" and not transfer.exact:  # who asks for an older version wants that one
             transfer.version = max(transfer.version, self.version)
 
     def pushed(self, transfer: Transfer) -> None:
