@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
 from zmqps.core.consistency.deadline import FLOOR_S, WARM_UP
 from zmqps.core.events import Action
@@ -28,7 +30,7 @@ from zmqps.core.messages import (
     Withdraw,
 )
 from zmqps.core.steps import COMMIT_RETRY_S
-from zmqps.errors import DeadlineError
+from zmqps.errors import DeadlineError, PeerLostError
 
 
 class Cluster(Coordinator):
@@ -120,6 +122,19 @@ def test_a_server_that_is_gone_is_told_no_more() -> None:
     cluster.confirm(0, "s0")
     cluster.take("s1", Leave("closed"))
     assert sent(cluster.wait(5.0, "s0", "w0"), Commit) == []
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_when_a_server_is_lost_no_step_is_committed_and_whoever_waits_is_told(staleness: int) -> None:
+    cluster = Cluster("s0", "s1", "w0", "w1", staleness=staleness)
+    for step in range(staleness + 1):
+        waits = cluster.arrive("w0", step)
+    assert sent(waits, Proceed) == []
+    lost = cluster.take("s1", Leave("closed"))
+    assert errors(lost, peer("w0")) == [PeerLostError.code]
+    late = cluster.arrive("w1", 0)
+    assert errors(late) == [PeerLostError.code]
+    assert sent(late, Commit) == sent(late, Proceed) == []
 
 
 # --- arrivals -----------------------------------------------------------------------------------

@@ -258,6 +258,8 @@ class CoordinatorMachine:
                 actions.append(Send(member.peer, Waiting(message.request, text)))
             return actions
         elif isinstance(message, Arrive) and member.role == "worker":
+            if self.lost_shard is not None:
+                raise self.lost_shard  # no step can be applied to the whole model any more
             self.steps.arrive(member, message, now)
             actions = self.steps.advance(self.num_missing, now)
             self.waits.tell_soon(now)
@@ -282,8 +284,13 @@ class CoordinatorMachine:
         if member.role == "worker":
             actions += self.barriers.lose(member, error)
         elif member.role == "server" and self.startup.placement is not None:
-            self.lost_shard = error if self.startup.ready else None
-            actions += self._fail_startup(error)
+            if self.startup.ready:
+                self.lost_shard = error
+                waiters = list(self.steps.waiters(self.num_missing))
+                self.steps.stop()
+                actions += [self._fail(worker, request, error) for worker, request, _ in waiters]
+            else:
+                actions += self._fail_startup(error)
         actions += self._depart(member, how, now)
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         others = self.membership.members.values()

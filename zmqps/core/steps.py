@@ -47,10 +47,11 @@ class Steps:
         self._unconfirmed = {incarnation: [] for incarnation in self._servers}
 
     def stop(self) -> None:
-        """The job was given up before it began."""
+        """The job was given up before it began, or has lost a shard: no step is committed any more."""
         self.policy = None
         self._paused.clear()
         self._requests.clear()
+        self._since = None
 
     def begin(self, member: MemberInfo) -> int:
         """A worker begins to train; return its clock."""
