@@ -11,6 +11,7 @@ ADDRESS     ?= tcp://127.0.0.1:$(PORT)
 COORDINATOR ?= $(ADDRESS)
 MODE        ?= async
 STALENESS   ?= 3
+SEEDS       ?= 1000
 
 ifeq ($(strip $(VENV)),)
 # `make VENV= ...`: no virtualenv, use $(PYTHON) as it is; what is installed there is the caller's business.
@@ -26,7 +27,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-processes test-gpu bench bench-full bench-peers experiments demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-slow test-processes simulate test-gpu bench bench-full bench-peers experiments demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -57,6 +58,9 @@ test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 	$(PY) -m pytest -m processes
+
+simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
+	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)
 
 test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
 	$(PY) -m pytest -m gpu

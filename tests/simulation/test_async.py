@@ -1,52 +1,18 @@
-"""Asynchronous training on the simulator: whatever happens, no push is lost or counts twice and nobody hangs.
-
-A failing seed says how to replay it.
-"""
+"""Asynchronous training on the simulator, with failures at the moments that matter."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-
 import pytest
 
+from tests.simulation.scripts import kill_at
 from zmqps.core import exits
 from zmqps.core.messages import Assign, Enter, Load, Message, Push, Ready
-from zmqps.testing import AsyncTraining, Faults, Node, Report, Simulation
-
-LOSS = Faults(delay=0.004, loss=0.004)
-TWISTED = Faults(delay=0.01, duplication=0.15, reordering=0.15)
-CRASHES = Faults(delay=0.002, crash=0.4)
-PARTITIONS = Faults(delay=0.002, partition=0.25, partition_s=6.0)
-EVERYTHING = Faults(
-    delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1
-)
-KINDS = {"loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "partitions": PARTITIONS, "everything": EVERYTHING}
+from zmqps.testing import AsyncTraining, Faults, Simulation
+from zmqps.testing.scenarios import TWISTED
 
 
 def small(steps: int = 4) -> AsyncTraining:
     return AsyncTraining(steps=steps, parameters=4, size=32, lives=6)
-
-
-def run(seed: int, faults: Faults, workers: int = 2) -> Report:
-    return Simulation(seed, servers=2, workers=workers, faults=faults, training=small()).run()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("block", range(3))
-def test_three_hundred_seeds_with_faults(kind: str, block: int) -> None:
-    outcomes: Counter[str] = Counter()
-    for seed in range(20 * block, 20 * block + 20):
-        outcomes.update(run(seed, KINDS[kind]).outcomes)
-    assert outcomes["push"] + outcomes["push_pull"] > 20, f"the faults leave no room for training: {outcomes}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("block", range(10))
-def test_thousands_of_seeds_with_faults(kind: str, block: int) -> None:
-    for seed in range(1000 + 100 * block, 1000 + 100 * block + 100):
-        run(seed, KINDS[kind], workers=1 + seed % 3)
 
 
 @pytest.mark.parametrize("faults", [Faults(), Faults(delay=0.02), TWISTED], ids=["none", "delays", "twisted"])
@@ -61,28 +27,7 @@ def test_without_losses_everything_succeeds_and_every_node_ends_well(faults: Fau
         )
 
 
-def test_a_seed_replays_exactly() -> None:
-    first, second = (Simulation(7, 2, 3, EVERYTHING, AsyncTraining(lives=9)) for _ in range(2))
-    assert first.run() == second.run()
-    assert first.trace() == second.trace()
-
-
 # --- scripted failures --------------------------------------------------------------------------
-
-
-def kill_at(simulation: Simulation, kind: type[Message], nth: int, victim: Callable[[Node, str], str]) -> list[str]:
-    """Kill a node as the nth message of a kind is about to leave; return who was killed."""
-    seen, killed = [], []
-
-    def hook(sender: Node, receiver: str, message: Message) -> None:
-        if isinstance(message, kind):
-            seen.append(message)
-            if len(seen) == nth:
-                killed.append(victim(sender, receiver))
-                simulation.kill(simulation.nodes[killed[0]])
-
-    simulation.on_send.append(hook)
-    return killed
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 5, 8, 13])
@@ -148,7 +93,7 @@ def test_a_coordinator_that_is_cut_off_is_missed_only_when_it_takes_long(seconds
 
 def test_what_is_lost_while_a_job_starts_is_said_again() -> None:
     for seed in range(40):
-        report = run(seed, Faults(delay=0.004, loss=0.03))
+        report = Simulation(seed, 2, 2, Faults(delay=0.004, loss=0.03), small()).run()
         assert report.outcomes["init"] == 2, report
 
 

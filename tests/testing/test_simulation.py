@@ -166,24 +166,58 @@ def test_a_partition_delays_or_loses_what_crosses_it_and_nothing_else() -> None:
 
 
 def test_the_command_reports_messages_bytes_and_time(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--workers", "2", "--servers", "1", "--seed", "1", "--steps", "2"]) == 0
-    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["steps"] == "4"
-    assert set(lines) == {"steps", "messages", "bytes", "simulated", "wall", "outcomes"}
+    for mode in ("async", "ssp", "sync"):
+        assert main(["--mode", mode, "--workers", "2", "--servers", "1", "--seed", "1", "--steps", "2"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert lines["steps"] == "4"
+        assert set(lines) == {"steps", "messages", "bytes", "simulated", "processor", "outcomes", "digest"}
 
 
-def test_the_command_runs_a_range_of_seeds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--workers", "2", "--seeds", "1:4", "--steps", "1", "--faults"]) == 0
-    assert capsys.readouterr().out == "3 of 3 seeds passed\n"
+def test_a_cluster_of_some_size_may_have_faults() -> None:
+    assert main(["--workers", "2", "--faults", "crashes", "--seed", "3"]) == 0
 
 
-def test_the_command_fails_and_says_how_to_replay(
+def test_the_command_runs_a_range_of_seeds_over_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zmqps.testing.seeds.CHUNK", 2)
+    assert main(["--seeds", "0:6", "--jobs", "2"]) == 0
+    assert "6 of 6 seeds passed" in capsys.readouterr().out
+
+
+def test_a_seed_that_fails_comes_with_the_command_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(self: AsyncTraining, simulation: Simulation, node: Node) -> None:
-        raise AssertionError("not good")
+        assert simulation.now < 1.0, "not good"
 
     monkeypatch.setattr(AsyncTraining, "check", fail)
-    assert main(["--workers", "3", "--seed", "5", "--faults"]) == 1
-    replay = "--servers 2 --workers 3 --steps 5 --slice-nbytes 4096 --seed 5 --faults"
-    assert f"replay: python -m zmqps.testing.simulate {replay}" in capsys.readouterr().err
+    monkeypatch.setattr("zmqps.testing.seeds.PROGRESS_S", 0.0)
+    assert main(["--scenario", "async-crashes", "--seeds", "5:7", "--jobs", "1"]) == 1
+    printed = capsys.readouterr()
+    assert "2 of 2 seeds, 2 failed" in printed.out
+    command, *arguments = printed.err.splitlines()[1].split("simulate ")
+    assert command.endswith("replay: python -m zmqps.testing.")
+    assert main(arguments[0].split()) == 1
+    again = capsys.readouterr().err
+    assert again.startswith("seed 5: AssertionError('not good")
+    assert "coordinator  starts" in again, "it shows the last events"
+
+
+@pytest.mark.parametrize("text", ["7", "7:7", "a:b"])
+def test_a_range_without_seeds_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seeds", text])
+    assert "is not a range FROM:TO of seeds" in capsys.readouterr().err
+
+
+def test_a_sweep_prints_and_plots_how_a_step_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("zmqps.testing.growth.WORKERS", (2, 4, 8))
+    assert main(["--sweep", str(tmp_path / "new" / "growth.png"), "--workers", "4"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["mode", "workers", "servers", "messages"]
+    assert [row.split()[:3] for row in rows] == [[m, n, "2"] for m in ("async", "ssp", "sync") for n in ("2", "4")]
+    assert (tmp_path / "new" / "growth.png").read_bytes().startswith(b"\x89PNG")

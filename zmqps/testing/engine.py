@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, TypeAlias
+from zlib import crc32
 
 from zmqps.core.coordinator import CoordinatorMachine
 from zmqps.core.events import (
@@ -60,6 +61,8 @@ class Node:
     exit: Exit | None = None
     connections: dict[Peer, Connection] = field(default_factory=dict)
     busy_until: float = 0.0
+    stopped_until: float = 0.0  # it does nothing before, as after SIGSTOP
+    inbox: deque[tuple[Connection, int, Packet]] = field(default_factory=deque)
     timer_at: float | None = None
     rings: tuple[float, int] = (0.0, 0)
     program: Program | None = None
@@ -86,8 +89,11 @@ class Engine:
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
+        self.digest = 0  # of what has happened: equal digests, equal runs
         #: Called before a message leaves: ``hook(sender, receiver's name, message)``; it may kill.
         self.on_send: list[Callable[[Node, str, Message], None]] = []
+        #: Called before a message is taken: ``hook(receiver, sender's name, message)``.
+        self.on_receive: list[Callable[[Node, str, Message], None]] = []
         self._message_s = message_s
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._counter = 0
@@ -112,6 +118,9 @@ class Engine:
 
     def note(self, who: str, what: Any) -> None:
         """Add a line to the trace."""
+        self.digest = crc32(
+            f"{self.now!r} {who} {type(what[1]) if isinstance(what, tuple) else what}".encode(), self.digest
+        )
         self._trace.append((self.now, who, what))
 
     def trace(self) -> str:
@@ -130,10 +139,15 @@ class Engine:
     def ended(self, node: Node) -> None:
         """A node is gone."""
 
+    def resolved(self, node: Node, operation: Operation, value: Any) -> None:
+        """An operation of ``node`` is done."""
+
     # --- nodes ---------------------------------------------------------------------------------
 
     def start(self, node: Node) -> Node:
         """Let a node begin."""
+        if node.name in self.nodes:
+            node.connections.update(self.network.revive(node.name, self.now))
         self.nodes[node.name] = node
         node.connections.update(self._early.pop(node.name, {}))
         self.note(node.name, "starts")
@@ -148,9 +162,16 @@ class Engine:
             self.note(node.name, "is killed")
             self._end(node, killed=True)
 
+    def stop(self, node: Node, seconds: float) -> None:
+        """Stop a node for some time as SIGSTOP does: what comes meanwhile waits."""
+        if node.alive:
+            self.note(node.name, f"is stopped for {seconds:.3f} s")
+            node.stopped_until = max(node.stopped_until, self.now + seconds)
+
     def _end(self, node: Node, *, killed: bool) -> None:
         node.alive = False
         node.pending.clear()
+        node.inbox.clear()
         if node.program is not None:
             node.program.close()
         self.network.forget(node.name, self.now, killed=killed)
@@ -173,9 +194,12 @@ class Engine:
     def _ring(self, node: Node, due: float) -> None:
         if not node.alive or node.timer_at != due:
             return
+        if self.now < node.stopped_until:
+            self.at(node.stopped_until, partial(self._ring, node, due))
+            return
         node.timer_at = None
         late = [operation.title for operation in node.pending if operation.deadline < self.now - 1e-6]
-        assert not late, f"{node.name} waits beyond the deadline of {late}"
+        assert not late or self.now <= node.stopped_until, f"{node.name} waits beyond the deadline of {late}"
         still_due = node.machine.next_deadline()
         if still_due is None or still_due > self.now:
             self._do(node, list)  # it has moved; only the timer is armed again
@@ -201,7 +225,7 @@ class Engine:
                 link = self.network.connect(node.name, acceptor, names, acceptor == "coordinator", self.now)
                 node.connections[peer] = link
                 there = self.nodes.get(acceptor)
-                (there.connections if there else self._early.setdefault(acceptor, {}))[names[1]] = link
+                (there.connections if there and there.alive else self._early.setdefault(acceptor, {}))[names[1]] = link
             case Run(tag, work):
                 seconds = self.run_s()
                 self.at(self.now + seconds, lambda: self._event(node, Returned(tag, _outcome(work))))
@@ -211,7 +235,9 @@ class Engine:
                 self._end(node, killed=False)
 
     def _event(self, node: Node, event: Any) -> None:
-        if node.alive:
+        if node.alive and self.now < node.stopped_until:  # stopped while it computed: what it did is taken afterwards
+            self.at(node.stopped_until, partial(self._event, node, event))
+        elif node.alive:
             self._do(node, lambda: node.machine.handle(event, self.now))
 
     def _send(self, node: Node, peer: Peer, message: Message, readers: Any) -> None:
@@ -225,6 +251,7 @@ class Engine:
                 return
         packet = Packet.of(encode(message), readers)
         self.counters["messages"] += 1
+        self.counters["coordinator messages"] += connection.control
         self.counters["nbytes"] += packet.nbytes
         times = self.network.arrivals(connection, receiver, packet.nbytes, self.now)
         if not times:
@@ -239,16 +266,28 @@ class Engine:
             self.network.lost += 1
             return
         # one message at a time: those that come meanwhile wait, in the order they came
-        start = max(self.now, node.busy_until)
-        node.busy_until = start + self._message_s
-        if start > self.now:
-            self.at(start, partial(self._receive, node, connection.names[receiver], packet))
-        else:
-            self._receive(node, connection.names[receiver], packet)
+        node.inbox.append((connection, receiver, packet))
+        if len(node.inbox) == 1:
+            self._work(node)
 
-    def _receive(self, node: Node, peer: Peer, packet: Packet) -> None:
-        message = decode(packet.copies)
+    def _work(self, node: Node) -> None:
+        """Take the messages that wait, as fast as a node can."""
+        while node.alive and node.inbox:
+            ready = max(node.busy_until, node.stopped_until)
+            if self.now < ready:
+                self.at(ready, partial(self._work, node))
+                return
+            connection, receiver, packet = node.inbox[0]
+            node.busy_until = self.now + self._message_s
+            self._receive(node, connection, receiver, packet)
+            if node.inbox:
+                node.inbox.popleft()
+
+    def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet) -> None:
+        message, peer = decode(packet.copies), connection.names[receiver]
         self.note(node.name, (peer, message))
+        for hook in self.on_receive:
+            hook(node, connection.ends[1 - receiver], message)
         self._event(node, Received(peer, message))
 
     # --- programs ------------------------------------------------------------------------------
@@ -257,6 +296,7 @@ class Engine:
         self.note(node.name, f"{operation.title}: {value!r}"[:300])
         assert operation in node.pending, f"{operation.title} is resolved twice or was never asked for"
         del node.pending[operation]
+        self.resolved(node, operation, value)
         self.outcomes[type(value).__name__ if isinstance(value, Exception) else operation.title.split()[0]] += 1
         program = node.program
         if program is not None:
@@ -266,6 +306,9 @@ class Engine:
     def _advance(self, node: Node, step: Callable[[], Any]) -> None:
         """Let a program run up to its next wait."""
         if not node.alive:
+            return
+        if self.now < node.stopped_until:
+            self.at(node.stopped_until, lambda: self._advance(node, step))
             return
         try:
             wait = step()

@@ -38,8 +38,13 @@ class Faults:
         How often a second some node is cut off from all others.
     partition_s
         For how many seconds, on average.
-    crash
-        How often a second some worker dies without a word.
+    crash, server_crash, coordinator_crash
+        How often a second some worker, some server or the coordinator dies without a word. Whoever
+        supervises them starts another one.
+    stop
+        How often a second some worker is stopped, as by SIGSTOP.
+    stop_s
+        For how many seconds, on average.
     """
 
     delay: float = 0.0
@@ -49,6 +54,10 @@ class Faults:
     partition: float = 0.0
     partition_s: float = 4.0
     crash: float = 0.0
+    server_crash: float = 0.0
+    coordinator_crash: float = 0.0
+    stop: float = 0.0
+    stop_s: float = 4.0
 
 
 class Reading:
@@ -124,6 +133,7 @@ class Network:
         self._latency = latency
         self._bandwidth = bandwidth
         self._of: dict[str, list[Connection]] = {}
+        self._orphans: dict[str, list[Connection]] = {}  # by acceptor that is gone
         self._sent_by: dict[str, float] = {}  # when a node's last byte has left
         self._cut: list[tuple[frozenset[str], float, bool]] = []
 
@@ -173,12 +183,24 @@ class Network:
     def forget(self, name: str, now: float, *, killed: bool) -> None:
         """A node is gone. If it was killed, each of its connections lost the last of what it had sent or none of it."""
         for connection in self._of.pop(name, ()):
+            if connection.ends[1] == name:
+                self._orphans.setdefault(name, []).append(connection)
             if killed and self._rng.random() < 0.5:
                 self.reset(connection, now)
             connection.up_at = float("inf")
             other = connection.ends[connection.ends[0] == name]
             if other in self._of:
                 self._of[other].remove(connection)
+
+    def revive(self, name: str, now: float) -> dict[Peer, Connection]:
+        """A node is started again where one was before: return the connections that find it by themselves."""
+        there = [c for c in self._orphans.pop(name, ()) if c.ends[0] in self._of]
+        for connection in there:
+            self.reset(connection, now)
+            connection.blocked_until = 0.0
+            for end in connection.ends:
+                self._of.setdefault(end, []).append(connection)
+        return {connection.names[1]: connection for connection in there}
 
     def _happens(self, probability: float) -> bool:
         return probability > 0.0 and not self.quiet and self._rng.random() < probability

@@ -1,97 +1,100 @@
-"""``python -m zmqps.testing.simulate``: run seeds, or see how messages and time grow with the cluster's size."""
+"""``python -m zmqps.testing.simulate``: run scenarios by their seeds, or see what a cluster of some size costs.
+
+::
+
+    python -m zmqps.testing.simulate --scenario sync-crashes --seed 17      # replays one run exactly
+    python -m zmqps.testing.simulate --scenario all --seeds 0:100000        # as many as wished, on all cores
+    python -m zmqps.testing.simulate --workers 1000 --servers 32 --seed 1   # messages, bytes and time a step
+    python -m zmqps.testing.simulate --sweep runs/growth.png                # … as the cluster grows
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+from pathlib import Path
 
-from zmqps.core.coordinator import CoordinatorOptions
-from zmqps.testing.network import Faults
-from zmqps.testing.simulation import Report, Simulation, SimulationError
-from zmqps.testing.training import AsyncTraining
-
-#: Faults of ``--faults``: enough that most runs see several kinds, few enough that most make progress.
-SOME_FAULTS = Faults(
-    delay=0.005, loss=0.002, duplication=0.03, reordering=0.03, partition=0.04, partition_s=6.0, crash=0.05
-)
-
-
-def simulate(arguments: argparse.Namespace, seed: int) -> Report:
-    """Run one seed."""
-    training = AsyncTraining(
-        steps=arguments.steps,
-        parameters=max(6, 3 * arguments.servers),
-        size=max(40, 2 * arguments.workers),
-        lives=2 * arguments.workers,
-        slice_nbytes=arguments.slice_nbytes,
-    )
-    options = CoordinatorOptions(
-        servers=arguments.servers,
-        workers=arguments.workers,
-        idle_timeout=0.0,
-        slice_nbytes=arguments.slice_nbytes,
-    )
-    return Simulation(
-        seed,
-        arguments.servers,
-        arguments.workers,
-        SOME_FAULTS if arguments.faults else Faults(),
-        training,
-        options=options,
-        validate=not arguments.no_checks,
-    ).run()
+from zmqps.testing.growth import MODES, Size, draw, measure, sweep, table
+from zmqps.testing.scenarios import KINDS, SCENARIOS
+from zmqps.testing.seeds import run_seeds
+from zmqps.testing.simulation import Report, SimulationError
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    parser = argparse.ArgumentParser("python -m zmqps.testing.simulate", description=__doc__)
-    parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=5, help="of each worker")
-    parser.add_argument("--slice-nbytes", type=int, default=4096, help="size of the slices that messages carry")
-    parser.add_argument("--faults", action="store_true", help="delays, losses, duplicates, partitions, crashes")
-    parser.add_argument("--no-checks", action="store_true", help="skip the invariants, to measure the core's speed")
+    description, _, usage = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        "python -m zmqps.testing.simulate",
+        description=description.partition(": ")[2],
+        epilog=usage.replace("::\n\n", ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--seed", type=int, default=1)
     which.add_argument("--seeds", type=_range, metavar="FROM:TO", help="run all of these, TO excluded")
+    which.add_argument("--sweep", type=Path, metavar="PNG", help="measure growing clusters up to --workers, plot them")
+    scenarios = parser.add_argument_group("scenarios, with faults and invariants")
+    scenarios.add_argument(
+        "--scenario",
+        choices=["all", *SCENARIOS],
+        metavar="NAME",
+        help=f"all (in turn) or one of {', '.join(SCENARIOS)}",
+    )
+    scenarios.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that run --seeds")
+    cluster = parser.add_argument_group("a cluster of some size, without --scenario")
+    cluster.add_argument("--mode", choices=MODES, default="async")
+    cluster.add_argument("--servers", type=int, default=2)
+    cluster.add_argument("--workers", type=int, default=4)
+    cluster.add_argument("--steps", type=int, default=5, help="of each worker")
+    cluster.add_argument("--slice-nbytes", type=int, default=1 << 16, help="size of the slices that messages carry")
+    cluster.add_argument("--faults", choices=KINDS, help="what goes wrong; by default nothing")
+    cluster.add_argument("--no-checks", action="store_true", help="skip the invariants, to measure the core's speed")
     return parser
 
 
 def _range(text: str) -> range:
-    first, _, last = text.partition(":")
-    return range(int(first), int(last))
-
-
-def replay(arguments: argparse.Namespace, seed: int) -> str:
-    """Return the command that runs one seed in the same way."""
-    a = arguments
-    flags = ("--faults",) if a.faults else ()
-    sizes = f"--servers {a.servers} --workers {a.workers} --steps {a.steps} --slice-nbytes {a.slice_nbytes}"
-    return " ".join(["python -m zmqps.testing.simulate", sizes, f"--seed {seed}", *flags])
+    first, colon, last = text.partition(":")
+    try:
+        seeds = range(int(first), int(last))
+    except ValueError:
+        seeds = range(0)
+    if not colon or not seeds:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range FROM:TO of seeds, like 0:1000")
+    return seeds
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 1 when an invariant was violated."""
     arguments = parser().parse_args(argv)
-    failed = 0
-    seeds = arguments.seeds if arguments.seeds is not None else [arguments.seed]
-    for seed in seeds:
-        started = time.perf_counter()
-        try:
-            report = simulate(arguments, seed)
-        except SimulationError as error:
-            failed += 1
-            print(f"{error}\nreplay: {replay(arguments, seed)}", file=sys.stderr)
-            continue
-        if arguments.seeds is None:
-            show(report, time.perf_counter() - started)
-    if arguments.seeds is not None:
-        print(f"{len(seeds) - failed} of {len(seeds)} seeds passed")
-    return 1 if failed else 0
+    a = arguments
+    if a.sweep is not None:
+        rows = sweep(a.workers)
+        print(table(rows))
+        draw(rows, a.sweep)
+        return 0
+    if a.seeds is not None:
+        names = [*SCENARIOS] if a.scenario in (None, "all") else [a.scenario]
+        return 1 if run_seeds(names, a.seeds, a.jobs or 1) else 0
+    started = time.process_time()
+    if a.scenario == "all":
+        names = [*SCENARIOS]
+        a.scenario = names[a.seed % len(names)]
+    try:
+        if a.scenario is not None:
+            report = SCENARIOS[a.scenario].simulation(a.seed).run()
+        else:
+            size = Size(a.mode, a.servers, a.workers, a.steps, a.slice_nbytes)
+            report = measure(size, a.seed, KINDS[a.faults] if a.faults else None, validate=not a.no_checks)
+    except SimulationError as error:
+        print(error, file=sys.stderr)
+        return 1
+    show(report, time.process_time() - started)
+    return 0
 
 
-def show(report: Report, wall_s: float) -> None:
+def show(report: Report, processor_s: float) -> None:
     """Print what a run amounted to."""
     steps = max(1, report.steps)
     rows = {
@@ -99,8 +102,10 @@ def show(report: Report, wall_s: float) -> None:
         "messages": f"{report.messages}, {report.messages / steps:.1f} a step, {report.lost} lost",
         "bytes": f"{report.nbytes}, {report.nbytes / steps:.0f} a step",
         "simulated seconds": f"{report.seconds:.3f}, {report.seconds / steps:.6f} a step",
-        "wall seconds": f"{wall_s:.3f}, {report.messages / wall_s:.0f} messages a second",
+        "processor seconds": f"{processor_s:.3f}, {processor_s / steps:.6f} a step, "
+        f"{report.messages / processor_s:.0f} messages a second",
         "outcomes": ", ".join(f"{name} {count}" for name, count in report.outcomes.items()),
+        "digest": f"{report.digest:08x}, of all events: equal digests, equal runs",
     }
     for name, text in rows.items():
         print(f"{name:18} {text}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -9,12 +10,17 @@ from random import Random
 
 from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
 from zmqps.core.member import Identity
+from zmqps.core.operations import Operation
 from zmqps.core.server import ServerMachine
 from zmqps.core.session import SessionMachine
+from zmqps.errors import DeadlineError
+from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults, Network
-from zmqps.testing.training import AsyncTraining, Training
+from zmqps.testing.training import Training
 
+#: When faults have ceased, the longest a partition, a connection's or a request's next attempt can take.
+SETTLED_S = 60.0
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
 
@@ -25,7 +31,7 @@ class SimulationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a simulation amounted to; ``seconds`` are simulated ones."""
+    """What a simulation amounted to; ``seconds`` are simulated ones, ``digest`` is of all events."""
 
     seed: int
     seconds: float
@@ -35,6 +41,8 @@ class Report:
     nbytes: int
     lost: int
     outcomes: dict[str, int]  # results and errors of operations, by name
+    coordinator_messages: int  # that it took or sent
+    digest: int
 
 
 class Simulation(Engine):
@@ -54,6 +62,11 @@ class Simulation(Engine):
         The coordinator's; by default those of a short test, expecting all workers.
     latency, bandwidth, message_s
         The network: seconds at least and bytes a second; and seconds a node computes for a message.
+    supervised
+        Whether servers and coordinators that die are started again.
+    calm_s
+        Simulated seconds after which nothing goes wrong any more; what is asked for `SETTLED_S`
+        later or more must be answered.
     limit_s
         Simulated seconds by which all workers are done, whatever happens.
     validate
@@ -77,6 +90,8 @@ class Simulation(Engine):
         latency: float = 50e-6,
         bandwidth: float = 1.25e9,
         message_s: float = 10e-6,
+        supervised: bool = False,
+        calm_s: float = float("inf"),
         limit_s: float = 3600.0,
         validate: bool = True,
     ) -> None:
@@ -88,17 +103,25 @@ class Simulation(Engine):
         self.options = options or CoordinatorOptions(
             servers=servers, workers=workers, idle_timeout=0.0, slice_nbytes=self.training.slice_nbytes
         )
+        self.restarting = False  # the coordinator is dead and will be started again
+        self._supervised = supervised
+        self._calm_s = calm_s
         self._limit_s = limit_s
         self._validate = validate
         self._workers_to_come = workers
         self._num_workers = 0
         self._num_running = 0
+        self._names: deque[str] = deque()  # of workers to be started again
+        if validate:
+            self.training.watch(self)
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
             self.at(rng.random() * 0.3, self.start_server)
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
         self._schedule_faults()
+        if calm_s < float("inf"):
+            self.at(calm_s, self._calm)
 
     # --- running -------------------------------------------------------------------------------
 
@@ -126,6 +149,7 @@ class Simulation(Engine):
         return Report(
             self.seed, finished_at, c["steps"], c["events"], c["messages"],
             c["nbytes"], self.network.lost, dict(sorted(self.outcomes.items())),
+            c["coordinator messages"], self.digest,
         )  # fmt: skip
 
     def _waiting(self) -> dict[str, list[str]]:
@@ -147,8 +171,26 @@ class Simulation(Engine):
 
     @property
     def coordinator_alive(self) -> bool:
-        """Whether there is anything left to join."""
-        return "coordinator" in self.nodes and self.nodes["coordinator"].alive
+        """Whether there is anything left to join, or will be."""
+        return self.restarting or ("coordinator" in self.nodes and self.nodes["coordinator"].alive)
+
+    @property
+    def coordinator(self) -> CoordinatorMachine:
+        """The machine of the coordinator, dead or alive."""
+        machine = self.nodes["coordinator"].machine
+        assert isinstance(machine, CoordinatorMachine)
+        return machine
+
+    @property
+    def job_failed(self) -> bool:
+        """Whether the job has lost a shard: it can be trained no more."""
+        return "coordinator" in self.nodes and not self.restarting and self.coordinator.lost_shard is not None
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether coordinator and servers work, and all workers that are expected have come."""
+        alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
+        return alive and not self.job_failed and not self.coordinator.num_missing
 
     @property
     def workers(self) -> list[Node]:
@@ -163,7 +205,8 @@ class Simulation(Engine):
     # --- nodes ---------------------------------------------------------------------------------
 
     def start_coordinator(self) -> Node:
-        """Start the coordinator."""
+        """Start the coordinator, perhaps again, at the same address."""
+        self.restarting = False
         identity = self._identity("coordinator", "coordinator")
         return self.start(Node("coordinator", "coordinator", identity, CoordinatorMachine(identity, self.options)))
 
@@ -179,15 +222,15 @@ class Simulation(Engine):
         if program is None:
             self._workers_to_come -= 1
         name = f"worker-{self._num_workers}"
-        identity = self._identity("worker", name)
+        identity = self._identity("worker", name, self._names.popleft() if self._names else name)
         node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self._num_workers)
         node.program = program or self.training.program(self, node)
         self._num_workers += 1
         self._num_running += 1
         return self.start(node)
 
-    def _identity(self, role: str, name: str) -> Identity:
-        return Identity(role, self.rng.randbytes(16), name, "simulated", len(self.nodes), f"sim://{name}")
+    def _identity(self, role: str, name: str, known_as: str = "") -> Identity:
+        return Identity(role, self.rng.randbytes(16), known_as or name, "simulated", len(self.nodes), f"sim://{name}")
 
     def partition(self, node: Node, seconds: float) -> None:
         """Cut a node off from all others for some time."""
@@ -207,17 +250,33 @@ class Simulation(Engine):
         return self.training.run_s(self.rng)
 
     def ended(self, node: Node) -> None:
-        """A worker that has gone may be started again."""
+        """Who has gone may be started again, a worker under the name it had."""
         if node.role == "worker":
             self._num_running -= 1
             if self.training.restarts(self, node):
                 self._workers_to_come += 1
+                self._names.append(node.identity.name)
                 self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
+        elif self._supervised and (node.exit is None or node.exit.code):
+            start = self.start_server if node.role == "server" else self.start_coordinator
+            self.restarting |= node.role == "coordinator"
+            self.at(self.now + self.rng.uniform(0.5, 5.0), lambda: None if self.finished else start())
+
+    def resolved(self, node: Node, operation: Operation, value: object) -> None:
+        """When all has been calm for long, nothing waits in vain in a cluster that can work."""
+        if isinstance(value, DeadlineError) and operation.started_at > self._calm_s + SETTLED_S and self._is_whole:
+            assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
 
     # --- faults that come by themselves --------------------------------------------------------
 
     def _schedule_faults(self) -> None:
-        for rate, do in ((self.faults.crash, self._crash_somebody), (self.faults.partition, self._cut_somebody)):
+        f, crash = self.faults, self._crash_somebody
+        rates: tuple[tuple[float, Callable[[], None]], ...] = (
+            (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
+            (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
+            (f.stop, self._stop_somebody),
+        )  # fmt: skip
+        for rate, do in rates:
             if rate:
                 self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
 
@@ -226,9 +285,17 @@ class Simulation(Engine):
             do()
             self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
 
-    def _crash_somebody(self) -> None:
-        if alive := [node for node in self.workers if node.alive]:
+    def _crash_somebody(self, role: str) -> None:
+        if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
             self.kill(self.rng.choice(alive))
+
+    def _stop_somebody(self) -> None:
+        if alive := [node for node in self.workers if node.alive]:
+            self.stop(self.rng.choice(alive), self.rng.expovariate(1.0 / self.faults.stop_s))
+
+    def _calm(self) -> None:
+        self.note("the network", "has no faults any more")
+        self.network.quiet = True
 
     def _cut_somebody(self) -> None:
         if alive := [node for node in self.nodes.values() if node.alive]:

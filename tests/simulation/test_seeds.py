@@ -1,0 +1,48 @@
+"""Every mode with every kind of fault: nothing is lost, nothing counts twice, nobody waits for ever.
+
+A failing seed says what to type to see it again; `make simulate SEEDS=100000` runs as many as wished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from zmqps.testing.scenarios import SCENARIOS
+from zmqps.testing.seeds import replay
+from zmqps.testing.simulation import SimulationError
+
+#: 28 scenarios, 308 seeds.
+SEEDS = range(11)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_three_hundred_seeds(name: str) -> None:
+    outcomes: Counter[str] = Counter()
+    for seed in SEEDS:
+        try:
+            outcomes.update(SCENARIOS[name].simulation(seed).run().outcomes)
+        except SimulationError as error:
+            raise AssertionError(f"to see it again: {replay(name, seed)}") from error
+    done = outcomes["push"] + outcomes["push_pull"]
+    assert done > 5 * len(SEEDS), f"the faults leave no room for training: {outcomes}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_thousands_of_seeds(name: str) -> None:
+    for seed in range(1000, 1150):
+        SCENARIOS[name].simulation(seed).run()
+
+
+def test_the_scenarios_are_as_many_as_the_default_suite_needs() -> None:
+    assert len(SCENARIOS) * len(SEEDS) >= 300
+
+
+@pytest.mark.parametrize("name", ["async-everything", "ssp-stops", "sync-restarts", "sync-data-crashes"])
+def test_a_seed_replays_exactly(name: str) -> None:
+    first, second = (SCENARIOS[name].simulation(7) for _ in range(2))
+    assert first.run() == second.run()
+    assert first.trace() == second.trace()
+    assert SCENARIOS[name].simulation(8).run().digest != first.digest

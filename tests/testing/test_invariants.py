@@ -1,0 +1,265 @@
+"""What the simulator claims to check it does check: each machine here is broken on purpose, and must be caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zmqps.core.aggregate import Stage
+from zmqps.core.consistency import Bounded, Decision, Synchronous
+from zmqps.core.coordinator import CoordinatorMachine
+from zmqps.core.data import DataSet
+from zmqps.core.messages import Commit, Proceed
+from zmqps.core.operations import Transfer
+from zmqps.core.pace import Pace
+from zmqps.core.server import ServerMachine
+from zmqps.core.shard import Shard
+from zmqps.core.steps import Steps
+from zmqps.testing import Simulation, SimulationError
+from zmqps.testing.scenarios import SCENARIOS
+
+Patch = pytest.MonkeyPatch
+#: A seed in which the broken place is not passed does not notice; in so many, one does.
+SEEDS = 40
+
+
+def caught(scenario: str, text: str) -> None:
+    """Assert that one of a scenario's first seeds fails for this reason; what is broken may violate others first."""
+    reasons: list[str] = []
+    while not any(text in reason for reason in reasons):
+        assert len(reasons) < SEEDS, f"not noticed, or only by {set(reasons)}"
+        reasons.append(violated(SCENARIOS[scenario].simulation(len(reasons))))
+
+
+def violated(simulation: Simulation) -> str:
+    """Return what a run has violated, without its trace; nothing if it was well."""
+    try:
+        simulation.run()
+    except SimulationError as error:
+        return str(error.__cause__)
+    return ""
+
+
+def wrap(patch: Patch, owner: type, name: str, change: Callable[..., Any]) -> None:
+    """Let a method do something else: ``change(original, self, *arguments)``."""
+    original = getattr(owner, name)
+    patch.setattr(owner, name, lambda self, *a, **k: change(original, self, *a, **k))
+
+
+# --- the values of a synchronous step -----------------------------------------------------------
+
+
+def test_a_shard_that_commits_other_contributors(monkeypatch: Patch) -> None:
+    def commit(original: Any, shard: Shard, step: int, contributors: Any) -> None:
+        original(shard, step, contributors[:-1] if shard.index == 1 and step == 2 else contributors)
+
+    wrap(monkeypatch, Shard, "commit", commit)
+    caught("sync-twisted", "is not the sequential reference at version 3")
+
+
+def test_a_shard_that_applies_a_step_twice(monkeypatch: Patch) -> None:
+    def commit(original: Any, shard: Shard, step: int, contributors: Any) -> None:
+        original(shard, step, contributors)
+        if step == 1:
+            original(shard, step + 1, contributors)
+
+    wrap(monkeypatch, Shard, "commit", commit)
+    caught("sync-twisted", "at version 3, which was never committed")
+
+
+def test_a_shard_that_loses_a_gradient(monkeypatch: Patch) -> None:
+    def add(original: Any, stage: Stage, step: int, contributor: Any, *rest: Any) -> None:
+        if step != 2 or contributor[1] % 2:
+            original(stage, step, contributor, *rest)
+
+    wrap(monkeypatch, Stage, "add", add)
+    caught("sync-twisted", "is not the sequential reference")
+
+
+def test_a_shard_that_forgets_how_many_examples_a_gradient_is_of(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Stage, "add", lambda original, stage, *a: original(stage, *a[:-1], 1))
+    caught("sync-twisted", "is not the sequential reference")
+
+
+def test_a_server_that_forgets_a_commit(monkeypatch: Patch) -> None:
+    def commit(original: Any, server: ServerMachine, message: Commit) -> Any:
+        shard = server.shard
+        assert shard is not None
+        if shard.index == 0 and message.step == 3:
+            shard.version += 1
+            for state in shard.slices:
+                state.version += 1
+        return original(server, message)
+
+    wrap(monkeypatch, ServerMachine, "_commit", commit)
+    caught("sync-twisted", "is not the sequential reference at version 4")
+
+
+# --- who counts ---------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_does_not_wait_for_all(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Synchronous, "_complete", lambda self, missing: self._count > 0)
+    caught("sync-twisted", "is committed without")
+
+
+def test_a_coordinator_that_does_not_wait_for_the_quorum(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Synchronous, "_complete", lambda self, missing: self._count > 0)
+    caught("sync-backup", "has 1 of 2 gradients")
+
+
+def test_a_coordinator_that_tells_servers_different_contributors(monkeypatch: Patch) -> None:
+    def commit(original: Any, steps: Steps, commitment: Any, now: float) -> Any:
+        first, *others = original(steps, commitment, now)
+        return [
+            first,
+            *(replace(o, message=replace(o.message, contributors=o.message.contributors[1:])) for o in others),
+        ]
+
+    wrap(monkeypatch, Steps, "_commit", commit)
+    caught("sync-twisted", "is committed with other contributors than before")
+
+
+def test_a_coordinator_that_counts_what_a_worker_brought_in_part(monkeypatch: Patch) -> None:
+    def arrive(
+        original: Any, policy: Synchronous, worker: bytes, step: int, attempts: tuple[int, ...], now: float
+    ) -> None:
+        original(policy, worker, step, attempts[:1], now)
+
+    wrap(monkeypatch, Synchronous, "arrive", arrive)
+    caught("sync-twisted", "of a worker that arrived with")
+
+
+def test_a_coordinator_that_counts_gradients_of_another_step(monkeypatch: Patch) -> None:
+    def arrive(
+        original: Any, policy: Synchronous, worker: bytes, step: int, attempts: tuple[int, ...], now: float
+    ) -> None:
+        original(policy, worker, policy.step, attempts, now)
+
+    wrap(monkeypatch, Synchronous, "arrive", arrive)
+    caught("sync-backup", "of a worker that arrived with")
+
+
+@pytest.mark.parametrize(("counted", "text"), [(True, "are lost"), (False, "is told that what counts was dropped")])
+def test_a_coordinator_that_lies_about_what_counted(counted: bool, text: str, monkeypatch: Patch) -> None:
+    def decide(original: Any, policy: Synchronous, *arguments: Any) -> Decision:
+        decision: Decision = original(policy, *arguments)
+        return replace(decision, released=tuple(replace(r, counted=counted) for r in decision.released))
+
+    wrap(monkeypatch, Synchronous, "decide", decide)
+    caught("sync-backup", text)
+
+
+def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(
+        "zmqps.core.steps.Proceed", lambda request, version, counted: Proceed(request, version + 1, counted)
+    )
+    caught("sync-twisted", "a worker may read version")
+
+
+# --- what is read -------------------------------------------------------------------------------
+
+
+def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Transfer, "outdated", lambda self: ())
+    monkeypatch.setattr(Pace, "start", lambda self, transfer: _start(self, transfer))
+    caught("sync-backup", "at once")
+
+
+_start_unbroken = Pace.start
+
+
+def _start(pace: Pace, transfer: Transfer) -> None:
+    version = transfer.version
+    _start_unbroken(pace, transfer)
+    if transfer.kind == "pull":
+        transfer.version = version  # what comes, and not what the step demands
+
+
+def test_a_worker_that_reads_before_the_slowest_is_near_enough(monkeypatch: Patch) -> None:
+    def decide(original: Any, policy: Bounded, missing: int, now: float) -> Decision:
+        policy.staleness, bound = 100, policy.staleness
+        decision: Decision = original(policy, missing, now)
+        policy.staleness = bound
+        return decision
+
+    wrap(monkeypatch, Bounded, "decide", decide)
+    caught("ssp-stops", "steps ahead of")
+
+
+def test_an_older_version_that_is_not_what_it_was(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(
+        Shard, "_keep", lambda self, state: state.history.append((state.version, state.value, [], Pinned()))
+    )
+    monkeypatch.setattr(Shard, "validate", lambda self: None)
+    caught("sync-twisted", "what worker-")
+
+
+class Pinned:
+    done = True
+
+
+# --- examples -----------------------------------------------------------------------------------
+
+
+def test_a_range_that_is_lost_with_its_worker(monkeypatch: Patch) -> None:
+    def leave(original: Any, data: DataSet, worker: bytes, *, finished: bool) -> None:
+        original(data, worker, finished=True)
+
+    wrap(monkeypatch, DataSet, "leave", leave)
+    caught("sync-data-crashes", "is over")
+
+
+def test_a_range_that_two_workers_have(monkeypatch: Patch) -> None:
+    def take(original: Any, data: DataSet, worker: bytes) -> int | None:
+        return next(iter(data.taken.values()), None) if len(data.taken) == 2 else original(data, worker)
+
+    wrap(monkeypatch, DataSet, "take", take)
+    monkeypatch.setattr(DataSet, "validate", lambda self: None)
+    caught("sync-data", "two workers have range")
+
+
+def test_a_range_that_is_used_again(monkeypatch: Patch) -> None:
+    def done(original: Any, data: DataSet, worker: bytes, used: tuple[int, int]) -> None:
+        if used[1] == 4 and data.taken.get(worker) == 4:
+            data._returned.append(data.taken.pop(worker))
+        else:
+            original(data, worker, used)
+
+    wrap(monkeypatch, DataSet, "done", done)
+    caught("sync-data", "has been used already")
+
+
+def test_data_that_are_over_too_soon(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(DataSet, "over", property(lambda self: self.data_pass == 1))
+    caught("sync-data", "are said to be used up")
+
+
+# --- waiting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["ssp", "sync"])
+def test_waiting_for_the_dead(mode: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr({"ssp": Bounded, "sync": Synchronous}[mode], "leave", lambda self, worker: None)
+    monkeypatch.setattr(CoordinatorMachine, "validate", lambda self: None)
+    caught(f"{mode}-crashes", "waits although all is well")
+
+
+def test_an_arrival_that_is_never_answered(monkeypatch: Patch) -> None:
+    def advance(original: Any, steps: Steps, *arguments: Any) -> Any:
+        actions = original(steps, *arguments)
+        return [a for a in actions if not isinstance(getattr(a, "message", None), Proceed) or a.message.version != 3]
+
+    wrap(monkeypatch, Steps, "advance", advance)
+    monkeypatch.setattr("zmqps.core.membership.MAX_ANSWERED", 0)
+    caught("sync-twisted", "waits although all is well")
+
+
+def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:
+    simulation = Simulation(1)
+    simulation._heap.clear()
+    with pytest.raises(SimulationError, match="nothing happens any more"):
+        simulation.run()

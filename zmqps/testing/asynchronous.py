@@ -1,0 +1,188 @@
+"""Simulated asynchronous training: no push may be lost or count twice."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqps.core.arrays import Array
+from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
+from zmqps.core.shard import Shard
+from zmqps.errors import DeadlineError, PSError
+from zmqps.optim import sgd
+from zmqps.testing.engine import Node, Program
+from zmqps.testing.training import Training, life_of, loaded_shard
+
+if TYPE_CHECKING:
+    from zmqps.testing.simulation import Simulation
+
+#: Pushes of one worker that can be told apart in a float32: two bits each.
+MOST_TOLD_APART = 11
+
+
+class AsyncTraining(Training):
+    """Every worker pulls, computes, pushes, again and again, and no push may be lost or count twice.
+
+    Elements belong to workers in turn. A worker's k-th push subtracts ``-4**k`` from its own
+    elements and nothing from the others, and the optimizer is plain SGD with a learning rate of 1:
+    so two bits of every element say how often a push was applied there, exactly, even in float32.
+
+    Parameters
+    ----------
+    steps
+        Of each worker; with more than `MOST_TOLD_APART` pushes are only counted.
+    parameters, size
+        Number of tensors and elements of each; dtypes alternate.
+    lives
+        How many workers there can be, those started again after a crash included.
+    compute_s, timeout
+        Seconds that a step computes (a fourth to the double of it, drawn), and may wait.
+    restart
+        Whether workers that die are started again.
+    """
+
+    #: As in `zmqps.core.job.JobSpec`.
+    staleness: int | None = None
+
+    def __init__(
+        self, steps: int = 5, parameters: int = 6, size: int = 40, lives: int = 8, compute_s: float = 0.02,
+        timeout: float = 20.0, restart: bool = True, slice_nbytes: int = 256,
+    ) -> None:  # fmt: skip
+        self.steps = steps
+        self.lives = lives
+        self.slice_nbytes = slice_nbytes
+        self._size = size
+        self._num = parameters
+        self._compute_s = compute_s
+        self._timeout = timeout
+        self._restart = restart
+        self._base = 4.0 if steps <= MOST_TOLD_APART else 1.0
+        # of each life of the coordinator, by worker
+        self._attempted: dict[bytes, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
+        self._applied: dict[bytes, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
+        self._checked: dict[str, int] = {}  # server -> updates that its shard had had
+
+    def job(self) -> tuple[JobSpec, list[Array]]:
+        """Tensors of zeros, plain SGD."""
+        names = [f"layer{i}.weight" for i in range(self._num)]
+        dtypes = ["float32" if i % 2 else "float64" for i in range(self._num)]
+        parameters = tuple(Parameter(n, (self._size,), t) for n, t in zip(names, dtypes, strict=True))
+        job = JobSpec(parameters, sgd(1.0).to_wire(), staleness=self.staleness)
+        return job, [np.zeros(self._size, t) for t in dtypes]
+
+    def gradients(self, owner: int, push: int) -> list[Array]:
+        """Return the gradients that mark a push."""
+        own = np.where(np.arange(self._size) % self.lives == owner, -(self._base**push), 0.0)
+        return [own.astype("float32" if i % 2 else "float64") for i in range(self._num)]
+
+    def program(self, simulation: Simulation, worker: Node) -> Program:
+        """Join, start the job, train, meet the others, finish."""
+        t = self._timeout
+        job, values = self.job()
+        yield Join(0.0), t
+        attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
+        out = [np.empty_like(value) for value in values]
+        for push in range(self.steps):
+            try:
+                yield from self.step(simulation, worker, attached, push, out)
+            except DeadlineError:
+                pass  # the next step may do better
+            simulation.counters["steps"] += 1
+        try:
+            yield Enter(0.0, barrier="end"), t
+        except PSError:
+            pass
+        yield Finish(0.0), t
+
+    def step(
+        self, simulation: Simulation, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
+    ) -> Program:
+        """Pull, compute, push."""
+        rng, t = simulation.rng, self._timeout
+        cargoes, gradients = plan(attached.placement), self.gradients(worker.number, push)
+        both = rng.random() < 0.3
+        if not both:
+            seen = self.acknowledged(worker)
+            yield Transfer(0.0, kind="pull", cargoes=cargoes, out=out), t
+            self.check_pulled(worker, out, seen)
+        yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
+        self.attempt(worker, push)
+        kind, atomic = "push_pull" if both else "push", rng.random() < 0.2
+        transfer = Transfer(0.0, kind=kind, cargoes=cargoes, source=gradients, out=out, atomic=atomic)
+        yield transfer, t
+        self.acknowledge(worker, push)
+
+    # --- what must hold ------------------------------------------------------------------------
+
+    def attempt(self, worker: Node, push: int) -> None:
+        """A push begins: from now on it may be applied."""
+        self._attempted[life_of(worker)][worker.number] += int(self._base**push)
+
+    def acknowledge(self, worker: Node, push: int) -> None:
+        """A push was acknowledged by all servers: from now on it must be applied."""
+        self._applied[life_of(worker)][worker.number] += int(self._base**push)
+
+    def acknowledged(self, worker: Node) -> Any:
+        """Return what must have been applied by now, by worker."""
+        return self._applied[life_of(worker)].copy()
+
+    def check_pulled(self, worker: Node, out: Sequence[Array | None], seen: Any) -> None:
+        """Assert that what a worker reads is made of pushes there were, and of all acknowledged before it asked."""
+        attempted = self._attempted[life_of(worker)]
+        for array in out:
+            assert array is not None
+            values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
+            self._check_values(values, attempted[owners])
+            assert self._holds(values, seen[owners]), "a worker does not see what was pushed before"
+
+    def check(self, simulation: Simulation, node: Node) -> None:
+        """Assert that the server's values are made of the pushes there were, each once at most."""
+        shard = loaded_shard(node)
+        if shard is not None:
+            updates = sum(state.version for state in shard.slices)
+            if self._checked.get(node.name) != updates:
+                self._checked[node.name] = updates
+                attempted = self._attempted[life_of(node)]
+                for values, owners in self._values(shard):
+                    self._check_values(values, attempted[owners])
+
+    def _values(self, shard: Shard) -> Iterator[tuple[Any, Any]]:
+        """Yield the values of each slice, as integers, and whose they are."""
+        for state in shard.slices:
+            segments = state.piece.segments
+            starts = np.repeat([s.start - s.position for s in segments], [s.size for s in segments])
+            yield state.value.astype(np.int64), (starts + np.arange(state.piece.size)) % self.lives
+
+    def _check_values(self, values: Any, attempted: Any) -> None:
+        if self._base == 1.0:
+            assert (values >= 0).all(), "nobody pushed such a gradient"
+            assert (values <= attempted).all(), "a push was applied twice"
+            return
+        assert not (values & 0xAAAAAAAAAAAA).any(), f"a push was applied twice: {values}"
+        assert not (values & ~attempted).any(), f"a gradient nobody pushed was applied: {values}, {attempted}"
+
+    def check_end(self, simulation: Simulation) -> None:
+        """Assert that every push that was acknowledged has been applied everywhere."""
+        for server in simulation.servers:
+            shard = loaded_shard(server)
+            for values, owners in self._values(shard) if shard is not None else ():
+                applied = self._applied[life_of(server)][owners]
+                assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
+
+    def _holds(self, values: Any, applied: Any) -> bool:
+        there = values >= applied if self._base == 1.0 else values & applied == applied
+        return bool(there.all())
+
+    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+        """Wait in vain for workers that cannot be started again: their marks are used up."""
+        return simulation.num_workers >= self.lives or not self._restart
+
+    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+        """Start a worker again unless it had finished or there is nothing to train, as often as its marks allow."""
+        if worker.finished or not self._restart or simulation.num_workers >= self.lives:
+            return False
+        return simulation.coordinator_alive and not simulation.job_failed

@@ -1,0 +1,110 @@
+"""Simulated training with bounded staleness: nobody reads further ahead of the slowest than allowed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zmqps.core.arrays import Array
+from zmqps.core.coordinator import CoordinatorMachine
+from zmqps.core.messages import Arrive, Enter, Error, Job, Message, Pull, Range, Released, Take, Withdraw
+from zmqps.core.operations import Advance, Attached, Transfer, plan
+from zmqps.core.session import SessionMachine
+from zmqps.testing.asynchronous import AsyncTraining
+from zmqps.testing.engine import Node, Program
+
+if TYPE_CHECKING:
+    from zmqps.testing.simulation import Simulation
+
+
+class BoundedTraining(AsyncTraining):
+    """Asynchronous training whose workers wait for the slowest: what holds there, and the bound.
+
+    Parameters
+    ----------
+    staleness
+        How many steps a worker may be ahead of the slowest when it reads.
+    plain
+        Whether every step is one pull and one push, nothing else.
+    **options
+        As of `AsyncTraining`.
+    """
+
+    def __init__(self, staleness: int, plain: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.staleness = self._bound = staleness
+        self._plain = plain
+
+    def watch(self, simulation: Simulation) -> None:
+        """Note the clocks."""
+        self._simulation = simulation
+        self._begun: set[bytes] = set()
+        self._clocks: dict[bytes, int] = defaultdict(int)
+        self._pausing: dict[bytes, set[int]] = defaultdict(set)  # requests for which nobody waits for a worker
+        simulation.on_send.append(self._sent)
+        simulation.on_receive.append(self._received)
+
+    def step(
+        self, simulation: Simulation, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
+    ) -> Program:
+        """Pull, compute; push everything, or half by half, or push and pull."""
+        rng, t = simulation.rng, self._timeout
+        cargoes, source = plan(attached.placement), self.gradients(worker.number, push)
+        seen = self.acknowledged(worker)
+        yield Transfer(0.0, kind="pull", cargoes=cargoes, out=out), t
+        self.check_pulled(worker, out, seen)
+        yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 4.0))
+        self.attempt(worker, push)
+        way = 0.0 if self._plain else rng.random()
+        if way < 0.7:
+            kind = "push" if way < 0.5 else "push_pull"
+            yield Transfer(0.0, kind=kind, cargoes=cargoes, source=source, out=out, whole=True), t
+        else:
+            for first in range(2):
+                half = frozenset(range(first, len(source), 2))
+                yield Transfer(0.0, kind="push", cargoes=plan(attached.placement, half), source=source), t
+            yield Advance(0.0), t
+        self.acknowledge(worker, push)
+
+    # --- what must hold ------------------------------------------------------------------------
+
+    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+        who = sender.identity.incarnation
+        if isinstance(message, Arrive) and message.attempts:
+            self._clocks[who] = max(self._clocks[who], message.step + 1)
+        elif isinstance(message, (Take, Enter)):
+            self._pausing[who].add(message.request)
+        elif isinstance(message, Withdraw):
+            self._pausing[who].discard(message.request)
+        elif isinstance(message, Pull):
+            self._check_bound(sender)
+
+    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+        if receiver.role == "worker" and isinstance(message, (Error, Job, Range, Released)):
+            who = receiver.identity.incarnation
+            self._pausing[who].discard(message.request)
+            if isinstance(message, Job) and not message.load:
+                self._begun.add(who)
+                self._clocks[who] = max(self._clocks[who], message.step)
+
+    def _check_bound(self, reader: Node) -> None:
+        """Assert that a worker that reads is not too far ahead of the slowest that trains."""
+        coordinator = self._simulation.nodes["coordinator"].machine
+        assert isinstance(coordinator, CoordinatorMachine)
+        training = self._begun & set(coordinator.membership.members)
+        if reader.identity.incarnation not in training:
+            return  # taken for dead: what it reads is its own affair
+        clock = _clock(reader)
+        others = (node for node in self._simulation.workers if node.identity.incarnation in training)
+        for other in others:
+            who = other.identity.incarnation
+            behind = clock - max(self._clocks[who], _clock(other))
+            assert behind <= self._bound or self._pausing[who], (
+                f"{reader.name} reads at clock {clock}, {behind} steps ahead of {other.name}"
+            )
+
+
+def _clock(worker: Node) -> int:
+    assert isinstance(worker.machine, SessionMachine)
+    return worker.machine.transfers.pace.clock

@@ -1,0 +1,72 @@
+"""Asserts that every range of a data set is used by one worker, once in each pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zmqps.core.coordinator import CoordinatorMachine
+from zmqps.core.data import DataSpec, Number
+from zmqps.core.messages import Leave, Message, Range, Take
+from zmqps.testing.engine import Node
+
+if TYPE_CHECKING:
+    from zmqps.testing.simulation import Simulation
+
+
+class RangeWitness:
+    """Listens to who is given which range, and who says to have used it.
+
+    Parameters
+    ----------
+    simulation
+        Which it listens to.
+    data
+        The data set; there is no other.
+    """
+
+    def __init__(self, simulation: Simulation, data: DataSpec) -> None:
+        self._simulation = simulation
+        self._data = data
+        self._holders: dict[tuple[bytes, Number], bytes] = {}  # by coordinator and range
+        self._done: dict[bytes, set[Number]] = {}  # by coordinator
+        self._answered: set[tuple[bytes, int]] = set()  # by incarnation and request
+        simulation.on_send.append(self._sent)
+        simulation.on_receive.append(self._received)
+
+    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+        """Note what has been used: a worker says so when it asks for more, or finishes."""
+        if receiver.role != "coordinator":
+            return
+        life, who = receiver.identity.incarnation, self._simulation.nodes[sender].identity.incarnation
+        assert isinstance(receiver.machine, CoordinatorMachine)
+        if who not in receiver.machine.membership.members:
+            return
+        if isinstance(message, Take) and message.done:
+            used = message.done[0], message.done[1]
+            if self._holders.get((life, used)) == who:
+                self._done.setdefault(life, set()).add(used)
+        elif isinstance(message, Leave) and message.reason == "finished":
+            held = [number for (where, number), holder in self._holders.items() if (where, holder) == (life, who)]
+            self._done.setdefault(life, set()).update(held)
+
+    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+        """Assert that what is handed out is nobody else's, and not used yet."""
+        if not isinstance(message, Range):
+            return
+        life, who = sender.identity.incarnation, self._simulation.nodes[receiver].identity.incarnation
+        if (who, message.request) in self._answered:
+            return  # said again
+        self._answered.add((who, message.request))
+        done, num_ranges = self._done.setdefault(life, set()), self._data.num_ranges
+        if message.start >= message.stop:
+            missing = self._data.passes * num_ranges - len(done)
+            assert not missing, f"the data are said to be used up, but {missing} ranges are not"
+            return
+        assert isinstance(sender.machine, CoordinatorMachine)
+        number = message.data_pass, message.number
+        holder = self._holders.get((life, number), who)
+        assert holder == who or holder not in sender.machine.membership.members, f"two workers have range {number}"
+        assert number not in done, f"range {number} has been used already"
+        before = sum(data_pass < message.data_pass for data_pass, _ in done)
+        assert before == message.data_pass * num_ranges, f"pass {message.data_pass} begins before the last one is over"
+        self._holders[life, number] = who

@@ -1,0 +1,90 @@
+"""The scenarios that seeds run through: a mode, its training, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from zmqps.core.data import DataSpec
+from zmqps.testing.asynchronous import AsyncTraining
+from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.network import Faults
+from zmqps.testing.simulation import Simulation
+from zmqps.testing.synchronous import SyncTraining
+from zmqps.testing.training import Training
+
+LOSS = Faults(delay=0.004, loss=0.004)
+TWISTED = Faults(delay=0.01, duplication=0.15, reordering=0.15)
+CRASHES = Faults(delay=0.002, crash=0.4)
+STOPS = Faults(delay=0.002, stop=0.3, stop_s=8.0)
+PARTITIONS = Faults(delay=0.002, partition=0.25, partition_s=6.0)
+RESTARTS = Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0.1)
+EVERYTHING = Faults(
+    delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1, stop=0.1
+)
+KINDS = {
+    "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
+    "restarts": RESTARTS, "everything": EVERYTHING,
+}  # fmt: skip
+#: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
+CALM_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a seed runs.
+
+    Parameters
+    ----------
+    faults
+        What goes wrong.
+    training
+        Makes what is trained.
+    servers, workers
+        How many.
+    """
+
+    faults: Faults
+    training: Callable[[], Training]
+    servers: int = 2
+    workers: int = 3
+
+    def simulation(self, seed: int) -> Simulation:
+        """Return the run of a seed."""
+        return Simulation(
+            seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=CALM_S
+        )
+
+
+def _asynchronous() -> Training:
+    return AsyncTraining(steps=5, parameters=4, size=32, lives=8, compute_s=0.2)
+
+
+def _bounded(staleness: int) -> Training:
+    return BoundedTraining(staleness, steps=8, parameters=4, size=32, lives=12, compute_s=0.2)
+
+
+def _synchronous(**options: object) -> Callable[[], Training]:
+    return lambda: SyncTraining(**{"compute_s": 0.3, **options})  # type: ignore[arg-type]
+
+
+def _scenarios() -> Mapping[str, Scenario]:
+    found = {f"async-{kind}": Scenario(faults, _asynchronous) for kind, faults in KINDS.items()}
+    for number, (kind, faults) in enumerate(KINDS.items()):
+        found[f"ssp-{kind}"] = Scenario(faults, lambda bound=1 + number % 3: _bounded(bound))  # type: ignore[misc]
+        found[f"sync-{kind}"] = Scenario(faults, _synchronous(retain=number % 3))
+    policies = {
+        "backup": _synchronous(aggregate=2),
+        "several": _synchronous(aggregate=5),
+        "continue": _synchronous(on_straggler="continue", steps=12, hiccup=0.1),
+        "fail": _synchronous(on_straggler="fail", steps=12, hiccup=0.1),
+        "data": _synchronous(data=DataSpec("examples", 90, 10, 2), compute_s=0.5),
+    }
+    found |= {f"sync-{name}": Scenario(EVERYTHING, training) for name, training in policies.items()}
+    found["sync-data-crashes"] = Scenario(CRASHES, policies["data"])
+    found["sync-backup-stops"] = Scenario(STOPS, policies["backup"])
+    return found
+
+
+#: By name: ``mode-what``. A seed and a name say everything about a run.
+SCENARIOS = _scenarios()

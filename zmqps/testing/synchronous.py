@@ -1,0 +1,205 @@
+"""Simulated synchronous training: each step is the mean of whole contributions, applied once, everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqps.core.arrays import Array
+from zmqps.core.data import DataSpec
+from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.messages import Range
+from zmqps.core.operations import Advance, Attached, Finish, Init, Join, Take, Transfer, plan
+from zmqps.core.session import SessionMachine
+from zmqps.errors import DeadlineError, VersionError
+from zmqps.optim import momentum
+from zmqps.testing.engine import Node, Program
+from zmqps.testing.ranges import RangeWitness
+from zmqps.testing.reference import MOMENTUM, RATE
+from zmqps.testing.training import Training, life_of, loaded_shard
+from zmqps.testing.witness import StepWitness
+
+if TYPE_CHECKING:
+    from zmqps.testing.simulation import Simulation
+
+
+@dataclass
+class SyncTraining(Training):
+    """Workers read, compute and push step by step, in all the ways the public interface has for that.
+
+    Gradients are random numbers, so no two sets of contributors have the same mean; the optimizer
+    has a memory, so no two histories have the same values.
+
+    Parameters
+    ----------
+    steps
+        Of each worker, where no ``data`` say how many.
+    parameters, size
+        Number of tensors and elements of each; dtypes alternate.
+    aggregate, on_straggler, retain
+        As in `zmqps.core.job.JobSpec`.
+    data
+        Examples handed out by the coordinator: a step a range, until there are no more.
+    plain
+        Whether every step is one pull and one push, nothing else.
+    compute_s, hiccup
+        Seconds that a step computes; probability that it takes `HICCUP_S` more.
+    timeout
+        Seconds that anything may wait.
+    lives
+        How many workers there can be, those started again included.
+    """
+
+    steps: int = 6
+    parameters: int = 4
+    size: int = 24
+    aggregate: int | None = None
+    on_straggler: str = "wait"
+    retain: int = 0
+    data: DataSpec | None = None
+    plain: bool = False
+    compute_s: float = 0.02
+    hiccup: float = 0.0
+    timeout: float = 20.0
+    lives: int = 40
+    slice_nbytes: int = 192
+
+    def __post_init__(self) -> None:
+        self.witness: StepWitness | None = None
+        self._checked: dict[str, int] = {}  # server -> version its shard had
+
+    def job(self) -> tuple[JobSpec, list[Array]]:
+        """Tensors of zeros, momentum."""
+        dtypes = ["float32" if i % 2 else "float64" for i in range(self.parameters)]
+        parameters = tuple(Parameter(f"layer{i}.weight", (self.size,), t) for i, t in enumerate(dtypes))
+        spec = momentum(RATE, momentum=MOMENTUM).to_wire()
+        job = JobSpec(
+            parameters, spec, staleness=0, aggregate=self.aggregate, on_straggler=self.on_straggler, retain=self.retain
+        )
+        return job, [np.zeros(self.size, t) for t in dtypes]
+
+    def watch(self, simulation: Simulation) -> None:
+        """Note what is pushed, arrived and committed."""
+        self.witness = StepWitness(simulation, *self.job(), expected=simulation.options.workers or 0)
+        if self.data is not None:
+            RangeWitness(simulation, self.data)
+
+    # --- what workers do -----------------------------------------------------------------------
+
+    def program(self, simulation: Simulation, worker: Node) -> Program:
+        """Join, start the job, train, finish."""
+        t = self.timeout
+        job, values = self.job()
+        yield Join(0.0), t
+        attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
+        out = [np.empty_like(value) for value in values]
+        used: tuple[int, int] | None = None
+        for _ in range(self.steps if self.data is None else 1 << 30):
+            try:
+                if self.data is not None:
+                    found: Range = yield Take(0.0, data=self.data, used=used), t
+                    if found.start >= found.stop:
+                        break
+                    used = found.data_pass, found.number
+                yield from self._read(simulation, worker, attached, out)
+                yield self._seconds(simulation)
+                yield from self._push(simulation, attached, out)
+            except DeadlineError:
+                pass  # the next step may do better
+            simulation.counters["steps"] += 1
+        yield Finish(0.0), t
+
+    def _seconds(self, simulation: Simulation) -> float:
+        rng = simulation.rng
+        late = self.hiccup and rng.random() < self.hiccup
+        return self.compute_s * rng.choice((0.25, 1.0, 1.0, 2.0)) + (HICCUP_S if late else 0.0)
+
+    def _read(self, simulation: Simulation, worker: Node, attached: Attached, out: list[Array]) -> Program:
+        """Pull whatever the mode demands, sometimes an older version as well."""
+        pull = Transfer(0.0, kind="pull", cargoes=plan(attached.placement), out=out)
+        yield pull, self.timeout
+        version = self._check_read(worker, pull, out)
+        if self.plain or not self.retain or not version or simulation.rng.random() < 0.5:
+            return
+        older = max(0, version - simulation.rng.randint(1, self.retain))
+        exact = Transfer(0.0, kind="pull", cargoes=pull.cargoes, out=out, version=older, exact=True)
+        try:
+            yield exact, self.timeout
+        except VersionError:
+            return  # others have gone on meanwhile
+        assert set(exact.versions.values()) == {older}, f"asked for version {older}, got {set(exact.versions.values())}"
+        self._check_read(worker, exact, out)
+
+    def _push(self, simulation: Simulation, attached: Attached, out: list[Array]) -> Program:
+        """Push a whole gradient, or two halves, or push and pull."""
+        rng, t = simulation.rng, self.timeout
+        source = self._gradients(simulation)
+        examples = rng.choice((1, 1, 4))
+        way = 0.0 if self.plain else rng.random()
+        cargoes, atomic = plan(attached.placement), not self.plain and rng.random() < 0.2
+        if way < 0.5:
+            push = Transfer(0.0, kind="push", cargoes=cargoes, source=source, whole=True, examples=examples)
+            push.atomic = atomic
+            yield push, t
+        elif way < 0.7:
+            both = Transfer(0.0, kind="push_pull", cargoes=cargoes, source=source, out=out, whole=True)
+            both.examples, both.atomic = examples, atomic
+            yield both, t
+        else:
+            for first in range(2):
+                half = frozenset(range(first, self.parameters, 2))
+                part = Transfer(0.0, kind="push", cargoes=plan(attached.placement, half), source=source)
+                part.examples, part.atomic = examples, atomic
+                yield part, t
+                yield self.compute_s * rng.random()
+            yield Advance(0.0), t
+
+    def _gradients(self, simulation: Simulation) -> list[Array]:
+        numbers = np.random.default_rng(simulation.rng.getrandbits(32)).standard_normal((self.parameters, self.size))
+        return [row.astype("float32" if i % 2 else "float64") for i, row in enumerate(numbers)]
+
+    # --- what must hold ------------------------------------------------------------------------
+
+    def _check_read(self, worker: Node, pull: Transfer, out: list[Array]) -> int:
+        """Assert that a worker has read one version of everything, and the values of that version."""
+        versions = set(pull.versions.values())
+        assert len(versions) == 1, f"{worker.name} has read versions {sorted(versions)} at once"
+        (version,) = versions
+        assert isinstance(worker.machine, SessionMachine)
+        if self.witness is not None:
+            reference = self.witness.reference(life_of(worker))
+            reference.check(version, f"what {worker.name} reads", enumerate(out))
+        return version
+
+    def check(self, simulation: Simulation, node: Node) -> None:
+        """Assert that a server has the values of the reference, at each of its versions."""
+        shard = loaded_shard(node)
+        if shard is None or self.witness is None or self._checked.get(node.name) == shard.version:
+            return
+        self._checked[node.name] = shard.version
+        reference = self.witness.reference(life_of(node))
+        for state in shard.slices:
+            for s in state.piece.segments:
+                got = state.value[s.position : s.position + s.size]
+                reference.check(shard.version, node.name, [(s.parameter, got)], s.start)
+
+    def check_end(self, simulation: Simulation) -> None:
+        """Assert that nothing that was committed is missing on a server that lives to the end."""
+        if self.witness is not None:
+            self.witness.check_end()
+
+    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+        """Wait in vain only where the job says so, or for workers that cannot be started again."""
+        return error.operation == "step" or simulation.num_workers >= self.lives
+
+    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+        """Start a worker again unless it had finished or there is nothing to train."""
+        if worker.finished or simulation.num_workers >= self.lives:
+            return False
+        return simulation.coordinator_alive and not simulation.job_failed
+
+
+#: How much longer a late worker computes: more than the least patience of a step.
+HICCUP_S = 2.5

@@ -1,0 +1,189 @@
+"""Listens to what synchronous training says on the wire, and asserts that it keeps its promises."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from zmqps.core import exits
+from zmqps.core.arrays import Array
+from zmqps.core.coordinator import CoordinatorMachine
+from zmqps.core.job import JobSpec
+from zmqps.core.messages import (
+    Arrive,
+    Commit,
+    Contributor,
+    Enter,
+    Error,
+    Hello,
+    Job,
+    Message,
+    Proceed,
+    Push,
+    Range,
+    Released,
+    Take,
+    Withdraw,
+)
+from zmqps.core.operations import Transfer
+from zmqps.core.session import SessionMachine
+from zmqps.testing.engine import Node
+from zmqps.testing.reference import Gradient, Reference
+from zmqps.testing.training import life_of, loaded_shard
+
+if TYPE_CHECKING:
+    from zmqps.testing.simulation import Simulation
+
+
+class Pushed(NamedTuple):
+    """A push as its worker meant it."""
+
+    step: int
+    gradient: Gradient
+
+
+class StepWitness:
+    """Who has pushed what, who has arrived, what is committed, and whether all that fits together.
+
+    Parameters
+    ----------
+    simulation
+        Which it listens to.
+    job, values
+        What is trained, and its initial values.
+    expected
+        How many workers the first step waits for.
+    """
+
+    def __init__(self, simulation: Simulation, job: JobSpec, values: Sequence[Array], expected: int) -> None:
+        self._simulation = simulation
+        self._job = job
+        self._values = values
+        self._expected = expected
+        self._references: dict[bytes, Reference] = {}  # by life of the coordinator
+        self._commits: dict[bytes, list[tuple[Contributor, ...]]] = defaultdict(list)  # likewise, by step
+        self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
+        self._counted: set[tuple[bytes, int]] = set()
+        self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
+        self._brought: dict[tuple[bytes, int], list[tuple[int, ...]]] = defaultdict(list)  # by incarnation and step
+        self._training: set[bytes] = set()  # whom others wait for
+        # who waits for data or at a barrier, and is not waited for, with the requests
+        self._pausing: dict[bytes, set[int]] = defaultdict(set)
+        self._joined: dict[bytes, set[bytes]] = defaultdict(set)  # by life of the coordinator
+        simulation.on_send.append(self._sent)
+        simulation.on_receive.append(self._received)
+
+    def reference(self, life: bytes) -> Reference:
+        """Return what the values must be under a coordinator."""
+        if life not in self._references:
+            self._references[life] = Reference(self._values)
+        return self._references[life]
+
+    def check_end(self) -> None:
+        """Assert that a server that has said goodbye in the end has every step."""
+        for server in self._simulation.servers:
+            shard = loaded_shard(server)
+            if shard is not None and server.exit is not None and server.exit.code == exits.OK:
+                num_steps = len(self._commits[life_of(server)])
+                assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
+
+    # --- what travels --------------------------------------------------------------------------
+
+    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+        who = sender.identity.incarnation
+        if isinstance(message, Push):
+            if (who, message.attempt) not in self._pushes:
+                self._pushes[who, message.attempt] = _meant(sender, message)
+        elif isinstance(message, Arrive):
+            self._asked[who, message.request] = message
+        elif isinstance(message, Commit):
+            self._committed(sender, message)
+        elif isinstance(message, (Error, Job, Proceed, Range, Released)) and sender.role == "coordinator":
+            other = self._simulation.nodes[receiver].identity.incarnation
+            self._pausing[other].discard(message.request)
+            if isinstance(message, Proceed):
+                self._released(who, other, message)
+            elif isinstance(message, Job) and not message.load:
+                self._training.add(other)
+
+    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+        if receiver.role == "coordinator":
+            who = self._simulation.nodes[sender].identity.incarnation
+            if isinstance(message, Hello) and message.role == "worker":
+                self._joined[receiver.identity.incarnation].add(who)
+            elif isinstance(message, (Take, Enter)):
+                self._pausing[who].add(message.request)
+            elif isinstance(message, Withdraw):
+                self._pausing[who].discard(message.request)
+            elif isinstance(message, Arrive) and message.attempts:
+                attempts, brought = tuple(message.attempts), self._brought[who, message.step]
+                if attempts not in brought:
+                    brought.append(attempts)
+
+    # --- what must hold ------------------------------------------------------------------------
+
+    def _committed(self, coordinator: Node, commit: Commit) -> None:
+        """Assert that a step is made of whole contributions to it, none of them used before."""
+        life, step = coordinator.identity.incarnation, commit.step
+        commits, contributors = self._commits[life], tuple((who, tuple(a)) for who, a in commit.contributors)
+        if step < len(commits):
+            assert contributors == commits[step], f"step {step} is committed with other contributors than before"
+            return
+        assert step == len(commits), f"step {step} is committed after {len(commits)} steps"
+        commits.append(contributors)
+        gradients = []
+        for who, attempts in contributors:
+            assert len(set(attempts)) == len(attempts) > 0, f"step {step} has no, or the same, pushes of a worker"
+            parts = {attempt for brought in self._brought[who, step] for attempt in brought}
+            assert set(attempts) == parts, f"step {step} counts pushes {attempts} of a worker that arrived with {parts}"
+            for attempt in attempts:
+                push = self._pushes[who, attempt]
+                assert push.step == step, f"a gradient of step {push.step} counts in step {step}"
+                assert (who, attempt) not in self._counted, f"a gradient counts twice, again in step {step}"
+                self._counted.add((who, attempt))
+                gradients.append(push.gradient)
+        assert len({who for who, _ in contributors}) == len(contributors), f"a worker counts twice in step {step}"
+        self._check_quorum(coordinator, step, contributors)
+        self.reference(life).step(gradients)
+
+    def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...]) -> None:
+        """Assert that the step has waited for whom the job says."""
+        count = sum(len(self._brought[who, step]) for who, _ in contributors)
+        assert count, f"step {step} is committed without a gradient"
+        if self._job.on_straggler == "continue":
+            return
+        if self._job.aggregate is not None:
+            assert count >= self._job.aggregate, f"step {step} has {count} of {self._job.aggregate} gradients"
+            return
+        machine = coordinator.machine
+        assert isinstance(machine, CoordinatorMachine)
+        live = self._training & set(machine.membership.members)
+        missing = {who for who in live if not self._pausing[who]} - {who for who, _ in contributors}
+        assert not missing, f"step {step} is committed without {len(missing)} workers that live"
+        joined = len(self._joined[coordinator.identity.incarnation])
+        assert joined >= self._expected, f"step {step} is committed when only {joined} workers had joined"
+
+    def _released(self, life: bytes, who: bytes, proceed: Proceed) -> None:
+        """Assert that a worker is told the truth about its gradients."""
+        arrive, commits = self._asked[who, proceed.request], self._commits[life]
+        assert proceed.version <= len(commits), f"a worker may read version {proceed.version} of {len(commits)}"
+        if arrive.step >= len(commits):
+            return  # more gradients are wanted for the same step
+        counted = dict(commits[arrive.step]).get(who, ())
+        mine = {attempt for brought in self._brought[who, arrive.step] for attempt in brought}
+        if proceed.counted:
+            assert mine <= set(counted), f"pushes {mine} of step {arrive.step} are lost: only {counted} were committed"
+        else:
+            assert not set(arrive.attempts) & set(counted), f"a worker is told that what counts was dropped: {counted}"
+
+
+def _meant(worker: Node, push: Push) -> Pushed:
+    """Return what the worker's script asked for by the transfer that a push belongs to."""
+    machine = worker.machine
+    assert isinstance(machine, SessionMachine)
+    requests = (link.in_flight.get(push.request) for link in machine.transfers.links)
+    transfer: Transfer = next(request.transfer for request in requests if request is not None)
+    pushed = {piece.parameter for cargoes in transfer.cargoes for cargo in cargoes for piece in cargo.pieces}
+    source = [array if i in pushed else None for i, array in enumerate(transfer.source)]
+    return Pushed(push.step, (source, transfer.examples))
