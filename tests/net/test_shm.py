@@ -131,11 +131,11 @@ def test_large_frames_travel_through_the_lane_both_ways_and_in_order() -> None:
             assert pair.server.send(WORKER, message, ())
         assert pair.inbox == [message for message in messages for _ in range(2)]
         assert max(len(frame) for wire in pair.wires for sent in wire.sent for frame in sent) < 200
-        assert pair.worker.counters["lane_frames"] == pair.server.counters["lane_frames"] == 40
+        assert pair.worker.counters["lane_frames"] == pair.server.counters["lane_frames"] == 60
         assert pair.worker.counters["lane_overflows"] == 0
         assert pair.worker.facts() == {
             "transport": "shm",
-            "lane_frames": 40,
+            "lane_frames": 60,
             "lane_references": 0,
             "lane_overflows": 0,
         }

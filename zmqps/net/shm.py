@@ -30,7 +30,7 @@ from zmqps.net.transport import Deliver, Transport
 #: What is in flight fits, with room for the odd end of the ring; so does the usual limit of a
 #: container's shared memory, 64 MiB, for both rings.
 RING_NBYTES = WINDOW_NBYTES + (4 << 20)
-#: Frames below this stay in ZeroMQ's message.
+#: A message none of whose frames has so many bytes stays in ZeroMQ; of others all frames go this way.
 MIN_NBYTES = 16 << 10
 MAX_LANES = 1024
 #: How often a server looks whose worker has gone.
@@ -72,7 +72,7 @@ class Lane:
         return self.proven and not self.broken
 
     def pack(self, frames: Sequence[Any], arenas: Arenas, lent: bool) -> Packed:
-        """Put large frames into the ring, or refer to them; return what still has to travel.
+        """Put the frames into the ring, or refer to them; return what still has to travel.
 
         Parameters
         ----------
@@ -94,19 +94,18 @@ class Lane:
         for frame in frames[1:]:
             nbytes = memoryview(frame).nbytes
             number, position = PLAIN, 0
-            if nbytes >= MIN_NBYTES:
-                found = arenas.find(frame)
-                known = lender.refer(found[0]) if found is not None else None
-                if known is not None and lent and loan is None:
-                    loan = None if self.opened else lender.lend()  # one side makes all loans
-                if found is not None and known is not None and (loan is not None or not lent):
-                    number, position = known, found[1]
-                    counts["lane_references"] += 1
-                elif (put := writer.put(frame)) is not None:
-                    number, position = 0, put
-                    counts["lane_frames"] += 1
-                else:
-                    counts["lane_overflows"] += 1
+            found = arenas.find(frame) if nbytes >= MIN_NBYTES else None
+            known = lender.refer(found[0]) if found is not None else None
+            if known is not None and lent and loan is None:
+                loan = None if self.opened else lender.lend()  # one side makes all loans
+            if found is not None and known is not None and (loan is not None or not lent):
+                number, position = known, found[1]
+                counts["lane_references"] += 1
+            elif (put := writer.put(frame)) is not None:
+                number, position = 0, put
+                counts["lane_frames"] += 1
+            else:
+                counts["lane_overflows"] += 1
             if number == PLAIN:
                 plain.append(frame)
             entries += ENTRY.pack(number, position, nbytes)
