@@ -36,12 +36,17 @@ def test_everything_of_a_worker_can_be_awaited(address) -> None:
             await worker.push(GRADS)
             after = await worker.push_pull(GRADS)
             np.testing.assert_array_equal(after["w"], before - 2.0)
+            buffers = await worker.gradient_buffers()
+            buffers["w"][...] = 1.0
+            looked_at = await worker.push_pull(buffers, copy=False)
+            np.testing.assert_array_equal(looked_at["w"], before - 3.0)
+            assert not looked_at["w"].flags.writeable
             await worker.barrier("here", timeout=10.0)
             assert (worker.rank, worker.num_workers) == (0, 1)
             assert [m["name"] for m in (await worker.status())["members"]] == ["server-0", "a"]
-            assert (await worker.statistics()).pushes == 2
+            assert (await worker.statistics()).pushes == 3
             await worker.finish()
-            assert (await worker.statistics()).pushes == 2
+            assert (await worker.statistics()).pushes == 3
             with pytest.raises(ClosedError):
                 await worker.pull()
             await worker.close()

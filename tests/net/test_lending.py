@@ -63,7 +63,8 @@ def test_another_process_reads_what_is_written_and_cannot_write() -> None:
 
 
 def test_an_arena_ends_with_its_last_array_and_leaves_no_descriptor() -> None:
-    before = os.listdir("/proc/self/fd")
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
     arenas = Arenas()
     values = new_values(arenas)
     part = values[5:].reshape(-1, 1)
@@ -75,8 +76,7 @@ def test_an_arena_ends_with_its_last_array_and_leaves_no_descriptor() -> None:
     assert arenas.nbytes == 0
     assert memory.view(np.float32)[7] == 7
     del memory
-    gc.collect()
-    assert os.listdir("/proc/self/fd") == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_small_arrays_and_systems_that_share_no_memory_get_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +300,22 @@ def test_what_a_closed_worker_still_looks_at_stays_as_it_is() -> None:
         assert pair.server._lanes == {}
 
     with_pair(scenario)
+
+
+def test_a_forked_child_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    created = Segment.create(RING)
+    attached = Segment.attach(created.name)
+    loans = [attached.lender.lend() for _ in range(2)]
+    pid = os.getpid()
+    for loan, here in zip(loans, (pid, pid + 1), strict=True):
+        assert loan is not None
+        hold = lending.Hold(created.borrower, loan.slot, loan.number, 1)
+        monkeypatch.setattr(os, "getpid", lambda here=here: here)
+        del hold
+        monkeypatch.undo()
+        assert loan.done == (here == pid)
+    created.close()
+    attached.close()
 
 
 def test_loans_that_nobody_made_are_refused() -> None:

@@ -273,6 +273,34 @@ def test_buffers_and_views_outlive_a_life_in_the_cluster(cluster: Cluster) -> No
         assert same(views, initial())
 
 
+def test_synchronous_steps_in_place_keep_every_version_that_is_looked_at(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+
+        def train(index: int) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
+            worker = workers[index]
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), staleness=0)
+            buffers, seen = worker.gradient_buffers(), []
+            for step in range(6):
+                values = worker.pull(copy=False)
+                seen.append((values.version, values, {name: value.copy() for name, value in values.items()}))
+                for name, gradient in gradients(2 * step + index).items():
+                    buffers[name][...] = gradient
+                worker.push(buffers)
+            return seen
+
+        expected, seen = initial(), list(pool.map(train, range(2)))
+        for step in range(6):
+            for found in seen:
+                version, values, copies = found[step]
+                assert version == step
+                assert same(copies, expected)
+                assert same(values, expected)
+            for name in expected:
+                expected[name] -= (gradients(2 * step)[name] + gradients(2 * step + 1)[name]) / 2
+
+
 def test_without_memory_to_share_all_is_the_same_by_copies(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     with zmqps.connect(cluster.address, transport="shm") as worker:

@@ -124,7 +124,7 @@ def attach(description: Description) -> Bytes:
     pid, number, nbytes, key = description
     total = _total(nbytes)
     try:
-        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise ArenaError(f"cannot open memory of process {pid}: {error.strerror}") from error
     try:

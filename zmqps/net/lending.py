@@ -10,6 +10,7 @@ any more. Only who accepted the lane makes loans.
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 from collections.abc import Sequence
@@ -143,16 +144,18 @@ class Lender:
 class Hold:
     """A loan as the borrower has it; goes back when nobody refers to it any more."""
 
-    __slots__ = ("_borrower", "_number", "_slot")
+    __slots__ = ("_borrower", "_number", "_pid", "_slot")
 
     def __init__(self, borrower: Borrower, slot: int, number: int, nbytes: int) -> None:
         self._borrower = borrower
         self._slot = slot
         self._number = number
+        self._pid = os.getpid()
         borrower.held[number] = nbytes
 
     def __del__(self) -> None:
-        self._borrower.give_back(self._slot, self._number)
+        if os.getpid() == self._pid:  # a forked child has a copy of this, but the loan is its parent's
+            self._borrower.give_back(self._slot, self._number)
 
 
 class Borrower:
