@@ -79,8 +79,8 @@ class Rig:
         return self._timed(self._apply)
 
     def _apply(self, part: slice) -> None:
-        slots = tuple(slot[part] for slot in self._slots)
-        self._kernel(self._values[part], self._gradient[part], self._values[part], slots, self._steps)
+        slots, w = tuple(slot[part] for slot in self._slots), self._values[part]
+        self._kernel(w, self._gradient[part], w, slots, self._steps)
 
     def copy(self) -> float:
         """Copy as many bytes on the device as an update touches, half of them read; return the seconds."""

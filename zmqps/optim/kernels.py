@@ -57,7 +57,7 @@ class Kernel(ABC):
         ----------
         w, g, out : array
             Values, gradient and new values: contiguous, of one dimension, one size and one float
-            dtype. `out` is `w` itself or does not overlap it. `g` is not written to.
+            dtype. `out` is `w` itself, the same object, or does not overlap it. `g` is not written to.
         slots : tuple of array
             As `Rule.slots` lists them, each like `w`.
         step : int
