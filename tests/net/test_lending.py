@@ -89,6 +89,23 @@ def test_small_arrays_and_systems_that_share_no_memory_get_plain_ones(monkeypatc
     assert arenas.nbytes == 0
 
 
+def test_where_memory_is_not_promised_twice_an_arena_has_all_of_its_own_or_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    (tmp_path / "overcommit").write_text("2\n")
+    monkeypatch.setattr(arena_module, "_OVERCOMMIT", tmp_path / "overcommit")
+    arenas = Arenas()
+    values = arenas.empty(SIZE, np.dtype(np.float32))
+    assert os.fstat(description_of(arenas, values).fd).st_blocks * 512 >= values.nbytes
+
+    def full(*_: Any) -> None:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert arenas.find(other := new_values(arenas)) is None
+    assert other[-1] == SIZE - 1
+
+
 def a_plain_file(description: Description, tmp_path: Any) -> Description:
     path = tmp_path / "file"
     path.write_bytes(bytes(arena_module._total(description.nbytes) - 16) + description.key)

@@ -15,6 +15,7 @@ import os
 import secrets
 import stat
 import weakref
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from zmqps.core.loans import Bytes
 
 KEY_NBYTES = 16
 PAGE_NBYTES = mmap.PAGESIZE
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 #: Less is not worth a file.
 MIN_NBYTES = 64 << 10
 
@@ -102,6 +104,10 @@ def _create(nbytes: int) -> tuple[Bytes, Arena]:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, total)
+        if _OVERCOMMIT.exists() and _OVERCOMMIT.read_text().strip() == "2":
+            # the system promises no more memory than it has, and a page it does not have when it is written
+            # to would end the process; elsewhere pages are like those of any array, there when they are needed
+            os.posix_fallocate(fd, 0, total)
         key = secrets.token_bytes(KEY_NBYTES)
         os.pwrite(fd, key, total - KEY_NBYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
