@@ -129,7 +129,8 @@ def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, A
 class Target:
     """The caller's arrays that values are put into.
 
-    Arrays that are not contiguous, or on a GPU, get their values at `deliver`, through a buffer.
+    Arrays that are not contiguous, on a GPU, or of PyTorch's bfloat16, get their values at `deliver`, through a
+    buffer.
     """
 
     def __init__(
@@ -144,12 +145,18 @@ class Target:
         self._handover = handover
         self._remotes: dict[str, Remote] = {}
         self._spaces: list[Array] = []
+        self._narrowed: dict[str, Any] = {}
+        self._wide: dict[str, Array] = {}
         if (plain := _plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
             for number, flat in plain.items():
                 self.flat[number] = flat.reshape(-1)
             return
-        self._remotes = handover.adopt({name: _detached(value) for name, value in out.items()}, fill=True)
+        seen = {name: _detached(value) for name, value in out.items()}
+        self._narrowed = {name: value for name, value in seen.items() if _is_torch_bfloat16(value)}
+        self._remotes = handover.adopt({n: value for n, value in seen.items() if n not in self._narrowed}, fill=True)
         for (name, value), number in zip(out.items(), self.numbers, strict=True):
+            if name in self._narrowed:
+                value = self._wide[name] = np.empty(tuple(value.shape), np.float32)
             array = self._remotes.get(name) or as_array(name, value)
             _check_shape(array, parameters[number])
             if isinstance(array, Remote):
@@ -172,6 +179,11 @@ class Target:
         """Return the caller's arrays, all values in place."""
         for array, buffer in self._strided:
             array[...] = buffer
+        for name, value in self._narrowed.items():
+            torch = sys.modules["torch"]  # whose tensor it is
+            value.copy_(torch.from_numpy(self._wide[name]))
+            if value.is_cuda:  # the conversion runs in a stream of this thread
+                torch.cuda.current_stream(value.device).synchronize()
         self._handover.fill(list(self._remotes.values()), self._spaces)
         return dict(self._out)
 
@@ -211,8 +223,6 @@ def _in_place(value: Any, array: Array) -> bool:
     """Whether an array, made by `as_array`, is the memory of the value itself."""
     if array is value:
         return True
-    if _is_torch_bfloat16(value):
-        return False
     for see in (np.from_dlpack, np.asarray):  # two looks at one memory overlap; two copies do not
         try:
             with warnings.catch_warnings(action="ignore"):
