@@ -179,6 +179,46 @@ def test_more_pieces_than_slots_reuse_them_in_order(new_device: NewDevice) -> No
     pair.check()
 
 
+class SlowEvent:
+    """Done only when somebody has waited for it."""
+
+    def __init__(self, waited: list[int], number: int) -> None:
+        self.done = False
+        self._waited, self._number = waited, number
+
+    def wait(self) -> None:
+        self.done = True
+        self._waited.append(self._number)
+
+
+class SlowStream:
+    """A compute stream that is behind by all it was given."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+        self.waited: list[int] = []  # which of its events the host has waited for
+
+    def record(self) -> SlowEvent:
+        self.recorded += 1
+        return SlowEvent(self.waited, self.recorded)
+
+    def wait(self, event: Any) -> None:
+        event.wait()
+
+    def use(self) -> None:
+        pass
+
+
+def test_the_host_waits_for_the_oldest_piece_only_when_all_slots_are_full() -> None:
+    streams = Streams(HostDevice())
+    streams.compute = slow = SlowStream()
+    memory = DeviceMemory(streams, 512, inbound_slots=3)
+    for number in range(6):
+        assert memory.take(np.full(4, number, np.float32)).tolist() == [number] * 4
+        assert slow.waited == list(range(1, number - 1)), f"at piece {number}"
+    assert memory.counters()["staging_waits"] == 3
+
+
 def small_memory(device: Device, blocks: int) -> DeviceMemory:
     streams = Streams(device)
     streams.enter()
