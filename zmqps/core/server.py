@@ -50,6 +50,7 @@ from zmqps.core.messages import (
     Values,
     Welcome,
 )
+from zmqps.core.peers import Peers
 from zmqps.core.shard import Shard
 from zmqps.core.throttle import Throttle
 from zmqps.errors import (
@@ -114,7 +115,7 @@ class ServerMachine:
         self.epoch = 0
         self._make_shard = make_shard
         self._clients: dict[bytes, Client] = {}  # by incarnation: a ledger outlives its connection
-        self._peers: OrderedDict[Peer, bytes] = OrderedDict()  # routing id -> incarnation
+        self._peers = Peers(2 * MAX_PEERS)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
         self._parked: dict[tuple[Peer, int], Pull] = {}  # pulls of a version that is not there yet
@@ -177,7 +178,7 @@ class ServerMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         assert len(self._clients) <= MAX_PEERS
-        assert set(self._peers.values()) <= set(self._clients) | set(self._evicted)
+        self._peers.validate({*self._clients, *self._evicted})
         for client in self._clients.values():
             client.ledger.validate()
         if self.shard is not None:
@@ -255,7 +256,7 @@ class ServerMachine:
     def _from_client(self, peer: Peer, message: Message) -> list[Action]:
         if isinstance(message, Hello):
             return self._welcome(peer, message)
-        incarnation = self._peers.get(peer)
+        incarnation = self._peers.find(peer)
         if incarnation is None:
             raise NotJoinedError(f"{type(message).__name__} before Hello")
         if incarnation in self._evicted:
@@ -287,9 +288,7 @@ class ServerMachine:
             if len(self._clients) >= MAX_PEERS:
                 raise LimitError(what="number of workers", got=len(self._clients) + 1, limit=MAX_PEERS)
             self._clients[hello.incarnation] = Client(hello)
-        self._peers[peer] = hello.incarnation
-        while len(self._peers) > 2 * MAX_PEERS:  # routing ids of connections long gone
-            self._peers.popitem(last=False)
+        self._peers.add(peer, hello.incarnation)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
@@ -355,7 +354,7 @@ class ServerMachine:
 
     def _values(self, peer: Peer, shard: Shard, message: Pull) -> Action:
         self._counts["pulls"] += 1
-        client = self._clients.get(self._peers.get(peer, b""))
+        client = self._clients.get(self._peers.find(peer) or b"")
         found = shard.pull(message.parts, message.version if message.exact else None, client.reader if client else b"")
         return self._send_values(peer, shard, message, message.codec, (), found)
 
@@ -396,19 +395,18 @@ class ServerMachine:
         return shard
 
     def _drop_parked(self, incarnation: bytes) -> None:
-        for key in [key for key in self._parked if self._peers.get(key[0]) == incarnation]:
+        for key in [key for key in self._parked if self._peers.find(key[0]) == incarnation]:
             del self._parked[key]
 
     def _forget(self, incarnation: bytes) -> None:
         self._clients.pop(incarnation, None)
         self._drop_copies(incarnation)
         self._drop_parked(incarnation)
-        for peer in [peer for peer, i in self._peers.items() if i == incarnation]:
-            del self._peers[peer]
+        self._peers.forget(incarnation)
 
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self._counts["refused"] += 1
-        client = self._clients.get(self._peers.get(peer, b""))
+        client = self._clients.get(self._peers.find(peer) or b"")
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {peer.hex()}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
         answer = Send(peer, Error(request, error.code, str(error), error.facts()))
