@@ -460,3 +460,16 @@ def test_whatever_the_network_does_no_push_is_lost_or_counts_twice(seed: int) ->
     training = OnDevices(steps=4, parameters=4, size=32, lives=6)
     report = Simulation(seed, servers=2, workers=2, faults=faults, training=training).run()
     assert report.outcomes["push"] + report.outcomes["push_pull"] > 0
+
+
+class TooSmall(OnDevices):
+    """Servers with less memory than a shard needs."""
+
+    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
+        return make_shard(CONFIG, job, placement, index, streams=Streams(HostDevice(1_000)))
+
+
+def test_every_worker_that_starts_the_job_is_told_that_the_device_is_too_small() -> None:
+    training = TooSmall(steps=2, parameters=4, size=32, lives=1)
+    report = Simulation(0, servers=2, workers=2, faults=Faults(), training=training).run()
+    assert report.outcomes == {"connect": 2, "DeviceMemoryError": 2}
