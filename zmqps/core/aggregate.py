@@ -197,21 +197,25 @@ class Stage:
 
 def _average(total: Array, summands: Sequence[Array], examples: Sequence[int]) -> None:
     """Write the mean of the summands, each counted as often as it has examples, to ``total``."""
-    scalar, whole = total.dtype.type, sum(examples)
+    first, *rest = summands
+    if not rest:
+        total[:] = first
+        return
+    scalar = total.dtype.type
     if isinstance(total, np.ndarray) and min(examples) == max(examples):  # a GPU does not tell of an overflow
         try:
             with np.errstate(over="raise", invalid="ignore"):
-                total[:] = summands[0]
-                for summand in summands[1:]:
+                np.add(first, rest[0], out=total)
+                for summand in rest[1:]:
                     total += summand
-            if len(summands) > 1:
-                total *= scalar(1.0 / len(summands))
+            total *= scalar(1.0 / len(summands))
             return
         except FloatingPointError:
             pass  # the sum is beyond what the dtype holds, the mean is not
     # each times its part first, so that nothing grows
+    parts = [scalar(count / sum(examples)) for count in examples]
     with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(summands[0], scalar(examples[0] / whole), out=total)
-        for summand, count in zip(summands[1:], examples[1:], strict=True):
-            np.multiply(summand, scalar(count / whole), out=summand)
+        np.multiply(first, parts[0], out=total)
+        for summand, part in zip(rest, parts[1:], strict=True):
+            np.multiply(summand, part, out=summand)
             total += summand
