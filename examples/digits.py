@@ -50,7 +50,8 @@ def accuracy(params, x, y):
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data()
     optimizer = zmqps.optim.adam(zmqps.optim.scale_linearly(2e-3, args.share, warmup_steps=50))
-    worker.init(initial_params(), optimizer=optimizer, staleness={**MODES, "ssp": args.staleness}[args.mode])
+    staleness = {**MODES, "ssp": args.staleness}[args.mode]
+    worker.init(initial_params(), optimizer=optimizer, staleness=staleness, push_codec=args.codec)
     curve = []
     for number in range(args.passes):
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
@@ -73,6 +74,7 @@ if __name__ == "__main__":
     parser.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
     parser.add_argument("--staleness", type=int, default=MODES["ssp"], help="ssp: how many steps a worker may be ahead")
     parser.add_argument("--share", type=int, default=1, help="sync: how many workers share a step, to make it longer")
+    parser.add_argument("--codec", default="raw", help="how gradients travel, say bf16, int8 or topk:fraction=0.1")
     parser.add_argument("--report", metavar="FILE", default=os.devnull, help="for losses and statistics, in JSON")
     options = parser.parse_args()
     with zmqps.connect(options.coordinator, timeout=60) as this:

@@ -107,3 +107,41 @@ def test_twobit_sends_the_zeros_of_a_sparse_block_as_zeros() -> None:
     values[[3, 500]] = 4.0, -4.0
     array, _ = codecs.twobit().decode(codecs.twobit().encode(values), 1000, "float32")
     assert np.array_equal(array, values)
+
+
+#: Subnormal, negative zero and huge, one beside the other; and nothing, or one alone.
+ANY_FINITE = hnp.arrays(np.float32, st.integers(0, 70), elements=st.floats(-(2.0**120), 2.0**120, width=32))
+
+
+@hypothesis.given(ANY_FINITE, st.sampled_from(BACKENDS))
+def test_onebit_sends_something_between_the_values_of_a_sign(values: np.ndarray, backend) -> None:
+    codec = codecs.onebit(block=16)
+    sent, _ = codec.decode(codec.encode(values, backend=backend), values.size, values.dtype, backend=backend)
+    for start in range(0, values.size, 16):
+        v, s = values[start : start + 16], sent[start : start + 16].astype(np.float64)
+        for group in (v >= 0, v < 0):
+            if group.any():
+                slack = 1e-6 * np.abs(v[group]).max() + 1e-44
+                assert (s[group] >= v[group].min() - slack).all()
+                assert (s[group] <= v[group].max() + slack).all()
+
+
+@hypothesis.given(ANY_FINITE, st.sampled_from(BACKENDS))
+def test_twobit_leaves_no_more_than_the_largest_of_its_block(values: np.ndarray, backend) -> None:
+    codec = codecs.twobit(block=16)
+    residual = np.zeros_like(values)
+    codec.encode(values, residual, backend=backend)
+    for start in range(0, values.size, 16):
+        largest = np.abs(values[start : start + 16]).max()
+        assert (np.abs(residual[start : start + 16]) <= largest * (1 + 1e-6) + 1e-44).all()
+
+
+@hypothesis.given(ANY_FINITE, st.sampled_from([0.01, 0.1, 0.5, 1.0]), st.sampled_from(BACKENDS))
+def test_topk_leaves_nothing_larger_than_what_it_sends(values: np.ndarray, fraction: float, backend) -> None:
+    codec = codecs.topk(fraction)
+    residual = np.zeros_like(values)
+    sent, _ = codec.decode(codec.encode(values, residual, backend=backend), values.size, values.dtype, backend=backend)
+    went = np.abs(sent[sent != 0])
+    assert went.size == min(codec.most(values.size), np.count_nonzero(values))
+    assert not went.size or np.abs(residual).max(initial=0.0) <= went.min()
+    assert np.array_equal(sent + residual, values)

@@ -115,3 +115,23 @@ def test_stochastic_rounding_depends_on_nothing_but_the_seed() -> None:
 def test_a_block_too_small_to_scale_becomes_zero() -> None:
     values = np.array([1e-37] * 16 + [1.0] * 16, np.float32)
     assert round_trip(codecs.int8(block=16), values).tolist() == [0.0] * 16 + [1.0] * 16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("codec", [codecs.bf16(), codecs.fp16()])
+def test_the_sign_of_zero_and_what_is_subnormal_survive_as_far_as_there_are_bits(codec, backend) -> None:
+    smallest = {"bf16": 2.0**-133, "fp16": 2.0**-24}[codec.name]  # each one's smallest subnormal
+    values = np.array([0.0, -0.0, smallest, -smallest, 3 * smallest, smallest / 4, -smallest / 4], np.float32)
+    got = round_trip(codec, values, backend=backend)
+    expected = [0.0, -0.0, smallest, -smallest, 3 * smallest, 0.0, -0.0]
+    assert got.tolist() == expected
+    assert np.signbit(got).tolist() == np.signbit(expected).tolist()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, -3.0, 65504.0, 3e38])
+def test_one_value_alone_is_as_good_as_in_a_crowd(value: float, backend) -> None:
+    alone = np.array([value], np.float32)
+    for codec in (codecs.bf16(), codecs.fp16(), codecs.int8(), codecs.int8(stochastic=True)):
+        crowd = np.full(1024, value, np.float32)
+        assert round_trip(codec, alone, backend=backend)[0] == round_trip(codec, crowd, backend=backend)[0]

@@ -38,11 +38,14 @@ class Cluster:
         slice_nbytes: int,
         kernels: str,
         proxy: Proxy | None,
+        workers: int | None,
         started: threading.Event,
         stopped: asyncio.Event,
     ) -> None:
         log = logging.getLogger("zmqps.test")
-        options = CoordinatorOptions(servers=num_servers, slice_nbytes=slice_nbytes, heartbeat_timeout=300.0)
+        options = CoordinatorOptions(
+            servers=num_servers, workers=workers, slice_nbytes=slice_nbytes, heartbeat_timeout=300.0
+        )
         transport = ZmqTransport(b"coordinator")
         self.address = transport.bind("tcp://127.0.0.1:0")
         machine = CoordinatorMachine(new_identity("coordinator", endpoint=self.address), options)
@@ -76,7 +79,11 @@ class Cluster:
 
 @contextmanager
 def running(
-    num_servers: int, slice_nbytes: int, kernels: str = "numpy", proxy: Proxy | None = None
+    num_servers: int,
+    slice_nbytes: int,
+    kernels: str = "numpy",
+    proxy: Proxy | None = None,
+    workers: int | None = None,
 ) -> Iterator[Cluster]:
     """Run a cluster; it is stopped and closed afterwards."""
     cluster, started = Cluster(), threading.Event()
@@ -84,7 +91,7 @@ def running(
 
     async def run() -> None:
         loops.append((asyncio.get_running_loop(), asyncio.Event()))
-        await cluster.run(num_servers, slice_nbytes, kernels, proxy, started, loops[0][1])
+        await cluster.run(num_servers, slice_nbytes, kernels, proxy, workers, started, loops[0][1])
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
