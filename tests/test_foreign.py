@@ -77,7 +77,7 @@ class Cupy:
             self.noted.append(f"leave cuda:{index}")
 
         manager: Any = current()
-        manager.use = lambda: None
+        manager.use = lambda: self.noted.append(f"use cuda:{index}")
         return manager
 
     def from_dlpack(self, value: Any) -> str:
@@ -104,6 +104,11 @@ def test_our_stream_comes_after_the_callers_and_the_callers_is_current_again(cup
         "enter cuda:1", "outbound waits for event of theirs", "outbound waits for event of null",
         "enter outbound", "work", "leave outbound", "leave cuda:1",
     ]  # fmt: skip
+
+
+def test_the_callers_device_stays_its_own(cupy: Cupy) -> None:
+    Handover()._port("cuda:1")
+    assert cupy.noted == ["enter cuda:1", "use cuda:1", "use cuda:1", "leave cuda:1"]
 
 
 def test_dlpack_is_preferred_and_cupys_own_arrays_are_taken_as_they_are(cupy: Cupy) -> None:

@@ -47,6 +47,16 @@ def locate(value: Any) -> str | None:
 
 
 @contextmanager
+def current(device: Device) -> Iterator[None]:
+    """Make a device this thread's current one, and the caller's own again afterwards."""
+    if not isinstance(device, CudaDevice):
+        yield
+        return
+    with device.cupy.cuda.Device(int(device.spec.removeprefix("cuda:"))):
+        yield
+
+
+@contextmanager
 def entered(device: Device, stream: Stream) -> Iterator[None]:
     """Let a stream come after what this thread was computing, and be its current one meanwhile.
 
@@ -57,7 +67,7 @@ def entered(device: Device, stream: Stream) -> Iterator[None]:
         return
     cuda = device.cupy.cuda
     ours = stream.stream  # type: ignore[attr-defined]
-    with cuda.Device(int(device.spec.removeprefix("cuda:"))):
+    with current(device):
         for theirs in (cuda.get_current_stream(), cuda.Stream.null):
             ours.wait_event(theirs.record())
         with ours:

@@ -21,7 +21,7 @@ from zmqps.core.arrays import Array
 from zmqps.core.job import STORAGE_DTYPES
 from zmqps.device import Device, Stream, open_device
 from zmqps.errors import DeviceError, DtypeError
-from zmqps.foreign import adopt, entered, locate
+from zmqps.foreign import adopt, current, entered, locate
 
 #: Page-locked memory that one worker takes at most: the host cannot swap it. Beyond it copies go through
 #: ordinary memory, slower but not wrong.
@@ -161,7 +161,8 @@ class Handover:
         if spec not in self._ports:
             device = self._open_device(spec)
             assert device is not None, "a place is never the processor"
-            self._ports[spec] = Port(device, device.new_stream(), device.new_stream())
+            with current(device):
+                self._ports[spec] = Port(device, device.new_stream(), device.new_stream())
         return self._ports[spec]
 
     @contextmanager
@@ -209,7 +210,8 @@ class Handover:
         starts = [0]
         for remote in remotes:
             starts.append(starts[-1] + -(-int(remote.array.nbytes) // ALIGNMENT) * ALIGNMENT)
-        memory = self._pinned.take(remotes[0].port.device, starts[-1])
+        with current(remotes[0].port.device):
+            memory = self._pinned.take(remotes[0].port.device, starts[-1])
         return [
             memory[start : start + int(remote.array.nbytes)].view(remote.array.dtype)
             for remote, start in zip(remotes, starts[:-1], strict=True)
