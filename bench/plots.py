@@ -12,7 +12,7 @@ OPERATIONS = ("push", "pull", "push_pull")
 
 
 def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Draw times beside their limits, and goodput over size; return the files written."""
+    """Draw times beside their limits, goodput over size, and phases; return the files written."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -20,7 +20,7 @@ def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in (("times", _draw_times), ("goodput", _draw_goodput)):
+    for name, draw in (("times", _draw_times), ("goodput", _draw_goodput), ("phases", _draw_phases)):
         figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
         if draw(axes, rows):
             for kind in ("png", "svg"):
@@ -54,5 +54,22 @@ def _draw_goodput(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped
     axes.set_xscale("log")
     axes.set_xlabel("bytes of one vector")
     axes.set_ylabel("GB/s, both ways together")
-    axes.legend()
+    if vectors:
+        axes.legend()
     return bool(vectors)
+
+
+def _draw_phases(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
+    recorded = [row for row in rows if "phases" in row.extra]
+    shares = [{f"{p['role']}: {p['name']}": p["share"] for p in row.extra["phases"]["phases"]} for row in recorded]
+    names = list(dict.fromkeys(name for found in shares for name in found if "control" not in name))
+    for number, (row, found) in enumerate(zip(recorded, shares, strict=True)):
+        height = 0.8 / len(recorded)
+        places = [place + number * height for place in range(len(names))]
+        axes.barh(places, [100 * found.get(name, 0.0) for name in names], height, label=row.title)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("per cent of a step during which the phase was under way somewhere")
+    if recorded:
+        axes.legend(fontsize=8)
+    return bool(recorded)

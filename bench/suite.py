@@ -51,6 +51,10 @@ def _transfer(operation: str, setup: Setup) -> Job:
     return _of(operation, partial(measure, operation), setup)
 
 
+def _in_place(setup: Setup) -> Job:
+    return _of("push_pull in place", partial(measure, "push_pull"), setup)
+
+
 def _phases(setup: Setup, output: Path) -> Job:
     def run() -> Row:
         trace = record("push_pull", setup)
@@ -82,6 +86,7 @@ def short(output: Path) -> Iterator[Job]:
         *(Setup(model=size) for size in ("64KB", "1MB", "16MB")),  # 1 KB is the latency case's
     ):
         yield _transfer("push_pull", changed)
+    yield _in_place(Setup(transport="shm", in_place=True))
     yield _of("sync_step", sync_step.measure, Setup(servers=2, workers=2, transport="shm", steps=8))
     yield from _others(("sgd", "adam"), ("numba",))
     for transport in ("tcp", "shm"):
@@ -105,6 +110,8 @@ def full(output: Path) -> Iterator[Job]:
         for codec in LOSSY:
             for operation in OPERATIONS if transport == "tcp" else ("push_pull",):
                 yield _transfer(operation, replace(plain, codec=codec))
+    for model in ("resnet50", "gpt2-small", "one-giant"):
+        yield _in_place(_sized(Setup(model=model, transport="shm", in_place=True)))
     yield from _others(tuple(OPTIMIZERS), codecs.BACKENDS)
     for transport in EXPLICIT:
         plain = Setup(transport=transport)
@@ -143,7 +150,7 @@ def _kept(path: Path) -> list[Row]:
 
 @click.command("suite")
 @click.option("--full", "everything", is_flag=True, help="All of every dimension: hours.")
-@click.option("--only", metavar="TEXT", default="", help="Only cases whose title holds this.")
+@click.option("--only", metavar="TEXT", multiple=True, help="Only cases whose title holds this; may be repeated.")
 @click.option("--list", "listing", is_flag=True, help="Only list the titles.")
 @click.option("--resume", is_flag=True, help="Keep what an interrupted run of this commit has written, do the rest.")
 @click.option(
@@ -154,13 +161,15 @@ def _kept(path: Path) -> list[Row]:
     help="Where results.json, the plots and the traces go.",
 )
 @click.option("--plots/--no-plots", default=True, show_default=True, help="Draw them (matplotlib).")
-def command(everything: bool, only: str, listing: bool, resume: bool, output: Path, plots: bool) -> None:
+def command(everything: bool, only: tuple[str, ...], listing: bool, resume: bool, output: Path, plots: bool) -> None:
     """Run many cases, print one table, write JSON, plots and traces.
 
     A case that fails is reported and the others go on; then the exit code is 1. Results are written
     after each case.
     """
-    jobs = [job for job in (full(output) if everything else short(output)) if only in job.title]
+    jobs = list(full(output) if everything else short(output))
+    if only:
+        jobs = [job for job in jobs if any(text in job.title for text in only)]
     if listing:
         for job in jobs:
             click.echo(job.title)

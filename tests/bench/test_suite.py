@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from bench import suite
 from bench.__main__ import main
+from bench.plots import write_plots
 from bench.results import Row, read_rows
 
 
@@ -61,6 +62,19 @@ def test_results_of_another_commit_are_not_continued(tmp_path: Path, ran: list[s
     assert "of commit 0123" in result.output
     assert "without --resume" in result.output
     assert len(ran) == 3
+
+
+def test_phases_and_times_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    phase = {"role": "worker", "name": "send", "share": 0.5}
+    rows = [
+        Row(case="push", model="1KB", median_s=0.1, limit_s=0.05, goodput_gb_s=1.0, ratio_to_limit=2.0,
+            extra={"model_nbytes": 1024}),
+        Row(case="phases", model="1KB", extra={"phases": {"phases": [phase]}}),
+    ]  # fmt: skip
+    drawn = {path.name for path in write_plots(rows, tmp_path)}
+    assert drawn == {f"{name}.{kind}" for name in ("times", "goodput", "phases") for kind in ("png", "svg")}
+    assert write_plots([], tmp_path) == []
 
 
 def test_titles_can_be_listed_without_running_anything(tmp_path: Path, ran: list[str]) -> None:
