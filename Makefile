@@ -11,6 +11,7 @@ ADDRESS     ?= tcp://127.0.0.1:$(PORT)
 COORDINATOR ?= $(ADDRESS)
 MODE        ?= async
 STALENESS   ?= 3
+DEVICE      ?= cuda
 SEEDS       ?= 1000
 
 ifeq ($(strip $(VENV)),)
@@ -27,7 +28,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-processes simulate test-gpu bench bench-full bench-peers experiments demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-slow test-processes simulate test-gpu bench bench-full bench-gpu bench-peers experiments demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -70,6 +71,11 @@ bench: $(INSTALLED) ## the short benchmark suite, about five minutes; results in
 
 bench-full: $(INSTALLED) ## every size, model, number of nodes, optimizer and codec: hours
 	$(PY) -m bench suite --full --output runs/bench-full
+
+bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory and bus: DEVICE=cuda
+	$(PY) -m bench apply --device $(DEVICE) --optimizer sgd
+	$(PY) -m bench apply --device $(DEVICE) --optimizer adam
+	$(PY) -m bench push_pull --device $(DEVICE) --transport shm
 
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
 	$(PY) -m bench peers --python $(PEERS)/bin/python
