@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.net.cluster import running
 
 SGD = zmqps.optim.sgd(learning_rate=0.1)
 
@@ -43,6 +44,14 @@ BAD: dict[str, tuple[type[Exception], Callable[[zmqps.Worker], object]]] = {
     "out that is a scalar, not an array": (zmqps.DtypeError, lambda w: w.pull(out={"s": np.float32(9)})),
     "out that is copied": (zmqps.DtypeError, lambda w: w.pull(out={"a": Copied()})),
     "names that are a number": (zmqps.ConfigurationError, lambda w: w.pull(5)),  # type: ignore[arg-type]
+    "names that are bytes": (zmqps.ConfigurationError, lambda w: w.pull(b"a")),  # type: ignore[arg-type]
+    "a list for a name": (zmqps.UnknownParameterError, lambda w: w.pull([["a"]])),  # type: ignore[list-item]
+    "a number for a name": (zmqps.UnknownParameterError, lambda w: w.push({1: np.zeros(4)})),  # type: ignore[dict-item]
+    "a codec that is a number": (zmqps.ConfigurationError, lambda w: w.push({"a": np.zeros(4)}, codec=3)),  # type: ignore[arg-type]
+    "a pull's codec that is a number": (zmqps.ConfigurationError, lambda w: w.pull(codec=3)),  # type: ignore[arg-type]
+    "complex numbers": (zmqps.DtypeError, lambda w: w.push({"a": np.zeros(4, "c8")})),
+    "integers in out": (zmqps.DtypeError, lambda w: w.pull(out={"a": np.zeros(4, "i4")})),
+    "out that is read-only": (zmqps.DtypeError, lambda w: w.pull(out={"a": np.broadcast_to(np.zeros(1), (4,))})),
     "a timeout that is text": (zmqps.ConfigurationError, lambda w: w.pull(timeout="3")),  # type: ignore[arg-type]
     "no time at all": (zmqps.ConfigurationError, lambda w: w.pull(timeout=0)),
     "a barrier without a name": (zmqps.ConfigurationError, lambda w: w.barrier("", timeout=1)),
@@ -90,7 +99,34 @@ def test_an_address_that_is_none_fails_at_once(address: Any) -> None:
         zmqps.connect(address)
 
 
-@pytest.mark.parametrize("options", [{"servers": 0}, {"workers": 0}, {"kernels": "gold"}, {"slice_nbytes": 1}])
+@pytest.mark.parametrize(
+    "options", [{"servers": 0}, {"workers": 0}, {"kernels": "gold"}, {"apply_threads": 0}, {"slice_nbytes": 1}]
+)
 def test_a_cluster_that_cannot_be_starts_no_process(options: dict[str, Any]) -> None:
     with pytest.raises(zmqps.ConfigurationError):
         zmqps.LocalCluster(**options)
+
+
+ODD = {"w": np.zeros(3, ">f4"), "s": np.float64(2), "e": np.zeros((0, 4), "f2"), "f": np.zeros((2, 3), "f4", order="F")}
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<f4", ">f8", "<f8", "f2"])
+def test_arrays_of_any_float_order_of_bytes_and_layout_are_taken_and_filled(dtype: str) -> None:
+    """What is odd about them is put right on the way, and zeros and ones are so in every dtype."""
+    with running(2, 4096) as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init(ODD, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+        numbers = np.arange(6, dtype=dtype)
+        worker.push(
+            {"w": numbers[::2], "s": np.ones((), dtype), "e": np.zeros((0, 4), dtype), "f": numbers.reshape(3, 2).T}
+        )
+        out = {
+            "w": np.ones(6, dtype)[::-2],
+            "s": np.ones((), dtype),
+            "e": np.ones((0, 4), dtype),
+            "f": np.ones((2, 3), dtype, order="F"),
+        }
+        worker.pull(out=out)
+        assert {name: array.tolist() for name, array in out.items()} == {
+            "w": [0, -2, -4], "s": 1, "e": [], "f": [[0, -2, -4], [-1, -3, -5]],
+        }  # fmt: skip
+        assert {array.dtype for array in out.values()} == {np.dtype(dtype)}

@@ -248,6 +248,6 @@ class Requests:
 
 
 def _several(names: str | Iterable[str] | None) -> list[str] | None:
-    if names is not None and not isinstance(names, Iterable):
+    if names is not None and (not isinstance(names, Iterable) or isinstance(names, bytes)):
         raise ConfigurationError(f"names is a name or several, not {names!r:.60}")
     return None if names is None else [names] if isinstance(names, str) else list(names)

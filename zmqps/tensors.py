@@ -71,7 +71,7 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
     """Return the parameters' numbers; raise `UnknownParameterError` with the nearest name there is."""
     numbers = []
     for name in names:
-        number = index.get(name)
+        number = index.get(name) if isinstance(name, str) else None
         if number is None:
             near = difflib.get_close_matches(str(name), index, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the job has {', '.join(map(repr, list(index)[:8]))}"

@@ -45,6 +45,8 @@ def check(codec: str | Codec, *, pulls: bool) -> str:
         There is none of that name, or it cannot encode what is pulled.
     """
     text = codec.spec if isinstance(codec, Codec) else codec
+    if not isinstance(text, str):
+        raise ConfigurationError(f"a codec is one of zmqps.codecs or its name, say 'bf16', not {text!r:.60}")
     try:
         found = named(text)
     except ProtocolError as error:
