@@ -61,17 +61,27 @@ class Views:
             start = _address(buffer)
             stop = start + buffer.nbytes
             first = max(0, bisect_right(starts, start) - 1)
+            if pieces and buffer.size and pieces[first].start <= start and stop <= pieces[first].stop:
+                array, offset = pieces[first].array, (start - pieces[first].start) // buffer.itemsize
+                results.append(array[offset : offset + buffer.size])
+                continue
             over = [piece for piece in pieces[first : bisect_left(starts, stop)] if piece.stop > start]
-            view = _view(buffer.dtype, start, stop, over) if stop > start else None
-            if view is None:
-                data = buffer.view(np.uint8)
-                for piece in over:
-                    lo, hi = max(start, piece.start), min(stop, piece.stop)
-                    data[lo - start : hi - start] = piece.array.view(np.uint8)[lo - piece.start : hi - piece.start]
-                view = buffer.view()
-                view.flags.writeable = False
-            results.append(view)
+            results.append(_joined(buffer, start, over))
         return results
+
+
+def _joined(buffer: Array, start: int, pieces: Sequence[_Piece]) -> Array:
+    """Return several pieces as one array, or, put together in its buffer, what came for that."""
+    stop = start + buffer.nbytes
+    view = _view(buffer.dtype, start, stop, pieces)
+    if view is None:
+        data = buffer.view(np.uint8)
+        for piece in pieces:
+            lo, hi = max(start, piece.start), min(stop, piece.stop)
+            data[lo - start : hi - start] = piece.array.view(np.uint8)[lo - piece.start : hi - piece.start]
+        view = buffer.view()
+        view.flags.writeable = False
+    return view
 
 
 def _view(dtype: np.dtype[Any], start: int, stop: int, pieces: Sequence[_Piece]) -> Array | None:
@@ -85,7 +95,7 @@ def _view(dtype: np.dtype[Any], start: int, stop: int, pieces: Sequence[_Piece])
         at = piece.stop
     if at < stop:
         return None
-    hold = pieces[0].owner.hold if len(pieces) == 1 else tuple(piece.owner.hold for piece in pieces)
+    hold = tuple(piece.owner.hold for piece in pieces)
     view: Array = np.frombuffer(borrow(memory, start + shift, stop + shift, hold), dtype)
     return view if view.flags.aligned else None
 
