@@ -27,7 +27,7 @@ KINDS = {
     "restarts": RESTARTS, "everything": EVERYTHING,
 }  # fmt: skip
 #: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
-CALM_S = 15.0
+CALM_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,15 @@ class Scenario:
 
 
 def _asynchronous() -> Training:
-    return AsyncTraining(steps=5, parameters=4, size=32, lives=8, compute_s=0.2)
+    return AsyncTraining(steps=4, parameters=4, size=32, lives=8, compute_s=0.2)
 
 
 def _bounded(staleness: int) -> Training:
-    return BoundedTraining(staleness, steps=8, parameters=4, size=32, lives=12, compute_s=0.2)
+    return BoundedTraining(staleness, steps=5, parameters=4, size=32, lives=12, compute_s=0.2)
 
 
 def _synchronous(**options: object) -> Callable[[], Training]:
-    return lambda: SyncTraining(**{"compute_s": 0.3, **options})  # type: ignore[arg-type]
+    return lambda: SyncTraining(**{"steps": 4, "compute_s": 0.4, **options})  # type: ignore[arg-type]
 
 
 def _scenarios() -> Mapping[str, Scenario]:
@@ -76,9 +76,9 @@ def _scenarios() -> Mapping[str, Scenario]:
     policies = {
         "backup": _synchronous(aggregate=2),
         "several": _synchronous(aggregate=5),
-        "continue": _synchronous(on_straggler="continue", steps=12, hiccup=0.1),
-        "fail": _synchronous(on_straggler="fail", steps=12, hiccup=0.1),
-        "data": _synchronous(data=DataSpec("examples", 90, 10, 2), compute_s=0.5),
+        "continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
+        "fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
+        "data": _synchronous(data=DataSpec("examples", 60, 10, 2), compute_s=0.5),
     }
     found |= {f"sync-{name}": Scenario(EVERYTHING, training) for name, training in policies.items()}
     found["sync-data-crashes"] = Scenario(CRASHES, policies["data"])

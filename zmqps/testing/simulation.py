@@ -19,8 +19,10 @@ from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.training import Training
 
-#: When faults have ceased, the longest a partition, a connection's or a request's next attempt can take.
-SETTLED_S = 60.0
+#: No partition and no stop takes longer.
+LONGEST_S = 30.0
+#: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
+SETTLED_S = 45.0
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
 
@@ -291,7 +293,7 @@ class Simulation(Engine):
 
     def _stop_somebody(self) -> None:
         if alive := [node for node in self.workers if node.alive]:
-            self.stop(self.rng.choice(alive), self.rng.expovariate(1.0 / self.faults.stop_s))
+            self.stop(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.stop_s)))
 
     def _calm(self) -> None:
         self.note("the network", "has no faults any more")
@@ -299,4 +301,4 @@ class Simulation(Engine):
 
     def _cut_somebody(self) -> None:
         if alive := [node for node in self.nodes.values() if node.alive]:
-            self.partition(self.rng.choice(alive), self.rng.expovariate(1.0 / self.faults.partition_s))
+            self.partition(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s)))

@@ -15,6 +15,7 @@ from zmqps.core.operations import Advance, Attached, Finish, Init, Join, Take, T
 from zmqps.core.session import SessionMachine
 from zmqps.errors import DeadlineError, VersionError
 from zmqps.optim import momentum
+from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
@@ -96,7 +97,8 @@ class SyncTraining(Training):
         attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
         out = [np.empty_like(value) for value in values]
         used: tuple[int, int] | None = None
-        for _ in range(self.steps if self.data is None else 1 << 30):
+        done = failed = 0
+        while (done < self.steps or self.data is not None) and failed < RETRIES:
             try:
                 if self.data is not None:
                     found: Range = yield Take(0.0, data=self.data, used=used), t
@@ -106,8 +108,9 @@ class SyncTraining(Training):
                 yield from self._read(simulation, worker, attached, out)
                 yield self._seconds(simulation)
                 yield from self._push(simulation, attached, out)
+                done += 1
             except DeadlineError:
-                pass  # the next step may do better
+                failed += 1  # the next attempt may do better
             simulation.counters["steps"] += 1
         yield Finish(0.0), t
 
