@@ -174,7 +174,7 @@ def test_the_command_reports_messages_bytes_and_time(capsys: pytest.CaptureFixtu
 
 
 def test_a_cluster_of_some_size_may_have_faults() -> None:
-    assert main(["--workers", "2", "--faults", "crashes", "--seed", "3"]) == 0
+    assert main(["--workers", "2", "--faults", "crashes", "--seed", "3", "--checks"]) == 0
 
 
 def test_the_command_runs_a_range_of_seeds_over_processes(
