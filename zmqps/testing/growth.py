@@ -86,7 +86,7 @@ def sweep(most_workers: int) -> list[Row]:
 def _row(size: Size, report: Report, processor_s: float) -> Row:
     steps = max(1, report.steps)
     return Row(
-        size, report.messages / steps, report.nbytes / steps, report.seconds / size.steps, processor_s / steps,
+        size, report.messages / steps, report.nbytes / steps, report.training_s / size.steps, processor_s / steps,
         report.coordinator_messages / steps,
     )  # fmt: skip
 

@@ -101,7 +101,8 @@ def show(report: Report, processor_s: float) -> None:
         "steps": f"{report.steps}",
         "messages": f"{report.messages}, {report.messages / steps:.1f} a step, {report.lost} lost",
         "bytes": f"{report.nbytes}, {report.nbytes / steps:.0f} a step",
-        "simulated seconds": f"{report.seconds:.3f}, {report.seconds / steps:.6f} a step",
+        "simulated seconds": f"{report.seconds:.3f}, {report.training_s:.3f} of them training, "
+        f"{report.training_s / steps:.6f} a step",
         "processor seconds": f"{processor_s:.3f}, {processor_s / steps:.6f} a step, "
         f"{report.messages / processor_s:.0f} messages a second",
         "outcomes": ", ".join(f"{name} {count}" for name, count in report.outcomes.items()),

@@ -10,7 +10,7 @@ from random import Random
 
 from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
 from zmqps.core.member import Identity
-from zmqps.core.operations import Operation
+from zmqps.core.operations import Init, Operation
 from zmqps.core.server import ServerMachine
 from zmqps.core.session import SessionMachine
 from zmqps.errors import DeadlineError
@@ -33,7 +33,11 @@ class SimulationError(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a simulation amounted to; ``seconds`` are simulated ones, ``digest`` is of all events."""
+    """What a simulation amounted to.
+
+    ``seconds`` are simulated ones, ``training_s`` those since the first ``init`` was answered, and ``digest`` is of
+    all events.
+    """
 
     seed: int
     seconds: float
@@ -44,6 +48,7 @@ class Report:
     lost: int
     outcomes: dict[str, int]  # results and errors of operations, by name
     coordinator_messages: int  # that it took or sent
+    training_s: float
     digest: int
 
 
@@ -113,6 +118,7 @@ class Simulation(Engine):
         self._workers_to_come = workers
         self._num_workers = 0
         self._num_running = 0
+        self._began_at: float | None = None
         self._names: deque[str] = deque()  # of workers to be started again
         if validate:
             self.training.watch(self)
@@ -151,7 +157,7 @@ class Simulation(Engine):
         return Report(
             self.seed, finished_at, c["steps"], c["events"], c["messages"],
             c["nbytes"], self.network.lost, dict(sorted(self.outcomes.items())),
-            c["coordinator messages"], self.digest,
+            c["coordinator messages"], finished_at - (self._began_at or finished_at), self.digest,
         )  # fmt: skip
 
     def _waiting(self) -> dict[str, list[str]]:
@@ -266,6 +272,8 @@ class Simulation(Engine):
 
     def resolved(self, node: Node, operation: Operation, value: object) -> None:
         """When all has been calm for long, nothing waits in vain in a cluster that can work."""
+        if self._began_at is None and isinstance(operation, Init):
+            self._began_at = self.now
         if isinstance(value, DeadlineError) and operation.started_at > self._calm_s + SETTLED_S and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
 
