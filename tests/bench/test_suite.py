@@ -64,6 +64,7 @@ def test_results_of_another_commit_are_not_continued(tmp_path: Path, ran: list[s
     assert len(ran) == 3
 
 
+@pytest.mark.processes  # not that it has any: matplotlib takes seconds
 def test_phases_and_times_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     phase = {"role": "worker", "name": "send", "share": 0.5}
