@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import codecs
 from zmqps.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.core.arrays import Array
 from zmqps.core.job import JobSpec
@@ -146,6 +147,8 @@ def make_shard(
     rules = CompiledRules(spec, config, device)
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         rules.warm_up(names, dtype)
+        for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
+            codecs.parse(codec).warm_up(dtype)
     gc.freeze()  # a look at all that numba has made of its modules would hold everybody up for 50 ms
     return Shard(
         placement,
