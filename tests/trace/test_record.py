@@ -47,7 +47,8 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
 
 def test_a_job_is_recorded_in_all_its_processes(directory: Path) -> None:
     gradients = {"w": np.ones(1_200_000, np.float32), "b": np.ones(3, np.float32)}
-    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    cluster = zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0)
+    with cluster, zmqps.connect(cluster.address) as worker:
         worker.init(gradients, optimizer=zmqps.optim.sgd(0.5), push_codec="bf16")
         for _ in range(2):
             values = worker.push_pull(gradients)
@@ -63,7 +64,7 @@ def test_a_job_is_recorded_in_all_its_processes(directory: Path) -> None:
         ("worker", "queue"), ("worker", "encode"), ("worker", "send"), ("wire", "wire there"), ("server", "serve"),
         ("server", "decode"), ("server", "reply"), ("wire", "wire back"), ("worker", "land"),
     ):  # fmt: skip
-        assert counts[phase] == 2, phase  # 4.8 MB are two slices
+        assert counts[phase] >= 2, phase  # 4.8 MB are two slices; on a busy machine one may be sent again
     assert counts["server", "apply"] == 2
     shown = CliRunner().invoke(cli, ["trace", str(directory), "--skip", "1", "--output", str(directory / "one")])
     assert shown.exit_code == 0, shown.output
