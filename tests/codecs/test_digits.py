@@ -22,7 +22,7 @@ from zmqps import codecs
 from zmqps.optim import adam, make_kernel, scale_linearly
 
 #: As a user would choose them for a model as small as this.
-CODECS = ("bf16", "fp16", "int8", "int8:stochastic", "twobit", "onebit", "topk:fraction=0.1")
+CODECS = ("bf16", "fp16", "int8", "int8:stochastic", "twobit", "onebit", "topk")
 POINT = 0.01
 WORKERS = 2
 

@@ -87,7 +87,7 @@ class TopK(Codec):
     error_feedback: ClassVar[bool] = True
     checkable: ClassVar[bool] = True
 
-    fraction: float = real(0.01, 1e-6, 1.0)
+    fraction: float = real(0.1, 1e-6, 1.0)
 
     def most(self, size: int) -> int:
         """Return how many of `size` values are sent at most."""
@@ -165,7 +165,7 @@ def _middle(blob: Bytes, dtype: np.dtype[Any]) -> int:
     return 4 + 4 * ((blob.nbytes - 4) // (4 + dtype.itemsize))
 
 
-def topk(fraction: float = 0.01) -> TopK:
+def topk(fraction: float = 0.1) -> TopK:
     r"""Return the codec that sends the largest values, and keeps the others for later.
 
     With the residual :math:`e` and the gradient :math:`g`, at each step:
