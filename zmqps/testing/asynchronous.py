@@ -11,6 +11,7 @@ import numpy as np
 from zmqps.core.arrays import Array
 from zmqps.core.job import JobSpec, Parameter
 from zmqps.core.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
+from zmqps.core.server import ServerMachine
 from zmqps.core.shard import Shard
 from zmqps.errors import DeadlineError, PSError
 from zmqps.optim import sgd
@@ -174,9 +175,14 @@ class AsyncTraining(Training):
 
     def check_end(self, simulation: Simulation) -> None:
         """Assert that every push that was acknowledged has been applied everywhere."""
-        for server in simulation.servers:
+        loaded = [server for server in simulation.servers if loaded_shard(server) is not None]
+        trained: dict[bytes, int] = {}  # the epoch of each life's last job; those before it were given up untrained
+        for server in loaded:
+            trained[life_of(server)] = max(trained.get(life_of(server), 0), _epoch(server))
+        for server in loaded:
             shard = loaded_shard(server)
-            for values, owners in self._values(shard) if shard is not None else ():
+            assert shard is not None
+            for values, owners in self._values(shard) if _epoch(server) == trained[life_of(server)] else ():
                 applied = self._applied[life_of(server)][owners]
                 assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
@@ -193,3 +199,8 @@ class AsyncTraining(Training):
         if worker.finished or not self._restart or simulation.num_workers >= self.lives:
             return False
         return simulation.coordinator_alive and not simulation.job_failed
+
+
+def _epoch(server: Node) -> int:
+    assert isinstance(server.machine, ServerMachine)
+    return server.machine.epoch
