@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +33,9 @@ WORKS = {
     "sgd-2x2": Setup(transport="auto", servers=2, workers=2),
     "latency-tcp": Setup(model="1KB"),
 }
+#: The same where gradients are computed in the servers' sight and values are looked at where they lie. The peers
+#: have no such thing: each is measured only beside the one whose target it shares.
+IN_PLACE = {f"{work}-in-place": replace(WORKS[work], in_place=True) for work in ("sgd-1x1", "adam-1x1", "sgd-2x2")}
 #: Synchronous training, as an all-reduce does it.
 SYNC = "sync-2x4"
 #: The optimizers' kernels beside a memory copy.
@@ -47,6 +50,9 @@ TARGETS = {
     ("sgd-1x1", "torch-rpc"): 0.50,
     ("adam-1x1", "torch-rpc"): 0.60,
     ("sgd-2x2", "tensorflow"): 0.25,
+    ("sgd-1x1-in-place", "torch-rpc"): 0.50,
+    ("adam-1x1-in-place", "torch-rpc"): 0.60,
+    ("sgd-2x2-in-place", "tensorflow"): 0.25,
     ("latency-tcp", "torch-rpc-uv"): 0.50,
     ("latency-tcp", "tensorflow"): 0.25,
     ("kernel-sgd", "copy"): 1.3,
@@ -103,6 +109,7 @@ class Pair:
 def pairs(python: Path) -> list[Pair]:
     """Return all there are; ``python`` is the interpreter of the peers' environment."""
     found = [Pair(work, peer, partial(compare, work, peer, python)) for work in WORKS for peer in PEERS]
+    found += [Pair(work, peer, partial(compare, work, peer, python)) for work, peer in TARGETS if work in IN_PLACE]
     found.append(Pair(SYNC, "gloo", partial(_synchronous, python)))
     return found + [Pair(work, "copy", partial(_kernel, work)) for work in KERNELS]
 
@@ -115,7 +122,7 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
     PeerError, ChildError, PSError
         One of them did not do it.
     """
-    setup = WORKS[work]
+    setup = (WORKS | IN_PLACE)[work]
     batch = BATCH if setup.nbytes < 1 << 16 else 1
     ours: list[float] = []
     theirs: list[float] = []
