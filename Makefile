@@ -51,8 +51,8 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
 
-test: $(INSTALLED) ## the default test suite
-	$(PY) -m pytest
+test: $(INSTALLED) ## the default test suite, on up to four cores
+	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
 
 test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
 	$(PY) -m pytest -m slow --timeout 900

@@ -1,7 +1,4 @@
-"""Train a small network on handwritten digits: plain numpy here, the parameters on zmqps' servers.
-
-Start servers with `make up`, then `python examples/digits.py` in as many terminals as you like, at any time.
-"""
+"""Train a network on handwritten digits in numpy: `make up` first, then this in as many terminals as you like."""
 
 import argparse
 import dataclasses
