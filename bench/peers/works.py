@@ -21,6 +21,7 @@ from bench.transfer import start_workers
 PEERS = {
     "tensorflow": ("tensorflow_ps", ""),
     "torch-rpc-uv": ("torch_rpc", "uv"),
+    "torch-rpc-cma": ("torch_rpc", "cma"),
     "torch-rpc": ("torch_rpc", ""),
     "ray": ("ray_ps", ""),
     "gloo": ("gloo", ""),
