@@ -66,7 +66,7 @@ def test_steps_in_a_codec_are_checked_and_recorded(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["push_pull", *flags])
     assert result.exit_code == 0, result.output
     written = json.loads(json_path.read_text())
-    assert (written["codec"], written["checked"]) == ("topk:fraction=0.01", True)
+    assert (written["codec"], written["checked"]) == ("topk:fraction=0.1", True)
     phases = {(phase["role"], phase["name"]): phase["total_s"] for phase in written["phases"]["phases"]}
     assert phases.keys() >= {("worker", "encode"), ("wire", "wire there"), ("server", "decode"), ("server", "apply")}
     assert "wire back" in result.output
