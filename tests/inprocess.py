@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -66,7 +67,8 @@ class InProcessCluster:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._loop.call_soon_threadsafe(self._coordinator.submit, Stop("the test is over"))
+        with suppress(RuntimeError):  # the loop is closed: the cluster has ended with its workers
+            self._loop.call_soon_threadsafe(self._coordinator.submit, Stop("the test is over"))
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 

@@ -75,6 +75,7 @@ def test_before_its_start_there_is_no_address() -> None:
 def test_a_killed_server_does_not_keep_it_from_stopping() -> None:
     with zmqps.LocalCluster(servers=2, heartbeat_interval=0.1, heartbeat_timeout=0.5) as cluster:
         os.kill(cluster.pids["server-0"], signal.SIGKILL)
+    assert all_gone(cluster.pids.values())
 
 
 def test_a_start_that_takes_too_long_says_what_is_missing() -> None:

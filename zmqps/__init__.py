@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zmqps import aio, data, errors, local, optim, pipeline, stale
+    from zmqps import aio, codecs, data, errors, local, optim, pipeline, stale
     from zmqps.cluster import LocalCluster
     from zmqps.core.operations import Statistics
     from zmqps.errors import PSError
@@ -21,6 +21,7 @@ __all__ = [
     "Worker",
     "__version__",
     "aio",
+    "codecs",
     "connect",
     "data",
     "errors",
@@ -38,7 +39,7 @@ _HOMES = {
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
 }
-_MODULES = ("aio", "data", "errors", "local", "optim", "pipeline", "stale")
+_MODULES = ("aio", "codecs", "data", "errors", "local", "optim", "pipeline", "stale")
 
 
 def __getattr__(name: str) -> Any:

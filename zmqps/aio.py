@@ -7,7 +7,8 @@
         values = await worker.push_pull(grads)
 
 There is one worker: everything here hands it an operation and awaits the future of that. The
-loop is never blocked; what would block is done by one helper thread a worker, in the order asked.
+loop is never blocked; what would block is done by one helper thread a worker, in the order asked
+(`statistics`, `rejoin` and `close` do not wait for their turn).
 
 Cancelling an ``await`` stops the waiting, not the operation: a push that was begun is applied all
 the same, once, and its result is dropped; the arrays given to it stay in use until it is done, at
@@ -25,6 +26,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from zmqps.codecs import Codec
 from zmqps.core.data import DataSpec
+from zmqps.core.job import Parameter
 from zmqps.core.operations import Statistics
 from zmqps.data import DataShard
 from zmqps.errors import ClosedError
@@ -45,11 +47,7 @@ def _awaiting(
     @wraps(blocking)
     async def method(self: AsyncWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
         # even to begin may take long: to convert a large model's arrays, or to ask for the job
-        try:
-            beginning: Future[Future[T]] = self._helper.submit(begin, self._worker, *args, **kwargs)
-        except RuntimeError:  # the helper is gone, so the worker is closed
-            raise ClosedError("the worker is closed") from None
-        begun: Future[T] = await asyncio.wrap_future(beginning)
+        begun: Future[T] = await self._ask(partial(begin, self._worker, *args, **kwargs))
         return await asyncio.wrap_future(begun)
 
     return method
@@ -73,7 +71,7 @@ class AsyncWorker:
 
     async def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return arrays that servers on this host read in place, as `zmqps.Worker.gradient_buffers` does."""
-        return await asyncio.to_thread(self._worker.gradient_buffers, timeout=timeout)
+        return await self._ask(partial(self._worker.gradient_buffers, timeout=timeout))
 
     async def shards(
         self,
@@ -101,12 +99,16 @@ class AsyncWorker:
     ) -> AsyncIterator[tuple[str, Any]]:
         """`Worker.pull_each`, for ``async for``; the pull begins with the first step of the loop."""
         begin = partial(self._worker.pull_each_async, names, out=out, at_least=at_least, codec=codec, timeout=timeout)
+        for name, future in (await self._ask(begin)).items():
+            yield name, await asyncio.wrap_future(future)
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        """Return what a call of the worker returns, in its turn."""
         try:
-            beginning = self._helper.submit(begin)
+            asked: Future[T] = self._helper.submit(call)
         except RuntimeError:  # the helper is gone, so the worker is closed
             raise ClosedError("the worker is closed") from None
-        for name, future in (await asyncio.wrap_future(beginning)).items():
-            yield name, await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(asked)
 
     @property
     def rank(self) -> int:
@@ -117,6 +119,11 @@ class AsyncWorker:
     def num_workers(self) -> int:
         """How many workers the job counts on: as many as it expects, or those here now."""
         return self._worker.num_workers
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """What the job trains; empty before `init` or the first pull."""
+        return self._worker.parameters
 
     @property
     def address(self) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.make_wire_vectors import PATH as VECTORS
+from zmqps.core.job import OPTIONS
 from zmqps.core.messages import BY_KIND, PROTOCOL_VERSION
 from zmqps.core.wire import CHECKS
 
@@ -35,6 +36,16 @@ def test_every_message_is_there_with_its_number_and_fields() -> None:
         for kind, cls in BY_KIND.items()
     }
     assert documented == real
+
+
+def test_every_entry_of_a_job_is_there() -> None:
+    table = (
+        section("Starting the job")
+        .partition("The **job** map has exactly these entries:")[2]
+        .partition("In the other")[0]
+    )
+    cells = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == {"parameters", "optimizer", *OPTIONS}
 
 
 def test_every_type_of_a_field_is_explained() -> None:

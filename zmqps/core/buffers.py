@@ -35,7 +35,7 @@ class Buffers:
     memory
         Where they are.
     counters
-        Counts ``spare_buffers``, and in ``spare_nbytes`` all memory beyond the arenas.
+        Counts ``spare_buffers``, and in ``spare_nbytes`` all memory beyond the first arena.
     """
 
     def __init__(

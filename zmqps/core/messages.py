@@ -37,8 +37,6 @@ Part = tuple[int, int, tuple[int, ...]]
 #: (incarnation, attempts): which pushes of a worker make its part of a committed step.
 Contributor = tuple[bytes, tuple[int, ...]]
 
-ROLES = ("worker", "server", "coordinator", "observer")
-
 
 class Message:
     """Base of all messages."""
