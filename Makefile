@@ -38,6 +38,8 @@ help: ## show this list
 	  /^[a-z-]+:.*## /     { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@printf '\nVariables: PYTHON=%s VENV=%s SERVERS=%s WORKERS=%s PORT=%s COORDINATOR=%s\n' \
 	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
+	@printf '           MODE=%s STALENESS=%s DEVICE=%s SEEDS=%s NAMES=%s SCRIPT=%s ARGS=%s\n' \
+	  '$(MODE)' '$(STALENESS)' '$(DEVICE)' '$(SEEDS)' '$(NAMES)' '$(SCRIPT)' '$(ARGS)'
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
@@ -69,7 +71,7 @@ test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
 bench: $(INSTALLED) ## the short benchmark suite, about five minutes; results in runs/bench
 	$(PY) -m bench suite
 
-bench-full: $(INSTALLED) ## every size, model, number of nodes, optimizer and codec: hours
+bench-full: $(INSTALLED) ## all sizes, models, numbers of nodes and codecs, four optimizers: hours
 	$(PY) -m bench suite --full --output runs/bench-full
 
 bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory and bus: DEVICE=cuda

@@ -1,4 +1,4 @@
-"""(e) Local steps: bytes moved against loss, with real processes and the helpers of `zmqps.local`."""
+"""(e) Local steps: bytes moved against loss; threads with `zmqps.local` against a real coordinator and server."""
 
 from __future__ import annotations
 

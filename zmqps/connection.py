@@ -143,7 +143,7 @@ class Connection:
         name : str
             Of the data set. Workers that name the same share its ranges; one that is used up stays so.
         timeout : float, optional
-            Seconds to wait for each range; by default 60.
+            Seconds to wait for each range; by default the one given to `connect`, at least 60.
 
         Yields
         ------

@@ -89,7 +89,7 @@ class Reader(Connection):
             before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
             ends. Not together with ``out``.
         timeout : float, optional
-            Seconds; by default 60.
+            Seconds; by default the one given to `connect`, at least 60.
 
         Returns
         -------

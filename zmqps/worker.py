@@ -210,10 +210,11 @@ class Worker(Reader):
             GPU are copied to this host, after what their library still computes, before this
             returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
         timeout : float, optional
-            Seconds; by default 60.
+            Seconds; by default the one given to `connect`, at least 60.
         atomic : bool
             Apply all of it on a shard at once, so that no other worker's update of that shard comes
-            in between. Otherwise slices (4 MiB) are atomic. Over several shards nothing is promised.
+            in between. Otherwise slices (4 MiB unless ``--slice-size`` says otherwise) are atomic. Over
+            several shards nothing is promised.
         examples : int
             Synchronous: how often these gradients count in the step's mean, usually the size of
             the batch they are the mean of. Each parameter's mean is over the workers that pushed it;
