@@ -138,7 +138,6 @@ class Target:
     ) -> None:
         if not isinstance(out, Mapping):
             raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
-        self.numbers = check_names(out, index)
         self.flat: list[Array | None] = [None] * len(parameters)
         self._strided: list[tuple[Array, Array]] = []
         self._out = out
@@ -151,10 +150,11 @@ class Target:
             for number, flat in plain.items():
                 self.flat[number] = flat.reshape(-1)
             return
+        numbers = check_names(out, index)
         seen = {name: _detached(value) for name, value in out.items()}
         self._narrowed = {name: value for name, value in seen.items() if _is_torch_bfloat16(value)}
         self._remotes = handover.adopt({n: value for n, value in seen.items() if n not in self._narrowed}, fill=True)
-        for (name, value), number in zip(out.items(), self.numbers, strict=True):
+        for (name, value), number in zip(out.items(), numbers, strict=True):
             if name in self._narrowed:
                 value = self._wide[name] = np.empty(tuple(value.shape), np.float32)
             array = self._remotes.get(name) or as_array(name, value)
