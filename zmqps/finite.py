@@ -58,3 +58,7 @@ def _blocks(arrays: Iterable[Array]) -> Iterator[Array]:
 @cache
 def _helper() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "zmqps-finite")
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has the executor, but not its thread, and would wait for ever
+    os.register_at_fork(after_in_child=_helper.cache_clear)
