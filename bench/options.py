@@ -17,8 +17,8 @@ from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
 from bench.tables import console, print_rows
 from bench.transfer import measure, record
 from zmqps import codecs
-from zmqps.device import parse
 from zmqps.errors import ConfigurationError, ProtocolError
+from zmqps.gpu.device import parse
 from zmqps.trace import merge
 
 Command: TypeAlias = Callable[..., None]

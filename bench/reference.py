@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from bench.setup import LEARNING_RATE, OPTIMIZERS, Setup
-from zmqps.core.encoding import choose
-from zmqps.core.job import Parameter
-from zmqps.core.keyspace import KeySpace, Placement, Slice
+from zmqps.core.job.keyspace import KeySpace, Placement, Slice
+from zmqps.core.job.spec import Parameter
+from zmqps.core.protocol.encoding import choose
 from zmqps.optim import make_kernel
 
 Arrays = Mapping[str, np.ndarray[Any, np.dtype[Any]]]

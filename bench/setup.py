@@ -42,7 +42,7 @@ class Setup:
     in_place
         Gradients are computed where servers of this host read them, and values looked at where they lie.
     device
-        Where servers keep their shards and workers their arrays, as `zmqps.device.open_device` takes it;
+        Where servers keep their shards and workers their arrays, as `zmqps.gpu.device.open_device` takes it;
         None: on the processor, and nobody asks what a bus would allow.
     """
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from experiments.problems import Digits, Params, Problem
-from zmqps.core.job import JobSpec
-from zmqps.core.keyspace import Placement
-from zmqps.core.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
-from zmqps.core.server import ServerMachine
-from zmqps.core.session import SessionMachine
-from zmqps.core.shard import Shard
+from zmqps.client.tensors import describe
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
+from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
+from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import PSError
-from zmqps.handover import Handover
+from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec
 from zmqps.stale import Treatment
-from zmqps.tensors import describe
 from zmqps.testing import Node, Program, Simulation, Training
 from zmqps.testing.training import ReferenceRules
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqps.device import CudaDevice, Device, HostDevice
+from zmqps.gpu.device import CudaDevice, Device, HostDevice
 
 on_every_device = pytest.mark.parametrize(
     "new_device",

@@ -11,14 +11,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import Stop
-from zmqps.core.server import ServerMachine
-from zmqps.inquiry import inquire, run_blocking
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.protocol.events import Stop
+from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver
+from zmqps.net.identity import new_identity
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.node import new_identity
-from zmqps.server import ServerConfig, make_shard
+from zmqps.nodes.inquiry import inquire, run_blocking
+from zmqps.nodes.server import ServerConfig, make_shard
 
 PATIENCE = 20.0
 ANYWHERE = "tcp://127.0.0.1:0"

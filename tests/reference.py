@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from zmqps import codecs
-from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.keyspace import Placement, Segment, Slice
+from zmqps.core.job.keyspace import Placement, Segment, Slice
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.optim import OptimizerSpec, make_kernel
 
 Array = np.ndarray[Any, np.dtype[Any]]

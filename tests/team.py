@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmqps
-from zmqps.requests import Params
+from zmqps.client.requests import Params
 
 T = TypeVar("T")
 

@@ -30,7 +30,7 @@ PURE_MAY_IMPORT = {
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {
-    "zmqps/core/wire.py": {"msgpack"},
+    "zmqps/core/protocol/wire.py": {"msgpack"},
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
     "zmqps/jit.py": {"numba"},
@@ -43,16 +43,16 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
-    "msgpack": {"zmqps/core/wire.py"},
+    "msgpack": {"zmqps/core/protocol/wire.py"},
     "zmq": {"zmqps/net/zeromq.py"},
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
-    "cupy": {"zmqps/device.py"},
+    "cupy": {"zmqps/gpu/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {"numba", "cupy"}
 
 #: Programs of their own: what two of them share belongs below them.
-SHELLS = {"zmqps/server.py", "zmqps/coordinator.py", "zmqps/worker.py"}
+SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}
 
 #: Peer input must never become code.
 UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
@@ -211,13 +211,13 @@ def test_importing_core_loads_no_io_library() -> None:
         (pure_violations, "zmqps/core/a.py", "if TYPE_CHECKING:\n    import asyncio"),
         (pure_violations, "zmqps/core/a.py", "open('x')"),
         (pure_violations, "zmqps/optim/a.py", "noise = np.random.normal()"),
-        (door_violations, "zmqps/server.py", "import zmq.asyncio"),
+        (door_violations, "zmqps/nodes/server.py", "import zmq.asyncio"),
         (door_violations, "zmqps/optim/kernels.py", "from numba import njit"),
-        (shell_violations, "zmqps/server.py", "from . import worker"),
-        (shell_violations, "zmqps/worker.py", "from zmqps.server import Server"),
-        (safety_violations, "zmqps/server.py", "def f():\n    import pickle"),
-        (safety_violations, "zmqps/server.py", "eval('1')"),
-        (safety_violations, "zmqps/server.py", "np.load(f, allow_pickle=True)"),
+        (shell_violations, "zmqps/nodes/server.py", "from .. import worker"),
+        (shell_violations, "zmqps/worker.py", "from zmqps.nodes.server import Server"),
+        (safety_violations, "zmqps/nodes/server.py", "def f():\n    import pickle"),
+        (safety_violations, "zmqps/nodes/server.py", "eval('1')"),
+        (safety_violations, "zmqps/nodes/server.py", "np.load(f, allow_pickle=True)"),
     ],
 )
 def test_the_rules_see_a_violation(rule, path, source) -> None:  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 import zmqps
-from zmqps.core.link import RETRY_S, WINDOW_NBYTES
+from zmqps.core.worker.link import RETRY_S, WINDOW_NBYTES
 
 MODEL_NBYTES = 8 << 20
 PUSHES = 64

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmqps.errors
-from zmqps.core.messages import Error
-from zmqps.core.wire import decode, encode
+from zmqps.core.protocol.messages import Error
+from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import BY_CODE, DeadlineError, LimitError, PSError, UnknownParameterError, from_wire
 
 PROTOCOL = Path(__file__).resolve().parents[1] / "docs" / "protocol.md"

@@ -24,9 +24,9 @@ import pytest
 
 import zmqps
 from tests.team import PATIENCE, Team
+from zmqps.client.requests import Params
 from zmqps.errors import ClosedError
-from zmqps.inquiry import inquire, run_blocking
-from zmqps.requests import Params
+from zmqps.nodes.inquiry import inquire, run_blocking
 
 #: Seconds of silence after which a worker is lost; a busy machine makes nobody silent for so long.
 TIMEOUT = 1.5

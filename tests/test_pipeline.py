@@ -13,8 +13,8 @@ import pytest
 
 import zmqps
 from zmqps import codecs, pipeline
-from zmqps.core.messages import Left
-from zmqps.core.wire import encode
+from zmqps.core.protocol.messages import Left
+from zmqps.core.protocol.wire import encode
 from zmqps.errors import (
     AddressInUseError,
     ClosedError,

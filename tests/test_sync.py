@@ -11,8 +11,8 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
+from zmqps.client.requests import Params
 from zmqps.errors import ConfigurationError, DeadlineError, VersionError
-from zmqps.requests import Params
 
 Arrays = dict[str, np.ndarray]
 

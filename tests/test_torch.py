@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zmqps.core.job import JobSpec
-from zmqps.core.keyspace import KeySpace, Placement
-from zmqps.core.operations import Attached
+from zmqps.client.requests import Requests
+from zmqps.client.tensors import describe
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.worker.operations import Attached
 from zmqps.errors import ShapeError
-from zmqps.handover import Handover
+from zmqps.gpu.handover import Handover
 from zmqps.optim import sgd
-from zmqps.requests import Requests
-from zmqps.tensors import describe
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 

@@ -24,8 +24,8 @@ import numpy as np
 
 import zmqps
 from tests.team import PATIENCE
-from zmqps.core.messages import Push
-from zmqps.core.wire import decode
+from zmqps.core.protocol.messages import Push
+from zmqps.core.protocol.wire import decode
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.optim import all_finite
 

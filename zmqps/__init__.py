@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zmqps import aio, codecs, data, errors, local, optim, pipeline, stale
-    from zmqps.cluster import LocalCluster
-    from zmqps.core.operations import Statistics
+    from zmqps.core.worker.operations import Statistics
     from zmqps.errors import PSError
+    from zmqps.launch.cluster import LocalCluster
     from zmqps.worker import Worker, connect
 
 __version__ = "0.1.0"
@@ -33,9 +33,9 @@ __all__ = [
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
 _HOMES = {
-    "LocalCluster": "zmqps.cluster",
+    "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
-    "Statistics": "zmqps.core.operations",
+    "Statistics": "zmqps.core.worker.operations",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
 }

@@ -25,9 +25,9 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from zmqps.codecs import Codec
-from zmqps.core.data import DataSpec
-from zmqps.core.job import Parameter
-from zmqps.core.operations import Statistics
+from zmqps.core.job.data import DataSpec
+from zmqps.core.job.spec import Parameter
+from zmqps.core.worker.operations import Statistics
 from zmqps.data import DataShard
 from zmqps.errors import ClosedError
 from zmqps.worker import Worker

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zmqps.core.data import DataSpec
-from zmqps.core.messages import Range
-from zmqps.core.shuffle import permuted
+from zmqps.core.job.data import DataSpec
+from zmqps.core.job.shuffle import permuted
+from zmqps.core.protocol.messages import Range
 from zmqps.errors import ConfigurationError
 
 __all__ = ["DataShard", "split"]

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.arrays import Array
+from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError
 from zmqps.worker import Worker
 

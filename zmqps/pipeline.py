@@ -22,15 +22,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmqps.codecs import Codec
-from zmqps.core.arrays import Array
-from zmqps.core.encoding import check as check_codec
-from zmqps.core.messages import Hello, Message, Tensors
-from zmqps.core.parcel import pack, unpack
-from zmqps.core.server import check_hello
-from zmqps.core.wire import decode, encode
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.protocol.hello import check_hello
+from zmqps.core.protocol.messages import Hello, Message, Tensors
+from zmqps.core.protocol.parcel import pack, unpack
+from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError, ProtocolError
+from zmqps.net.identity import check_bind, check_endpoint, new_identity
 from zmqps.net.zeromq import DealerPair
-from zmqps.node import check_bind, check_endpoint, new_identity
 
 __all__ = ["Channel", "bind", "connect"]
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from zmqps.client.connection import DEFAULT_TIMEOUT
+from zmqps.client.reader import Reader
+from zmqps.client.requests import Params
+from zmqps.client.tensors import describe
 from zmqps.codecs import Codec
-from zmqps.connection import DEFAULT_TIMEOUT
-from zmqps.core.encoding import check as check_codec
-from zmqps.core.job import JobSpec
-from zmqps.core.operations import Advance, Init
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.worker.operations import Advance, Init
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
-from zmqps.reader import Reader
-from zmqps.requests import Params
 from zmqps.stale import Treatment
-from zmqps.tensors import describe
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 
@@ -77,7 +77,7 @@ class Worker(Reader):
             workers bring several batches to a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
             Synchronous: what happens when a step takes longer than those before it lead to expect
-            (`zmqps.core.consistency.deadline`): wait on, go on without those who are late, or let
+            (`zmqps.core.coordinator.consistency.deadline`): wait on, go on without those who are late, or let
             those who wait fail with `DeadlineError`.
         retain : int
             Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.

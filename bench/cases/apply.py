@@ -15,8 +15,8 @@ from bench.options import device_option, json_option, model_option, optimizer_op
 from bench.results import Row, timed
 from bench.setup import GRADIENT_SCALE, OPTIMIZERS, WARM_UP
 from bench.stats import Times
-from zmqps.core.keyspace import SLICE_NBYTES
-from zmqps.device import Device
+from zmqps.core.job.keyspace import SLICE_NBYTES
+from zmqps.gpu.device import Device
 from zmqps.optim import make_kernel
 
 BACKENDS = ("numba", "numpy")

@@ -15,7 +15,7 @@ from bench.results import Row, timed
 from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
 from zmqps import codecs
-from zmqps.core.keyspace import SLICE_NBYTES
+from zmqps.core.job.keyspace import SLICE_NBYTES
 
 BACKENDS = ("numba", "numpy")
 #: A codec has to pay on a slow network: 1 Gbit/s.

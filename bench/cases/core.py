@@ -17,18 +17,29 @@ from bench.options import json_option, model_option, report, steps_option
 from bench.results import Row
 from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import COORDINATOR, Action, Connect, Peer, Received, Resolve, Returned, Run, Send, server_peer
-from zmqps.core.job import JobSpec
-from zmqps.core.keyspace import Placement
-from zmqps.core.member import Identity
-from zmqps.core.operations import Attached, Init, Operation, Transfer, plan
-from zmqps.core.server import ServerMachine
-from zmqps.core.session import SessionMachine
-from zmqps.core.shard import Kernel, Shard
-from zmqps.core.wire import decode, encode
-from zmqps.handover import Handover
-from zmqps.tensors import describe
+from zmqps.client.tensors import describe
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Peer,
+    Received,
+    Resolve,
+    Returned,
+    Run,
+    Send,
+    server_peer,
+)
+from zmqps.core.protocol.wire import decode, encode
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Kernel, Shard
+from zmqps.core.worker.operations import Attached, Init, Operation, Transfer, plan
+from zmqps.core.worker.session import SessionMachine
+from zmqps.gpu.handover import Handover
 
 FOREVER = 1e9
 

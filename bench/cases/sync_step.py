@@ -22,7 +22,7 @@ from bench.results import Row, timed
 from bench.setup import WARM_UP, Setup
 from bench.stats import Times, network_bound, percentile, ratio_spread
 from bench.transfer import TIMEOUT, TransferWorker, check_values
-from zmqps.core.keyspace import SLICE_NBYTES
+from zmqps.core.job.keyspace import SLICE_NBYTES
 
 #: The smallest slices there are, in KB: what takes its time in them is not the bytes.
 SMALL_SLICE_KB = 4

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 
 ANYWHERE = "tcp://127.0.0.1:0"
 NODES = {

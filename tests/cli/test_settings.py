@@ -13,8 +13,8 @@ import pytest
 
 from zmqps.cli.main import cli, run
 from zmqps.cli.settings import Setting, Size, read_config
-from zmqps.core import exits
-from zmqps.core.coordinator import CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorOptions
+from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]

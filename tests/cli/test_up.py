@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from zmqps.cli.state import Claim, State, read_state, state_path
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
 
 ANYWHERE = ("--address", "tcp://127.0.0.1:0")

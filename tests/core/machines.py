@@ -6,13 +6,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import Action, Exit, Log, Peer, Received, Resolve, Send
-from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.keyspace import KeySpace, Placement
-from zmqps.core.member import Identity
-from zmqps.core.messages import Error, Heartbeat, Hello, Init, Message, Ready
-from zmqps.core.shard import Shard
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
+from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Init, Message, Ready
+from zmqps.core.server.shard import Shard
 from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.training import ReferenceRules
 

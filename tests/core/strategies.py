@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from zmqps.core.job import Parameter
-from zmqps.core.keyspace import SLICE_NBYTES, SPLIT_NBYTES, KeySpace, Placement
-from zmqps.core.messages import BY_KIND, Message
-from zmqps.core.wire import MAX_DEPTH, encode
+from zmqps.core.job.keyspace import SLICE_NBYTES, SPLIT_NBYTES, KeySpace, Placement
+from zmqps.core.job.spec import Parameter
+from zmqps.core.protocol.messages import BY_KIND, Message
+from zmqps.core.protocol.wire import MAX_DEPTH, encode
 
 
 def unsigned(bits: int) -> st.SearchStrategy[int]:

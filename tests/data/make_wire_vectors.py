@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from zmqps.codecs import bf16
-from zmqps.core.messages import (
+from zmqps.core.protocol.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
     Ack,
@@ -51,7 +51,7 @@ from zmqps.core.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.core.wire import INLINE_NBYTES, decode, encode
+from zmqps.core.protocol.wire import INLINE_NBYTES, decode, encode
 from zmqps.errors import NonFiniteGradientError, ProtocolError
 
 PATH = Path(__file__).with_name("wire_vectors.json")

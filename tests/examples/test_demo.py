@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from zmqps.inquiry import inquire, run_blocking
+from zmqps.nodes.inquiry import inquire, run_blocking
 
 LONG = pytest.mark.processes
 

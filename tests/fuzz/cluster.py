@@ -16,18 +16,18 @@ import msgpack
 import numpy as np
 import zmq
 
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import COORDINATOR, Received, Returned, Run, Send, Stop
-from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.keyspace import KeySpace, Placement
-from zmqps.core.messages import Assign, Hello, Load, Message, Welcome
-from zmqps.core.server import ServerMachine
-from zmqps.core.wire import encode
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send, Stop
+from zmqps.core.protocol.messages import Assign, Hello, Load, Message, Welcome
+from zmqps.core.protocol.wire import encode
+from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver
+from zmqps.net.identity import new_identity
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.node import new_identity
+from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import sgd
-from zmqps.server import ServerConfig, make_shard
 
 ANYWHERE = "tcp://127.0.0.1:0"
 PATIENCE = 30.0

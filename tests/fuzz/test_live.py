@@ -15,7 +15,7 @@ import pytest
 
 import zmqps
 from tests.fuzz.cluster import EPOCH, JOB, PLACEMENT, Cluster, fuzzer, hello, live_cluster, stream
-from zmqps.core.messages import (
+from zmqps.core.protocol.messages import (
     Assign,
     Enter,
     Error,
@@ -36,8 +36,8 @@ from zmqps.core.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.core.server import MAX_PEERS
-from zmqps.core.wire import MAX_FRAME_NBYTES, decode, encode
+from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, decode, encode
+from zmqps.core.server.machine import MAX_PEERS
 from zmqps.errors import BY_CODE
 
 OBSERVER = bytes(16)

@@ -17,10 +17,11 @@ from tests.fuzz.cluster import (
     sends,
     values_of,
 )
-from zmqps.core import membership, server
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import Exit, Received, Undecodable
-from zmqps.core.messages import (
+from zmqps.core.coordinator import membership
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.status import cluster_status
+from zmqps.core.protocol.events import Exit, Received, Undecodable
+from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
     Enter,
@@ -37,10 +38,10 @@ from zmqps.core.messages import (
     Values,
     Withdraw,
 )
-from zmqps.core.status import cluster_status
-from zmqps.core.wire import decode
+from zmqps.core.protocol.wire import decode
+from zmqps.core.server import machine as server
 from zmqps.errors import BY_CODE, PSError
-from zmqps.node import new_identity
+from zmqps.net.identity import new_identity
 
 PEERS = st.sampled_from([b"@one", b"@two", b"@three"])
 HELLOS = st.builds(hello, st.sampled_from(["worker", "observer", "server"]), st.sampled_from(INCARNATIONS))

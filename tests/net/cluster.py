@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from functools import partial
 
 from tests.net.proxy import Proxy
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.events import Stop
-from zmqps.core.memory import HostMemory
-from zmqps.core.server import ServerMachine
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.protocol.events import Stop
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.memory import HostMemory
 from zmqps.net.driver import Driver
+from zmqps.net.identity import new_identity
+from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
-from zmqps.net.shm import LaneTransport
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.node import new_identity
-from zmqps.server import ServerConfig, make_shard
+from zmqps.nodes.server import ServerConfig, make_shard
 
 PATIENCE = 30.0
 

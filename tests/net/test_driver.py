@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zmqps.core.events import (
+from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
     Connect,
@@ -23,8 +23,8 @@ from zmqps.core.events import (
     Send,
     Undecodable,
 )
-from zmqps.core.messages import Error, Left, Released, Status, Values
-from zmqps.core.wire import MAX_HEADER_NBYTES, decode, encode
+from zmqps.core.protocol.messages import Error, Left, Released, Status, Values
+from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, decode, encode
 from zmqps.errors import DeviceError, ProtocolError
 from zmqps.net.driver import LINGER_S, Driver
 

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zmqps.core.events import COORDINATOR, Reader
+from zmqps.core.protocol.events import COORDINATOR, Reader
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net import zeromq
 from zmqps.net.zeromq import COPY_NBYTES, INBOUND, ZmqTransport

@@ -15,7 +15,7 @@ FUNCTIONS = {
 
 
 def elementwise(name: str, inputs: str, outputs: str, body: str, preamble: str) -> Callable[..., None]:
-    """Return the kernel, as `zmqps.device.Device.elementwise` does."""
+    """Return the kernel, as `zmqps.gpu.device.Device.elementwise` does."""
     assert name.isidentifier()
     names = [declared.split()[1] for declared in f"{inputs}, {outputs}".split(", ")]
     first_output = len(inputs.split(", "))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zmqps.core.messages import Message
+from zmqps.core.protocol.messages import Message
 from zmqps.testing import Node, Simulation
 
 

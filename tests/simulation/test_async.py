@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.scripts import kill_at
-from zmqps.core import exits
-from zmqps.core.messages import Assign, Enter, Load, Message, Push, Ready
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.messages import Assign, Enter, Load, Message, Push, Ready
 from zmqps.testing import AsyncTraining, Faults, Simulation
 from zmqps.testing.scenarios import TWISTED
 

@@ -17,13 +17,13 @@ from tests.codecs.cases import SPECS as CODECS
 from tests.optim.specs import SPECS as OPTIMIZERS
 from tests.reference import Array, Place, Reference, brought, odd_parameters
 from zmqps import codecs
-from zmqps.core.job import JobSpec
-from zmqps.core.keyspace import Placement
-from zmqps.core.messages import Load, Message, Push, Values
-from zmqps.core.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
-from zmqps.core.server import ServerMachine
-from zmqps.core.shard import Shard
-from zmqps.core.wire import encode
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.messages import Load, Message, Push, Values
+from zmqps.core.protocol.wire import encode
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
+from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
 from zmqps.optim import OptimizerSpec
 from zmqps.testing import Faults, Node, Simulation
 from zmqps.testing.engine import Program

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.scripts import kill_at, stop_at
-from zmqps.core import exits
-from zmqps.core.data import DataSpec
-from zmqps.core.messages import Arrive, Commit, Message, Pull, Push
+from zmqps.core.job.data import DataSpec
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.messages import Arrive, Commit, Message, Pull, Push
 from zmqps.testing import BoundedTraining, Faults, Node, Simulation, SyncTraining
 from zmqps.testing.scenarios import TWISTED
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from zmqps.core.aggregate import Stage
-from zmqps.core.consistency import Bounded, Decision, Synchronous
-from zmqps.core.coordinator import CoordinatorMachine
-from zmqps.core.data import DataSet
-from zmqps.core.messages import Commit, Proceed
-from zmqps.core.operations import Transfer
-from zmqps.core.pace import Pace
-from zmqps.core.server import ServerMachine
-from zmqps.core.shard import Shard
-from zmqps.core.steps import Steps
+from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
+from zmqps.core.coordinator.data import DataSet
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.steps import Steps
+from zmqps.core.protocol.messages import Commit, Proceed
+from zmqps.core.server.aggregate import Stage
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
+from zmqps.core.worker.operations import Transfer
+from zmqps.core.worker.pace import Pace
 from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -155,7 +155,7 @@ def test_a_coordinator_that_lies_about_what_counted(counted: bool, text: str, mo
 
 def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        "zmqps.core.steps.Proceed", lambda request, version, counted: Proceed(request, version + 1, counted)
+        "zmqps.core.coordinator.steps.Proceed", lambda request, version, counted: Proceed(request, version + 1, counted)
     )
     caught("sync-twisted", "a worker may read version")
 
@@ -254,7 +254,7 @@ def test_an_arrival_that_is_never_answered(monkeypatch: Patch) -> None:
         return [a for a in actions if not isinstance(getattr(a, "message", None), Proceed) or a.message.version != 3]
 
     wrap(monkeypatch, Steps, "advance", advance)
-    monkeypatch.setattr("zmqps.core.membership.MAX_ANSWERED", 0)
+    monkeypatch.setattr("zmqps.core.coordinator.membership.MAX_ANSWERED", 0)
     caught("sync-twisted", "waits although all is well")
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import zmqps.testing
-from zmqps.core.ledger import Ledger
-from zmqps.core.link import Link
-from zmqps.core.member import Member
-from zmqps.core.operations import Enter, Join
-from zmqps.core.session import SessionMachine
+from zmqps.core.node.member import Member
+from zmqps.core.server.ledger import Ledger
+from zmqps.core.worker.link import Link
+from zmqps.core.worker.operations import Enter, Join
+from zmqps.core.worker.session import SessionMachine
 from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, SimulationError
 from zmqps.testing.network import Network, Packet
 from zmqps.testing.simulate import main
@@ -61,7 +61,7 @@ def test_it_sees_a_timer_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_sees_a_window_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.link.WINDOW_NBYTES", 256)
+    monkeypatch.setattr("zmqps.core.worker.link.WINDOW_NBYTES", 256)
     pump = Link.pump
 
     def greedy(self: Link, now: float) -> list:  # type: ignore[type-arg]

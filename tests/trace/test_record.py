@@ -13,11 +13,11 @@ from click.testing import CliRunner
 import zmqps
 from zmqps.cli.main import cli
 from zmqps.codecs import Codec, bf16
-from zmqps.core.messages import Heartbeat, Push
-from zmqps.core.session import SessionMachine
-from zmqps.core.wire import encode, peek
+from zmqps.core.protocol.messages import Heartbeat, Push
+from zmqps.core.protocol.wire import encode, peek
+from zmqps.core.worker.session import SessionMachine
+from zmqps.net.identity import new_identity
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.node import new_identity
 from zmqps.trace import VARIABLE, merge, record
 from zmqps.trace.phases import summarize
 

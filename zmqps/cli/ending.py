@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Sequence
 
-from zmqps.processes import children_of, gone, session_of
+from zmqps.launch.processes import children_of, gone, session_of
 
 
 async def end_supervisor(pid: int, timeout: float) -> bool:

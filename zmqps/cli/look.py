@@ -15,9 +15,9 @@ import click
 
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 from zmqps.errors import DeadlineError, PSError
-from zmqps.logs import read_line
+from zmqps.launch.logs import read_line
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
 
@@ -81,7 +81,7 @@ def placement(coordinator: str | None, directory: Path, timeout: float, as_json:
 
 def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, Any]:
     from zmqps.cli.state import read_state
-    from zmqps.inquiry import ask_status
+    from zmqps.nodes.inquiry import ask_status
 
     state = read_state(directory)
     here = state.address if state is not None and state.running else ""

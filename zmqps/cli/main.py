@@ -15,7 +15,7 @@ from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.settings import read_config
 from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
 
 EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (

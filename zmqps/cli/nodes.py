@@ -9,9 +9,9 @@ import click
 
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 from zmqps.errors import PSError
-from zmqps.logs import set_up_logging
+from zmqps.launch.logs import set_up_logging
 
 
 @click.command()
@@ -38,8 +38,8 @@ def coordinator(
 ) -> int:
     """Run a coordinator: it knows who is there, places the job, holds barriers."""
     set_up_logging(name or "coordinator", level=log_level, as_json=log_json)
-    from zmqps.coordinator import CoordinatorConfig, run
-    from zmqps.core.coordinator import CoordinatorOptions
+    from zmqps.core.coordinator.machine import CoordinatorOptions
+    from zmqps.nodes.coordinator import CoordinatorConfig, run
 
     options = CoordinatorOptions(servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_size)
     return _run(lambda: run(CoordinatorConfig(address, options, name, insecure), parent_fd), parent_fd)
@@ -71,7 +71,7 @@ def server(
 ) -> int:
     """Run a server: it holds a shard of the model and applies gradients to it."""
     set_up_logging(name or "server", level=log_level, as_json=log_json)
-    from zmqps.server import ServerConfig, run
+    from zmqps.nodes.server import ServerConfig, run
 
     return _run(
         lambda: run(
@@ -88,7 +88,7 @@ def _run(node: Callable[[], Any], parent_fd: int | None) -> int:
     except PSError as error:
         if parent_fd is None:
             raise
-        from zmqps.processes import refuse
+        from zmqps.launch.processes import refuse
 
         refuse(parent_fd, error)
         return exits.FAILED

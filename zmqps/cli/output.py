@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, TextIO
 
-from zmqps.logs import NAME_WIDTH, read_line, without_date, write_line
+from zmqps.launch.logs import NAME_WIDTH, read_line, without_date, write_line
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
 #: A longer line is broken: a worker that never ends one must not fill the memory.

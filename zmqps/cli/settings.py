@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from zmqps.errors import ConfigurationError
-from zmqps.logs import LEVELS
+from zmqps.launch.logs import LEVELS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.cli.state import Claim, State
-from zmqps.cluster import GRACE_S, ClusterConfig, Nodes
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 from zmqps.errors import PSError
-from zmqps.gpus import pin
-from zmqps.processes import (
+from zmqps.gpu.pinning import pin
+from zmqps.launch.cluster import GRACE_S, ClusterConfig, Nodes
+from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,

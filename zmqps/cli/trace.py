@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from zmqps.cli.settings import setting
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 
 
 @click.command()

@@ -16,7 +16,7 @@ import click
 
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
-from zmqps.core import exits
+from zmqps.core.protocol import exits
 from zmqps.errors import NodeFailedError, PSError
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     import asyncio
 
     from zmqps.cli.supervisor import Supervisor, UpConfig
-    from zmqps.cluster import ClusterConfig
-    from zmqps.core.coordinator import CoordinatorOptions
-    from zmqps.gpus import pin, spread, visible_gpus
+    from zmqps.core.coordinator.machine import CoordinatorOptions
+    from zmqps.gpu.pinning import pin, spread, visible_gpus
+    from zmqps.launch.cluster import ClusterConfig
 
     gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
     devices = spread(told["device"], told["servers_per_gpu"], gpus)
@@ -107,7 +107,7 @@ def _detach(told: dict[str, Any]) -> int:
     Whatever might start threads is imported after the fork only.
     """
     from zmqps.errors import from_wire
-    from zmqps.processes import REFUSAL
+    from zmqps.launch.processes import REFUSAL
 
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -138,7 +138,7 @@ def _detach(told: dict[str, Any]) -> int:
 
 def _be_background(told: dict[str, Any], writer: int) -> None:
     """Be the supervisor in the background; does not return."""
-    from zmqps.processes import refuse
+    from zmqps.launch.processes import refuse
 
     code = exits.FAILED
     try:

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from zmqps.core import exits
-from zmqps.core.events import (
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import (
     Action,
     Connect,
     Exit,
@@ -33,8 +33,8 @@ from zmqps.core.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.messages import Error, Heartbeat, Hello, Message, Welcome
-from zmqps.core.wire import decode, encode
+from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Message, Welcome
+from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import PSError
 from zmqps.net.transport import Transport
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from zmqps.core.events import Peer, Reader
+from zmqps.core.protocol.events import Peer, Reader
 
 #: Takes the frames that a peer sent. Array frames alias the transport's buffers, which live as
 #: long as somebody refers to them.

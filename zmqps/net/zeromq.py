@@ -10,8 +10,8 @@ from typing import Any
 
 import zmq
 
-from zmqps.core.events import Peer, Reader
-from zmqps.core.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
+from zmqps.core.protocol.events import Peer, Reader
+from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.ports import owner_of

@@ -36,7 +36,7 @@ FUNCTIONS = {
 
 
 class Source(NamedTuple):
-    """A kernel over elements, for `zmqps.device.Device.elementwise`."""
+    """A kernel over elements, for `zmqps.gpu.device.Device.elementwise`."""
 
     name: str
     inputs: str

@@ -135,7 +135,7 @@ class FusedKernel(Kernel):
     ----------
     rule : Rule
     elementwise : callable
-        As `zmqps.device.Device.elementwise`.
+        As `zmqps.gpu.device.Device.elementwise`.
     """
 
     def __init__(self, rule: Rule, elementwise: Elementwise) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zmqps.core.arrays import Array
-from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
-from zmqps.core.server import ServerMachine
-from zmqps.core.shard import Shard
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
+from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
 from zmqps.errors import DeadlineError, PSError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
@@ -49,7 +49,7 @@ class AsyncTraining(Training):
         Whether workers that die are started again.
     """
 
-    #: As in `zmqps.core.job.JobSpec`.
+    #: As in `zmqps.core.job.spec.JobSpec`.
     staleness: int | None = None
 
     def __init__(

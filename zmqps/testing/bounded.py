@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from zmqps.core.arrays import Array
-from zmqps.core.coordinator import CoordinatorMachine
-from zmqps.core.messages import Arrive, Enter, Error, Job, Message, Pull, Range, Released, Take, Withdraw
-from zmqps.core.operations import Advance, Attached, Transfer, plan
-from zmqps.core.session import SessionMachine
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, Pull, Range, Released, Take, Withdraw
+from zmqps.core.worker.operations import Advance, Attached, Transfer, plan
+from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Node, Program
 

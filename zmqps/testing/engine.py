@@ -11,8 +11,9 @@ from random import Random
 from typing import Any, TypeAlias
 from zlib import crc32
 
-from zmqps.core.coordinator import CoordinatorMachine
-from zmqps.core.events import (
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
     Connect,
@@ -26,12 +27,11 @@ from zmqps.core.events import (
     Send,
     Stop,
 )
-from zmqps.core.member import Identity
-from zmqps.core.messages import Message
-from zmqps.core.operations import Operation
-from zmqps.core.server import ServerMachine
-from zmqps.core.session import SessionMachine
-from zmqps.core.wire import decode, encode
+from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.wire import decode, encode
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.worker.operations import Operation
+from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import PSError
 from zmqps.testing.network import Connection, Network, Packet
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from zmqps.core.coordinator import CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorOptions
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.network import Faults

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from zmqps.core.events import Peer, Reader
+from zmqps.core.protocol.events import Peer, Reader
 
 #: How long a broken connection takes to come back: ZeroMQ tries again after 50 ms to 2 s.
 RECONNECT_S = (0.05, 2.0)
@@ -61,7 +61,7 @@ class Faults:
 
 
 class Reading:
-    """A buffer in use until its message has left; the transport's `zmqps.core.events.Reader`."""
+    """A buffer in use until its message has left; the transport's `zmqps.core.protocol.events.Reader`."""
 
     def __init__(self) -> None:
         self.done = False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zmqps.core.coordinator import CoordinatorMachine
-from zmqps.core.data import DataSpec, Number
-from zmqps.core.messages import Leave, Message, Range, Take
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.job.data import DataSpec, Number
+from zmqps.core.protocol.messages import Leave, Message, Range, Take
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from zmqps.core.arrays import Array
+from zmqps.core.protocol.arrays import Array
 
 RATE = 0.1
 MOMENTUM = 0.5

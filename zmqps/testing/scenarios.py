@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from zmqps.core.data import DataSpec
+from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.network import Faults

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from zmqps.core.coordinator import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.member import Identity
-from zmqps.core.operations import Init, Operation
-from zmqps.core.server import ServerMachine
-from zmqps.core.session import SessionMachine
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.node.member import Identity
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.worker.operations import Init, Operation
+from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Engine, Node, Program

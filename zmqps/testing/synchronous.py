@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqps.core.arrays import Array
-from zmqps.core.data import DataSpec
-from zmqps.core.job import JobSpec, Parameter
-from zmqps.core.messages import Range
-from zmqps.core.operations import Advance, Attached, Finish, Init, Join, Take, Transfer, plan
-from zmqps.core.session import SessionMachine
+from zmqps.core.job.data import DataSpec
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.messages import Range
+from zmqps.core.worker.operations import Advance, Attached, Finish, Init, Join, Take, Transfer, plan
+from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.asynchronous import RETRIES
@@ -40,7 +40,7 @@ class SyncTraining(Training):
     parameters, size
         Number of tensors and elements of each; dtypes alternate.
     aggregate, on_straggler, retain
-        As in `zmqps.core.job.JobSpec`.
+        As in `zmqps.core.job.spec.JobSpec`.
     data
         Examples handed out by the coordinator: a step a range, until there are no more.
     plain

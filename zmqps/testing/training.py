@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
-from zmqps.core.arrays import Array
-from zmqps.core.job import JobSpec
-from zmqps.core.keyspace import Placement
-from zmqps.core.server import ServerMachine
-from zmqps.core.session import SessionMachine
-from zmqps.core.shard import Kernel, Shard
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Kernel, Shard
 from zmqps.core.treatments import make_treatment
+from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel
 from zmqps.testing.engine import Node, Program
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceRules:
-    """An optimizer's rules in plain numpy (`zmqps.core.shard.Rules`)."""
+    """An optimizer's rules in plain numpy (`zmqps.core.server.shard.Rules`)."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._spec = spec

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from zmqps.core import exits
-from zmqps.core.arrays import Array
-from zmqps.core.coordinator import CoordinatorMachine
-from zmqps.core.job import JobSpec
-from zmqps.core.messages import (
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.messages import (
     Arrive,
     Commit,
     Contributor,
@@ -26,8 +26,8 @@ from zmqps.core.messages import (
     Take,
     Withdraw,
 )
-from zmqps.core.operations import Transfer
-from zmqps.core.session import SessionMachine
+from zmqps.core.worker.operations import Transfer
+from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.engine import Node
 from zmqps.testing.reference import Gradient, Reference
 from zmqps.testing.training import life_of, loaded_shard

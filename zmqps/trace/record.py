@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from zmqps.codecs import Codec
-from zmqps.core.events import Action, Machine, Peer, Received, Resolve, Send
-from zmqps.core.member import Identity
-from zmqps.core.operations import Operation
-from zmqps.core.session import SessionMachine
-from zmqps.core.shard import Kernel, Rules
-from zmqps.core.wire import peek
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
+from zmqps.core.protocol.wire import peek
+from zmqps.core.server.shard import Kernel, Rules
+from zmqps.core.worker.operations import Operation
+from zmqps.core.worker.session import SessionMachine
 from zmqps.net.transport import Deliver, Transport
 from zmqps.trace import VARIABLE
 

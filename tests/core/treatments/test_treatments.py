@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
-from zmqps.core.job import JobSpec, Parameter
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.treatments import TREATMENTS, Compensate, Divide, Drop, ReadCopies, make_treatment
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.optim import sgd

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from zmqps.core.arrays import Array
+from zmqps.core.protocol.arrays import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from zmqps.core.arrays import Array
+from zmqps.core.protocol.arrays import Array
 from zmqps.core.treatments.base import Treatment
 from zmqps.errors import ConfigurationError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.arrays import Array
+from zmqps.core.protocol.arrays import Array
 
 
 class ReadCopies:

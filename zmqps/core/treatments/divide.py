@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from zmqps.core.arrays import Array
+from zmqps.core.protocol.arrays import Array
 from zmqps.core.treatments.base import Treatment
 
 

@@ -1,0 +1,195 @@
+"""The synchronous barrier: who contributes to a step, who is told what, and nobody waits for the dead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqps.core.coordinator.consistency import Decision, Synchronous
+from zmqps.core.coordinator.consistency.deadline import FLOOR_S, WARM_UP, ArrivalClock
+
+A, B, C = b"a", b"b", b"c"
+
+
+def make(*workers: bytes, aggregate: int | None = None, on_straggler: str = "wait") -> Synchronous:
+    policy = Synchronous(aggregate, on_straggler)
+    for worker in workers:
+        assert policy.join(worker) == 0
+    return policy
+
+
+def arrive(policy: Synchronous, worker: bytes, step: int, *, attempt: int = 1, now: float = 0.0) -> Decision:
+    policy.arrive(worker, step, (attempt,), now)
+    return decide(policy, now=now)
+
+
+def decide(policy: Synchronous, *, missing: int = 0, now: float = 0.0) -> Decision:
+    decision = policy.decide(missing, now)
+    policy.validate()
+    return decision
+
+
+def contributors(decision: Decision) -> set[bytes]:
+    assert decision.commitment is not None
+    return {worker for worker, _ in decision.commitment.contributors}
+
+
+def test_a_step_is_committed_when_every_live_worker_has_arrived() -> None:
+    policy = make(A, B)
+    assert arrive(policy, A, 0) == Decision()
+    assert list(policy.awaited()) == [B]
+    decision = arrive(policy, B, 0)
+    assert contributors(decision) == {A, B}
+    assert {(r.worker, r.version, r.counted) for r in decision.released} == {(A, 1, True), (B, 1, True)}
+    assert policy.step == 1
+
+
+def test_a_worker_that_dies_before_it_arrived_is_left_out() -> None:
+    policy = make(A, B)
+    arrive(policy, A, 0)
+    policy.leave(B)
+    assert contributors(decide(policy)) == {A}
+
+
+def test_a_worker_that_dies_after_it_arrived_still_contributes() -> None:
+    policy = make(A, B, C)
+    arrive(policy, A, 0)
+    policy.leave(A)
+    arrive(policy, B, 0)
+    decision = arrive(policy, C, 0)
+    assert contributors(decision) == {A, B, C}
+    assert {r.worker for r in decision.released} == {B, C}
+
+
+def test_the_first_steps_wait_for_workers_that_are_expected() -> None:
+    policy = make(A)
+    policy.arrive(A, 0, (1,), 0.0)
+    assert decide(policy, missing=1) == Decision()
+    assert "1 have not joined" in policy.why(1)
+    assert contributors(decide(policy, missing=0)) == {A}
+
+
+def test_with_a_backup_worker_the_last_gradient_is_dropped_and_its_worker_told() -> None:
+    policy = make(A, B, C, aggregate=2)
+    arrive(policy, A, 0)
+    assert contributors(arrive(policy, B, 0)) == {A, B}
+    late = arrive(policy, C, 0)
+    assert late.commitment is None
+    assert [(r.worker, r.version, r.counted) for r in late.released] == [(C, 1, False)]
+    assert policy.dropped == 1
+
+
+def test_with_more_gradients_than_workers_some_bring_several() -> None:
+    policy = make(A, B, aggregate=3)
+    first = arrive(policy, A, 0, attempt=1)
+    assert [(r.worker, r.version) for r in first.released] == [(A, 0)]  # one more is needed than B can bring
+    assert arrive(policy, A, 0, attempt=2) == Decision()
+    decision = arrive(policy, B, 0)
+    assert decision.commitment is not None
+    assert {(w, attempts) for w, attempts in decision.commitment.contributors} == {(A, (1, 2)), (B, (1,))}
+
+
+def test_backup_workers_that_die_do_not_stop_the_rest() -> None:
+    policy = make(A, B, C, aggregate=2)
+    policy.leave(B)
+    policy.leave(C)
+    assert [r.version for r in arrive(policy, A, 0, attempt=1).released] == [0]
+    assert contributors(arrive(policy, A, 0, attempt=2)) == {A}
+
+
+def test_what_a_worker_brings_to_a_step_adds_up() -> None:
+    policy = make(A, aggregate=2)
+    policy.arrive(A, 0, (1,), 0.0)
+    decide(policy)
+    policy.arrive(A, 0, (2,), 0.0)
+    commitment = decide(policy).commitment
+    assert commitment is not None
+    assert commitment.contributors == ((A, (1, 2)),)
+
+
+def warmed_up(on_straggler: str) -> Synchronous:
+    policy = make(A, B, on_straggler=on_straggler)
+    for step in range(WARM_UP):
+        arrive(policy, A, step, now=10.0 * step)
+        arrive(policy, B, step, now=10.0 * step + 0.1)
+    return policy
+
+
+def test_patience_follows_the_arrivals_seen() -> None:
+    clock = ArrivalClock()
+    assert clock.patience is None
+    for _ in range(50):
+        clock.observe(10.0, late=False)
+    assert clock.patience == pytest.approx(10.0, rel=0.05)
+    clock.observe(10.0, late=True)
+    assert clock.patience == pytest.approx(20.0, rel=0.05)
+
+
+def test_a_late_worker_is_left_behind_when_the_policy_consents() -> None:
+    policy = warmed_up("continue")
+    assert arrive(policy, A, WARM_UP, now=100.0).commitment is None
+    due = policy.next_deadline()
+    assert due == pytest.approx(100.0 + FLOOR_S)
+    assert contributors(decide(policy, now=due)) == {A}
+    late = arrive(policy, B, WARM_UP, now=due + 1.0)
+    assert [(r.worker, r.counted) for r in late.released] == [(B, False)]
+
+
+def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
+    policy = warmed_up("fail")
+    arrive(policy, A, WARM_UP, now=100.0)
+    due = policy.next_deadline()
+    assert due is not None
+    assert decide(policy, now=due).failed == (A,)
+    assert policy.next_deadline() is None
+    policy.arrive(A, WARM_UP, (), due + 1.0)  # it waits once more, for what it brought before
+    decision = arrive(policy, B, WARM_UP, now=due + 1.0)
+    assert decision.commitment is not None
+    assert {w: attempts for w, attempts in decision.commitment.contributors} == {A: (1,), B: (1,)}
+
+
+def test_without_a_policy_for_stragglers_nobody_is_late() -> None:
+    policy = warmed_up("wait")
+    arrive(policy, A, WARM_UP, now=100.0)
+    assert policy.next_deadline() is None
+    assert decide(policy, now=1e9) == Decision()
+
+
+@given(
+    aggregate=st.none() | st.integers(1, 6),
+    events=st.lists(st.tuples(st.sampled_from("advance leave join".split()), st.integers(0, 4)), max_size=120),
+)
+def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
+    aggregate: int | None, events: list[tuple[str, int]]
+) -> None:
+    policy = Synchronous(aggregate)
+    clocks: dict[bytes, int] = {}
+    waiting: set[bytes] = set()
+    committed, attempt, seen = 0, 0, set()
+    for kind, number in events:
+        worker = bytes([number])
+        if kind == "join" and worker not in clocks:
+            clocks[worker] = policy.join(worker)
+            assert clocks[worker] == committed
+        elif kind == "leave" and worker in clocks:
+            policy.leave(worker)
+            del clocks[worker]
+            waiting.discard(worker)
+        elif kind == "advance" and worker in clocks and worker not in waiting:
+            attempt += 1
+            policy.arrive(worker, clocks[worker], (attempt,), 0.0)
+            waiting.add(worker)
+        decision = decide(policy)
+        if decision.commitment is not None:
+            assert decision.commitment.step == committed
+            committed += 1
+            brought = [a for _, attempts in decision.commitment.contributors for a in attempts]
+            assert not seen & set(brought), "a gradient counts once"
+            assert len(set(brought)) == len(brought) > 0
+            seen |= set(brought)
+        for entry in decision.released:
+            waiting.discard(entry.worker)
+            if entry.worker in clocks:
+                clocks[entry.worker] = entry.version
+        assert not clocks or waiting != set(clocks), "somebody can always go on"

@@ -1,0 +1,94 @@
+"""Bounded staleness: nobody reads further ahead of the slowest than allowed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqps.core.coordinator.consistency import Bounded
+
+A, B, C = b"a", b"b", b"c"
+
+
+def released(policy: Bounded, missing: int = 0) -> set[bytes]:
+    decision = policy.decide(missing, 0.0)
+    policy.validate()
+    assert decision.commitment is None
+    return {entry.worker for entry in decision.released}
+
+
+def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
+    policy = Bounded(2)
+    for worker in (A, B):
+        policy.join(worker)
+    for step in range(2):
+        policy.arrive(A, step, (1,), 0.0)
+        assert released(policy) == {A}
+    policy.arrive(A, 2, (1,), 0.0)  # at clock 3, the slowest at 0
+    assert released(policy) == set()
+    assert list(policy.awaited()) == [B]
+    assert "clock 0" in policy.why(0)
+    policy.arrive(B, 0, (1,), 0.0)
+    assert released(policy) == {A, B}
+
+
+def test_a_worker_that_leaves_is_not_waited_for() -> None:
+    policy = Bounded(1)
+    for worker in (A, B):
+        policy.join(worker)
+    for step in range(2):
+        policy.arrive(A, step, (1,), 0.0)
+        policy.decide(0, 0.0)
+    policy.leave(B)
+    assert released(policy) == {A}
+
+
+def test_a_late_worker_begins_at_the_slowest_clock() -> None:
+    policy = Bounded(1)
+    policy.join(A)
+    for step in range(7):
+        policy.arrive(A, step, (1,), 0.0)
+        assert released(policy) == {A}
+    assert policy.join(B) == 7
+
+
+def test_workers_that_have_not_joined_yet_count_as_clock_zero() -> None:
+    policy = Bounded(1)
+    policy.join(A)
+    policy.arrive(A, 0, (1,), 0.0)
+    assert released(policy, missing=1) == {A}
+    policy.arrive(A, 1, (1,), 0.0)
+    assert released(policy, missing=1) == set()
+    assert released(policy, missing=0) == {A}
+
+
+@given(
+    bound=st.sampled_from([1, 2, 5]),
+    events=st.lists(
+        st.tuples(st.sampled_from(["advance"] * 9 + ["leave", "pause", "go on"]), st.sampled_from([A, B, C])),
+        max_size=80,
+    ),
+)
+def test_no_released_worker_is_further_ahead_than_the_bound(bound: int, events: list[tuple[str, bytes]]) -> None:
+    policy, waiting, paused = Bounded(bound), set[bytes](), set[bytes]()
+    clocks = {worker: policy.join(worker) for worker in (A, B, C)}
+    for kind, worker in events:
+        if kind == "leave" and len(clocks) > 1 and worker in clocks:
+            policy.leave(worker)
+            del clocks[worker]
+            waiting.discard(worker)
+            paused.discard(worker)
+        elif kind == "pause" and worker in clocks and worker not in waiting:
+            policy.pause(worker)
+            paused.add(worker)
+        elif kind == "go on" and worker in paused:
+            clocks[worker] = policy.join(worker)
+            paused.remove(worker)
+        elif kind == "advance" and worker in clocks and worker not in waiting | paused:
+            policy.arrive(worker, clocks[worker], (1,), 0.0)
+            clocks[worker] += 1
+            waiting.add(worker)
+        for entry in released(policy):
+            waiting.remove(entry)
+            assert clocks[entry] - min(clocks[other] for other in clocks if other not in paused) <= bound
+        assert not waiting or waiting != set(clocks) - paused, "the slowest worker is never held"

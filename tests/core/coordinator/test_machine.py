@@ -1,0 +1,460 @@
+"""The coordinator: who is told what when nodes wait, vanish, finish, or come back."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.core.machines import (
+    INTERVAL,
+    TIMEOUT,
+    Coordinator,
+    errors,
+    exits_of,
+    hello,
+    job,
+    logged,
+    peer,
+    receivers,
+    sent,
+)
+from zmqps.core.coordinator.status import cluster_status
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Stop, Undecodable
+from zmqps.core.protocol.messages import (
+    Assign,
+    Enter,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    Init,
+    Job,
+    Leave,
+    Left,
+    Lost,
+    Pull,
+    Ready,
+    Released,
+    Shutdown,
+    Status,
+    StatusRequest,
+    Waiting,
+    Welcome,
+    Withdraw,
+)
+from zmqps.core.protocol.wire import decode, encode
+from zmqps.errors import EvictedError, JobError, LimitError, NotJoinedError, PeerLostError, ProtocolError, from_wire
+
+
+def enter(coordinator: Coordinator, name: str, barrier: str = "end", request: int = 5) -> list:  # type: ignore[type-arg]
+    return coordinator.take(name, Enter(request, barrier))
+
+
+# --- joining ------------------------------------------------------------------------------------
+
+
+def test_a_hello_is_answered_with_rank_and_the_terms_of_the_membership() -> None:
+    coordinator = Coordinator(servers=2, workers=4)
+    (welcome,) = sent(coordinator.join("w0"), Welcome)
+    assert (welcome.rank, welcome.num_workers, welcome.num_servers) == (0, 4, 2)
+    assert (welcome.heartbeat_interval, welcome.heartbeat_timeout) == (INTERVAL, TIMEOUT)
+    assert [w.rank for w in sent(coordinator.join("w1", "s0"), Welcome)] == [1, 0]
+
+
+def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    again = coordinator.join("w0")
+    assert [w.rank for w in sent(again, Welcome)] == [0]
+    assert logged(again) == ""
+    assert coordinator.machine.num_workers == 1
+
+
+def test_more_servers_than_planned_are_refused() -> None:
+    coordinator = Coordinator(servers=1)
+    assert errors(coordinator.join("s0", "s1"), peer("s1")) == [JobError.code]
+
+
+@pytest.mark.parametrize("message", [Heartbeat({}), Enter(3, "x"), Init(3, {}), Withdraw(3), Ready(1, 0)])
+def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-untyped-def]
+    assert errors(Coordinator().take("w0", message)) == [NotJoinedError.code]
+
+
+def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    for _ in range(2):
+        assert sent(coordinator.take("w0", Leave("closed")), Left, peer("w0")) == [Left()]
+    assert coordinator.machine.membership.members == {}
+
+
+@pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Ready(1, 1), Left()])
+def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ignore[no-untyped-def]
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    assert errors(coordinator.take("w0", message)) == [ProtocolError.code]
+
+
+def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
+    coordinator = Coordinator()
+    coordinator.join("o0", "w0")
+    assert coordinator.machine.num_workers == 1
+    assert errors(enter(coordinator, "o0")) == [ProtocolError.code]
+    assert receivers(enter(coordinator, "w0"), Released) == [peer("w0")]
+
+
+def test_rubbish_is_answered_with_its_error_and_counted() -> None:
+    coordinator = Coordinator()
+    assert errors(coordinator.handle(Undecodable(peer("x"), ProtocolError("no")))) == [ProtocolError.code]
+    assert cluster_status(coordinator.machine, 0.0)["counters"]["refused"] == 1
+
+
+# --- barriers -----------------------------------------------------------------------------------
+
+
+def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1", "w2")
+    assert sent(enter(coordinator, "w0"), Released) == []
+    assert sent(enter(coordinator, "w2"), Released) == []
+    assert receivers(enter(coordinator, "w1"), Released) == [peer("w0"), peer("w2"), peer("w1")]
+    assert coordinator.machine.barriers.by_name == {}
+
+
+def test_a_barrier_waits_for_the_expected_workers_to_join() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.join("w0")
+    assert "1 workers to join" in sent(enter(coordinator, "w0"), Waiting)[0].text
+    coordinator.join("w1")
+    assert len(receivers(enter(coordinator, "w1"), Released)) == 2
+
+
+def test_who_waits_is_told_for_whom_and_again_when_that_changes() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1", "w2")
+    text = sent(enter(coordinator, "w0"), Waiting, peer("w0"))[0].text
+    assert "worker 1 (w1" in text
+    assert "worker 2 (w2" in text
+    enter(coordinator, "w1")
+    text = sent(coordinator.wait(0.5), Waiting, peer("w0"))[-1].text
+    assert "w1" not in text
+    assert "worker 2 (w2" in text
+
+
+def test_who_withdraws_is_awaited_again() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1", "w2")
+    enter(coordinator, "w0")
+    enter(coordinator, "w1", request=9)
+    coordinator.take("w1", Withdraw(9))
+    assert "worker 1 (w1" in sent(coordinator.wait(0.5), Waiting, peer("w0"))[-1].text
+    assert sent(enter(coordinator, "w2"), Released) == []
+
+
+def test_a_hundred_awaited_workers_are_named_briefly_and_told_in_few_messages() -> None:
+    coordinator = Coordinator()
+    names = [f"w{i}" for i in range(200)]
+    coordinator.join(*names)
+    actions = [action for name in names[:100] for action in enter(coordinator, name)] + coordinator.wait(0.5, *names)
+    waiting = sent(actions, Waiting)
+    assert len(waiting) <= 3 * 100
+    assert "worker 100 (w100" in waiting[-1].text
+    assert waiting[-1].text.endswith(" and 92 more")
+    assert decode(encode(waiting[-1])) == waiting[-1]
+
+
+def test_a_lost_worker_is_named_to_those_who_wait_for_it() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1")
+    enter(coordinator, "w0")
+    (message,) = [m for m in sent(coordinator.wait(11.0, "w0"), Error, peer("w0")) if m.request == 5]
+    error = from_wire(message.code, message.text, message.facts)
+    assert isinstance(error, PeerLostError)
+    assert error.role == "worker"
+    assert "worker 1 (w1, host, pid 7)" in error.name
+    assert error.silent_s == pytest.approx(TIMEOUT, abs=1)
+
+
+def test_a_lost_worker_that_had_entered_does_not_fail_the_barrier() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1", "w2")
+    enter(coordinator, "w1")
+    enter(coordinator, "w0")
+    assert errors(coordinator.wait(11.0, "w0", "w2"), peer("w0")) == []
+    assert receivers(enter(coordinator, "w2"), Released) == [peer("w0"), peer("w2")]
+
+
+def test_a_finished_worker_is_not_awaited() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1")
+    enter(coordinator, "w0")
+    assert receivers(coordinator.take("w1", Leave("finished")), Released) == [peer("w0")]
+
+
+# --- vanishing ----------------------------------------------------------------------------------
+
+
+def test_heartbeats_are_answered_and_keep_a_member_alive() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    actions = coordinator.wait(50.0, "w0")
+    assert len(sent(actions, HeartbeatAck)) >= 50
+    assert sent(actions, Lost) == []
+
+
+def test_a_lost_member_is_announced_to_all_others() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "w1")
+    actions = coordinator.wait(11.0, "s0", "w0")
+    assert receivers(actions, Lost) == [peer("s0"), peer("w0")]
+    assert "lost worker 1 (w1" in logged(actions)
+
+
+def test_a_lost_member_that_speaks_again_is_told_that_it_was_evicted() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1")
+    assert EvictedError.code in errors(coordinator.wait(11.0, "w0"), peer("w1"))
+    assert errors(coordinator.take("w1", Heartbeat({}))) == [EvictedError.code]
+    assert errors(coordinator.join("w1")) == [EvictedError.code]
+    assert [w.rank for w in sent(coordinator.join("w9"), Welcome)] == [1], "a new life takes the free rank"
+
+
+def test_a_lost_observer_does_not_fail_the_start() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "o0")
+    coordinator.init("w0", job())
+    assert errors(coordinator.wait(11.0, "s0", "w0"), peer("w0")) == []
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_lost_server_fails_the_inits_that_wait_and_a_new_one_can_take_its_place(loaded: bool) -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "w0")
+    coordinator.init("w0", job())
+    coordinator.ready("s0", loaded=loaded)
+    assert errors(coordinator.wait(11.0, "s0", "w0"), peer("w0")) == [PeerLostError.code]
+    coordinator.join("s2")
+    assert receivers(coordinator.init("w0", job(), request=2), Assign) == [peer("s0"), peer("s2")]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_told(leaves: bool) -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0")
+    actions = coordinator.take("s0", Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
+    assert [lost.role for lost in sent(actions, Lost, peer("w0"))] == ["server"]
+    coordinator.join("w1")
+    assert errors(coordinator.init("w1", job())) == [PeerLostError.code]
+    assert "lost server 0 (s0" in cluster_status(coordinator.machine, coordinator.now)["state"]
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_the_cluster_ends_when_the_expected_workers_have_finished() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.train("s0", "w0", "w1")
+    assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
+    assert receivers(coordinator.take("w1", Leave("finished")), Shutdown) == [peer("s0")]
+    assert exits_of(coordinator.take("s0", Leave("finished"))) == [exits.OK]
+
+
+def test_the_cluster_does_not_end_before_the_expected_workers_have_come() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.train("s0", "w0")
+    assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
+
+
+def test_a_lost_worker_does_not_keep_the_cluster_from_ending() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.train("s0", "w0", "w1")
+    coordinator.take("w0", Leave("finished"))
+    assert receivers(coordinator.wait(11.0, "s0"), Shutdown) == [peer("s0")]
+
+
+def test_a_server_that_does_not_say_goodbye_delays_the_end_by_seconds_only() -> None:
+    coordinator = Coordinator(workers=1)
+    coordinator.train("s0", "w0")
+    coordinator.take("w0", Leave("finished"))
+    assert exits_of(coordinator.wait(4.0, "s0"))[:1] == [exits.OK]
+
+
+def test_stop_shuts_everybody_down_and_newcomers_are_told() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0")
+    assert receivers(coordinator.handle(Stop("SIGTERM")), Shutdown) == [peer("s0"), peer("w0")]
+    assert receivers(coordinator.join("w1"), Shutdown) == [peer("w1")]
+    coordinator.take("s0", Leave("finished"))
+    assert exits_of(coordinator.take("w0", Leave("closed"))) == [exits.OK]
+
+
+def test_stop_without_members_ends_at_once() -> None:
+    assert exits_of(Coordinator().handle(Stop("SIGTERM"))) == [exits.OK]
+
+
+def test_an_idle_cluster_ends_after_its_lease() -> None:
+    coordinator = Coordinator(idle_timeout=60.0)
+    coordinator.join("s0")
+    assert exits_of(coordinator.wait(59.0, "s0")) == []
+    assert exits_of(coordinator.wait(64.0, "s0"))[:1] == [exits.IDLE]
+
+
+def test_a_worker_keeps_the_lease_and_its_leaving_renews_it() -> None:
+    coordinator = Coordinator(idle_timeout=60.0)
+    coordinator.join("w0")
+    assert exits_of(coordinator.wait(100.0, "w0")) == []
+    coordinator.take("w0", Leave("closed"))
+    assert exits_of(coordinator.wait(159.0)) == []
+    assert exits_of(coordinator.wait(165.0))[:1] == [exits.IDLE]
+
+
+def test_no_lease_means_waiting_for_ever() -> None:
+    assert exits_of(Coordinator(idle_timeout=0.0).wait(10_000.0)) == []
+
+
+# --- the status ---------------------------------------------------------------------------------
+
+
+def test_the_status_says_who_is_here_who_has_gone_and_what_is_trained() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.train("s0", "s1", "w0", "w1", "w2")
+    coordinator.take("w0", Heartbeat({"pushes": 3}))
+    coordinator.take("w1", Leave("finished"))
+    coordinator.wait(11.0, "s0", "s1", "w0")
+    enter(coordinator, "w0")
+    (message,) = sent(coordinator.take("x", StatusRequest(8)), Status)
+    assert message.request == 8
+    status = message.status
+    assert (status["state"], status["mode"], status["epoch"]) == ("training", "async", 1)
+    assert [(m["role"], m["rank"], m["name"]) for m in status["members"]] == [
+        ("server", 0, "s0"), ("server", 1, "s1"), ("worker", 0, "w0"),
+    ]  # fmt: skip
+    assert [(g["name"], g["how"]) for g in status["gone"]] == [("w1", "finished"), ("w2", "lost")]
+    assert status["gone"][1]["last_seen_ago_s"] == pytest.approx(11.0)
+    assert [row["shard"] for row in status["job"]["placement"]] == [0, 1]
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("joined", "expected"),
+    [((), "waiting for 2 of 2 servers and a worker's init"), (("s0", "w0"), "init waits for 1 of 2 servers to join")],
+)
+def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, ...], expected: str) -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join(*joined)
+    if "w0" in joined:
+        coordinator.init("w0", job())
+    assert cluster_status(coordinator.machine, 0.0)["waiting"] == [expected]
+    assert expected in logged(coordinator.wait(5.0, *joined))
+
+
+# --- any order of events ------------------------------------------------------------------------
+
+NAMES = ["s0", "s1", "s2", "w0", "w1", "w2", "o0"]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Nodes do what they like, in any order: the coordinator answers, never raises, and forgets nobody who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.coordinator = Coordinator(servers=2, workers=2, idle_timeout=30.0)
+        self.requests = itertools.count(1)
+        self.waiting: dict[tuple[str, int], str] = {}
+        self.ended = False
+
+    def take(self, name: str, message) -> None:  # type: ignore[no-untyped-def]
+        self.note(self.coordinator.take(name, message))
+
+    def note(self, actions) -> None:  # type: ignore[no-untyped-def]
+        for action in actions:
+            message = getattr(action, "message", None)
+            if isinstance(message, (Released, Error)) or (isinstance(message, Job) and not message.load):
+                self.waiting.pop((action.peer[1:].decode(), message.request), None)
+        self.ended = self.ended or bool(exits_of(actions))
+
+    @rule(name=st.sampled_from(NAMES))
+    def join(self, name: str) -> None:
+        self.note(self.coordinator.join(name))
+
+    @rule(name=st.sampled_from(NAMES), spec=st.sampled_from([job("a"), job("b"), None]))
+    def init(self, name: str, spec) -> None:  # type: ignore[no-untyped-def]
+        request = next(self.requests)
+        self.waiting[name, request] = "init"
+        self.take(name, Init(request, spec.to_wire() if spec else {}))
+
+    @rule(name=st.sampled_from(NAMES), barrier=st.sampled_from(["x", "y"]))
+    def enter(self, name: str, barrier: str) -> None:
+        if (name, barrier) in {(who, what) for (who, _), what in self.waiting.items()}:
+            return  # a script enters a barrier once at a time
+        request = next(self.requests)
+        self.waiting[name, request] = barrier
+        self.take(name, Enter(request, barrier))
+
+    @rule(name=st.sampled_from(NAMES), epoch=st.integers(0, 3), loaded=st.integers(0, 1))
+    def ready(self, name: str, epoch: int, loaded: int) -> None:
+        self.take(name, Ready(epoch, loaded))
+
+    @rule(name=st.sampled_from(NAMES), epoch=st.integers(0, 3))
+    def fail(self, name: str, epoch: int) -> None:
+        error = JobError("no")
+        self.take(name, Error(epoch, error.code, "no", error.facts()))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data) -> None:  # type: ignore[no-untyped-def]
+        name, request = data.draw(st.sampled_from(sorted(self.waiting)))
+        del self.waiting[name, request]
+        self.take(name, Withdraw(request))
+
+    @rule(name=st.sampled_from(NAMES), reason=st.sampled_from(["finished", "closed"]))
+    def leave(self, name: str, reason: str) -> None:
+        self.take(name, Leave(reason))
+        self.waiting = {key: what for key, what in self.waiting.items() if key[0] != name}
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]), alive=st.sets(st.sampled_from(NAMES)))
+    def wait(self, seconds: float, alive: set[str]) -> None:
+        self.note(self.coordinator.wait(self.coordinator.now + seconds, *sorted(alive)))
+
+    @invariant()
+    def nobody_who_waits_is_forgotten(self) -> None:
+        machine = self.coordinator.machine
+        parked = {(member.hello.name, request) for (_, request), (member, _) in machine.startup.parked.items()}
+        for barrier in machine.barriers.by_name.values():
+            parked |= {(machine.membership.members[who].hello.name, r) for who, r in barrier.waiters.items()}
+        here = {m.hello.name for m in machine.membership.members.values()}
+        assert {key for key in self.waiting if key[0] in here} <= parked
+
+    @invariant()
+    def no_barrier_waits_for_nobody(self) -> None:
+        machine = self.coordinator.machine
+        assert all(
+            machine.barriers.waiting_for(barrier, machine.num_missing) for barrier in machine.barriers.by_name.values()
+        )
+
+    @invariant()
+    def deadlines_lie_ahead(self) -> None:
+        due = self.coordinator.machine.next_deadline()
+        assert self.ended or due is None or due >= self.coordinator.now - 1e-9
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+TestAnyOrder = AnyOrder.TestCase
+
+
+def test_too_many_barriers_are_refused() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1")
+    codes = [errors(enter(coordinator, "w0", barrier=f"b{i}", request=i + 1)) for i in range(1025)]
+    assert codes[-2:] == [[], [LimitError.code]]
+
+
+def test_a_hello_that_is_not_ours_is_refused() -> None:
+    coordinator = Coordinator()
+    other = replace(hello("worker", "w0"), magic="other")
+    assert errors(coordinator.take("w0", other)) == [ProtocolError.code]

@@ -1,0 +1,145 @@
+"""Who is there: ranks, signs of life, departures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.core.machines import hello, peer
+from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS, Membership
+from zmqps.errors import LimitError
+
+
+def joined(membership: Membership, *names: str, role: str = "worker", now: float = 0.0) -> list[int]:
+    return [membership.join(hello(role, name), peer(name), now).rank for name in names]
+
+
+def leave(membership: Membership, name: str, how: str = "finished", now: float = 0.0) -> None:
+    member = membership.find(peer(name))
+    assert member is not None
+    membership.remove(member, how, now)
+
+
+def test_ranks_are_the_lowest_free_of_the_role() -> None:
+    membership = Membership(10.0)
+    assert joined(membership, "a", "b", "c") == [0, 1, 2]
+    assert joined(membership, "s", role="server") == [0]
+    leave(membership, "b")
+    leave(membership, "a")
+    assert joined(membership, "d", "e", "f") == [0, 1, 3]
+
+
+def test_a_member_keeps_its_rank_when_its_connection_changes() -> None:
+    membership = Membership(10.0)
+    joined(membership, "a", "b")
+    again = membership.join(hello("worker", "b"), peer("b2"), 1.0)
+    assert again.rank == 1
+    assert membership.find(peer("b")) is None
+    assert membership.find(peer("b2")) is again
+    membership.validate()
+
+
+def test_who_is_silent_for_too_long_is_overdue() -> None:
+    membership = Membership(10.0)
+    joined(membership, "a")
+    joined(membership, "b", now=3.0)
+    assert membership.next_deadline() == 10.0
+    assert membership.overdue(9.9) == []
+    assert [m.hello.name for m in membership.overdue(10.0)] == ["a"]
+    a, b = membership.of("worker")
+    membership.heard(a, 12.0)
+    assert membership.next_deadline() == 13.0, "b is the most silent now"
+    assert membership.overdue(13.0) == [b]
+    membership.heard(b, 14.0)
+    assert membership.next_deadline() == 22.0
+    membership.validate()
+
+
+@pytest.mark.parametrize(("how", "evicted"), [("lost", True), ("finished", False), ("closed", False)])
+def test_only_who_was_lost_may_not_come_back(how: str, evicted: bool) -> None:
+    membership = Membership(10.0)
+    joined(membership, "a")
+    leave(membership, "a", how)
+    assert membership.was_lost(hello("worker", "a").incarnation) is evicted
+    assert membership.was_lost_at(peer("a")) is evicted
+
+
+def test_what_is_remembered_of_the_gone_is_bounded() -> None:
+    membership = Membership(10.0)
+    for i in range(MAX_MEMBERS + 10):
+        joined(membership, f"{i}")
+        leave(membership, f"{i}", "lost")
+    assert len(membership.gone) == MAX_GONE
+    assert len(membership._lost) == MAX_MEMBERS
+    assert len(membership._names["worker"]) == MAX_MEMBERS
+
+
+def test_who_is_restarted_under_its_name_has_joined_once() -> None:
+    membership = Membership(10.0)
+    joined(membership, "a")
+    leave(membership, "a", "lost")
+    membership.join(replace(hello("worker", "a"), incarnation=b"2" * 16), peer("again"), 0.0)
+    assert membership.num_joined("worker") == 1
+    joined(membership, "b")
+    assert membership.num_joined("worker") == 2
+    leave(membership, "b", "lost")
+    assert membership.num_joined("worker") == 2, "who is dead has joined"
+
+
+def test_those_of_one_name_are_counted_while_they_are_here_and_when_they_have_finished() -> None:
+    membership = Membership(10.0)
+    members = [
+        membership.join(replace(hello("worker", "a"), incarnation=bytes([i]) * 16), peer(str(i)), 0.0) for i in range(3)
+    ]
+    assert membership.num_joined("worker") == 3
+    membership.remove(members[0], "finished", 1.0)
+    assert membership.num_joined("worker") == 3
+    assert membership.num_joined("server") == 0
+
+
+def test_the_number_of_members_is_bounded() -> None:
+    membership = Membership(10.0)
+    for i in range(MAX_MEMBERS):
+        joined(membership, f"{i}", role=("observer", "server", "worker")[i % 3])
+    for role in ("observer", "server", "worker"):
+        with pytest.raises(LimitError):
+            joined(membership, "one more", role=role)
+    assert membership.count("observer", "server", "worker") == MAX_MEMBERS
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Members come, go and reconnect in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.membership = Membership(10.0)
+
+    names = st.sampled_from("abcdef")
+
+    @rule(name=names, where=names)
+    def join(self, name: str, where: str) -> None:
+        holder = self.membership.find(peer(where))
+        if holder is None or holder.hello.name == name:
+            role = "server" if name in "ab" else "worker"
+            self.membership.join(hello(role, name), peer(where), 0.0)
+
+    @rule(where=names, how=st.sampled_from(["lost", "finished"]))
+    def go(self, where: str, how: str) -> None:
+        member = self.membership.find(peer(where))
+        if member is not None and not self.membership.was_lost(member.incarnation):
+            self.membership.remove(member, how, 0.0)
+            self.membership._lost.clear()
+
+    @invariant()
+    def ranks_are_unique_and_dense_enough(self) -> None:
+        self.membership.validate()
+        for role in ("server", "worker"):
+            assert all(m.rank < 6 for m in self.membership.of(role))
+
+
+AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,185 @@
+"""From the first init to a job everybody can train, seen from the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
+from zmqps.core.protocol.messages import Assign, Error, Job, Leave, Take, Waiting, Withdraw
+from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, from_wire
+
+
+def fail_to_build(coordinator: Coordinator, server: str, epoch: int) -> list:  # type: ignore[type-arg]
+    error = OptimizerError("no such optimizer here")
+    return coordinator.take(server, Error(epoch, error.code, str(error), error.facts()))
+
+
+def test_placing_waits_for_all_servers() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "w0")
+    actions = coordinator.init("w0", job())
+    assert sent(actions, Assign) == []
+    assert "1 of 2 servers to join" in sent(actions, Waiting, peer("w0"))[-1].text
+    assert receivers(coordinator.join("s1"), Assign) == [peer("s0"), peer("s1")]
+
+
+def test_a_worker_uploads_the_values_once_all_shards_are_built_and_is_answered_once_all_are_loaded() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "w0", "w1")
+    coordinator.init("w0", job())
+    coordinator.init("w1", job())
+    assert sent(coordinator.ready("s0", loaded=False), Job) == []
+    assert [(m.load, m.request) for m in sent(coordinator.ready("s1", loaded=False), Job, peer("w0"))] == [(1, 1)]
+    assert sent(coordinator.ready("s0"), Job) == []
+    done = coordinator.ready("s1")
+    assert receivers(done, Job) == [peer("w0"), peer("w1")]
+    assert {message.load for message in sent(done, Job)} == {0}
+
+
+@pytest.mark.parametrize("goodbye", [Leave("closed"), Withdraw(1)])
+def test_a_loader_that_goes_is_replaced_by_another_worker(goodbye: Leave | Withdraw) -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.init("w0", job())
+    coordinator.init("w1", job())
+    coordinator.ready("s0", loaded=False)
+    assert [m.load for m in sent(coordinator.take("w0", goodbye), Job, peer("w1"))] == [1]
+
+
+def test_a_loader_that_is_lost_is_replaced_by_another_worker() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.init("w0", job())
+    coordinator.init("w1", job())
+    coordinator.ready("s0", loaded=False)
+    assert [m.load for m in sent(coordinator.wait(15.0, "s0", "w1"), Job, peer("w1"))] == [1]
+
+
+def test_who_has_no_values_is_not_asked_to_upload_them() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "w1", "o0")
+    coordinator.init("w0", job())
+    coordinator.init("w1", None)
+    coordinator.init("o0", None)
+    coordinator.ready("s0", loaded=False)
+    assert sent(coordinator.take("w0", Withdraw(1)), Job) == []
+    assert [m.load for m in sent(coordinator.init("w0", job(), request=2), Job, peer("w0"))] == [1]
+
+
+def test_a_job_that_is_asked_for_before_there_is_one_is_an_error() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "o0")
+    assert errors(coordinator.init("w0", None)) == [JobError.code]
+    assert errors(coordinator.init("o0", None)) == [JobError.code]
+
+
+def test_a_server_that_cannot_build_its_shard_fails_the_init_and_a_better_one_works() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.init("w0", job())
+    coordinator.init("w1", job())
+    failed = fail_to_build(coordinator, "s0", epoch=1)
+    assert receivers(failed, Error) == [peer("w0"), peer("w1")]
+    assert errors(failed) == [OptimizerError.code] * 2
+    assert receivers(coordinator.init("w0", job(learning_rate=0.5), request=2), Assign) == [peer("s0")]
+    assert [m.load for m in sent(coordinator.ready("s0", loaded=False), Job, peer("w0"))] == [1]
+
+
+def test_what_servers_say_of_a_job_that_failed_does_not_touch_the_next_one() -> None:
+    coordinator = Coordinator(servers=3)
+    coordinator.join("s0", "s1", "s2", "w0")
+    coordinator.init("w0", job())
+    fail_to_build(coordinator, "s0", epoch=1)
+    coordinator.ready("s1", epoch=1, loaded=False)
+    coordinator.init("w0", job(learning_rate=0.5), request=2)
+    assert errors(fail_to_build(coordinator, "s2", epoch=1)) == [], "the second init is not to blame"
+    assert sent(coordinator.ready("s0", "s2", epoch=2, loaded=False), Job) == [], "s1 is still building"
+    assert [m.load for m in sent(coordinator.ready("s1", epoch=2, loaded=False), Job)] == [1]
+
+
+def test_a_mismatch_names_both_sides() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1")
+    coordinator.init("w0", job("w", "b"))
+    (message,) = sent(coordinator.init("w1", job("w", "c")), Error)
+    error = from_wire(message.code, message.text, message.facts)
+    assert isinstance(error, JobMismatchError)
+    assert (error.what, error.ours, error.theirs) == ("parameter 'b'", "no such parameter", "float32 (8,)")
+    assert "worker 0 (w0" in error.owner
+
+
+def test_a_job_that_everybody_withdrew_before_placement_is_forgotten() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0", "w1")
+    coordinator.init("w0", job("a"))
+    coordinator.take("w0", Withdraw(1))
+    assert errors(coordinator.init("w1", job("b"))) == []
+
+
+def test_a_job_that_everybody_withdrew_while_servers_built_is_forgotten_too() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.init("w0", job("a"))
+    coordinator.take("w0", Withdraw(1))
+    actions = coordinator.init("w1", job("b"))
+    assert errors(actions) == []
+    assert [message.epoch for message in sent(actions, Assign)] == [2]
+    assert sent(coordinator.ready("s0", epoch=1, loaded=False), Job) == []
+
+
+def test_a_running_job_outlives_its_workers() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0")
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1")
+    assert [m.load for m in sent(coordinator.init("w1", job()), Job)] == [0]
+
+
+def test_an_init_sent_twice_is_answered_and_parks_once() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", job())
+    coordinator.init("w0", job())
+    coordinator.ready("s0", loaded=False)
+    assert len(sent(coordinator.ready("s0"), Job)) == 1
+
+
+def test_who_asks_again_first_makes_the_coordinator_repeat_what_may_have_been_lost() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "w0", "w1")
+    coordinator.init("w0", job())
+    coordinator.init("w1", job())
+    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s0"), peer("s1")]
+    assert receivers(coordinator.init("w1", job()), Assign) == []
+    coordinator.ready("s0", loaded=False)
+    coordinator.ready("s1", loaded=False)
+    again = coordinator.init("w0", job())
+    assert receivers(again, Assign) == [peer("s0"), peer("s1")]  # it answers with what it has
+    assert [(m.load, m.request) for m in sent(again, Job, peer("w0"))] == [(1, 1)]
+    coordinator.ready("s0")
+    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s1")]
+    coordinator.ready("s1")
+    assert receivers(coordinator.init("w0", job()), Assign) == []
+
+
+def test_a_deterministic_job_needs_a_cluster_that_knows_how_many_workers_to_wait_for() -> None:
+    deterministic = replace(job(), staleness=0, deterministic=True)
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    (refused,) = sent(coordinator.init("w0", deterministic), Error, peer("w0"))
+    assert refused.code == ConfigurationError.code
+    assert "start it with --workers" in refused.text
+    assert sent(coordinator.init("w0", job(), request=2), Assign)  # and another job is none the worse for it
+
+    coordinator = Coordinator(workers=1)
+    coordinator.join("s0", "w0")
+    assert sent(coordinator.init("w0", deterministic), Assign)
+
+
+def test_a_deterministic_job_hands_out_no_ranges() -> None:
+    coordinator = Coordinator(workers=1)
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", replace(job(), staleness=0, deterministic=True))
+    assert errors(coordinator.take("w0", Take(2, "data", 100, 10, 1, (), ()))) == [ConfigurationError.code]

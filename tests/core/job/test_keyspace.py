@@ -1,0 +1,188 @@
+"""The flat key space: every element on exactly one shard, in balance, whatever the tensors are."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.models import RESNET50
+from tests.core.strategies import PLAIN, keyspaces, placements
+from zmqps.core.job.keyspace import CUT_ALIGNMENT_NBYTES, SPLIT_NBYTES, KeySpace, Placement
+from zmqps.core.job.spec import Parameter
+from zmqps.core.protocol.arrays import gather, scatter
+from zmqps.errors import ProtocolError
+
+RESNET = KeySpace([Parameter(name, shape, "float32") for name, shape in RESNET50.items()])
+
+
+@given(placements())
+def test_every_element_is_in_exactly_one_slice_of_one_shard(placement) -> None:  # type: ignore[no-untyped-def]
+    pieces = [piece for slices in placement.slices for piece in slices]
+    for number, table in enumerate(placement.keyspace.tables):
+        bounds = sorted((p.start, p.stop) for p in pieces if p.table == number)
+        assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds)][: len(bounds)]
+        assert (bounds[-1][1] if bounds else 0) == table.size
+    assert sum(placement.nbytes(shard) for shard in range(placement.num_shards)) == placement.keyspace.nbytes
+
+
+@given(placements())
+def test_segments_cover_every_element_of_every_parameter_once(placement) -> None:  # type: ignore[no-untyped-def]
+    seen = [np.zeros(p.size, int) for p in placement.keyspace.parameters]
+    for shard, slices in enumerate(placement.slices):
+        for index, piece in enumerate(slices):
+            assert (piece.shard, piece.index) == (shard, index)
+            assert 0 < piece.size * placement.keyspace.tables[piece.table].dtype.itemsize <= placement.slice_nbytes
+            position = 0
+            for segment in piece.segments:
+                assert segment.position == position
+                assert segment.size > 0
+                position += segment.size
+                seen[segment.parameter][segment.start : segment.start + segment.size] += 1
+            assert position == piece.size
+    assert all((count == 1).all() for count in seen)
+
+
+@given(placements())
+@settings(max_examples=50)
+def test_slicing_then_gathering_is_the_identity(placement) -> None:  # type: ignore[no-untyped-def]
+    keyspace = placement.keyspace
+    dtype_of = {i: table.dtype for table in keyspace.tables for i in table.parameters}
+    values = [np.arange(p.size, dtype=dtype_of[i]) + i for i, p in enumerate(keyspace.parameters)]
+    landed = [np.zeros_like(value) for value in values]
+    for slices in placement.slices:
+        for piece in slices:
+            spans = [(s.parameter, s.start, s.start + s.size) for s in piece.segments]
+            payload = gather(values[parameter][start:stop] for parameter, start, stop in spans)
+            targets = [landed[parameter][start:stop] for parameter, start, stop in spans]
+            for run, offset, array in scatter(payload, [(target.size, target.dtype) for target in targets]):
+                targets[run][offset : offset + array.size] = array
+    assert all(np.array_equal(a, b) for a, b in zip(values, landed, strict=True))
+
+
+@given(placements())
+def test_small_parameters_are_not_split_and_cuts_in_large_ones_are_aligned(placement) -> None:  # type: ignore[no-untyped-def]
+    for table, cuts in zip(placement.keyspace.tables, placement.cuts, strict=True):
+        for cut in set(cuts) - set(table.offsets):
+            i = next(i for i, stop in enumerate(table.offsets[1:]) if cut < stop)
+            assert (table.offsets[i + 1] - table.offsets[i]) * table.dtype.itemsize >= SPLIT_NBYTES
+            assert cut * table.dtype.itemsize % CUT_ALIGNMENT_NBYTES == 0
+
+
+@given(placements())
+def test_a_placement_survives_the_wire(placement) -> None:  # type: ignore[no-untyped-def]
+    again = Placement.from_wire(KeySpace(placement.keyspace.parameters), placement.to_wire())
+    assert (again.cuts, again.slice_nbytes, again.slices) == (placement.cuts, placement.slice_nbytes, placement.slices)
+
+
+@given(keyspaces(), st.integers(1, 9))
+def test_placing_is_deterministic(keyspace, num_shards) -> None:  # type: ignore[no-untyped-def]
+    again = KeySpace(list(keyspace.parameters))
+    assert Placement.balance(keyspace, num_shards).cuts == Placement.balance(again, num_shards).cuts
+
+
+@given(keyspaces(), st.integers(1, 9))
+def test_no_shard_is_further_from_its_share_than_two_small_parameters_a_table(keyspace, num_shards) -> None:  # type: ignore[no-untyped-def]
+    placement = Placement.balance(keyspace, num_shards)
+    slack = len(keyspace.tables) * (SPLIT_NBYTES + 2 * CUT_ALIGNMENT_NBYTES)
+    for shard in range(num_shards):
+        assert abs(placement.nbytes(shard) - keyspace.nbytes / num_shards) <= slack
+
+
+def test_resnet50_has_161_tensors() -> None:
+    assert len(RESNET50) == 161
+    assert sum(math.prod(shape) for shape in RESNET50.values()) == 25_557_032
+
+
+@pytest.mark.parametrize("num_shards", range(1, 9))
+def test_resnet50_is_balanced_within_one_percent(num_shards) -> None:  # type: ignore[no-untyped-def]
+    placement = Placement.balance(RESNET, num_shards)
+    sizes = [placement.nbytes(shard) for shard in range(num_shards)]
+    share = RESNET.nbytes / num_shards
+    assert max(abs(size - share) for size in sizes) <= 0.01 * share
+
+
+def test_a_large_tensor_is_split_where_it_must_be() -> None:
+    keyspace = KeySpace([Parameter("small", (10,), "float32"), Parameter("large", (1_000_000,), "float32")])
+    placement = Placement.balance(keyspace, 4)
+    for slices in placement.slices:
+        assert 1 in {segment.parameter for piece in slices for segment in piece.segments}
+
+
+def test_dtypes_have_tables_of_their_own_and_halves_share_one_with_float32() -> None:
+    dtypes = ["float32", "float64", "float16", "bfloat16", "float64"]
+    keyspace = KeySpace([Parameter(f"p{i}", (i + 1,), dtype) for i, dtype in enumerate(dtypes)])
+    assert [(t.dtype.str, t.parameters, t.offsets) for t in keyspace.tables] == [
+        ("<f4", (0, 2, 3), (0, 1, 4, 8)),
+        ("<f8", (1, 4), (0, 2, 7)),
+    ]
+    assert keyspace.nbytes == 8 * 4 + 7 * 8
+
+
+def test_a_scalar_is_one_element() -> None:
+    assert KeySpace([Parameter("s", (), "float32")]).tables[0].size == 1
+
+
+def test_there_may_be_more_shards_than_elements() -> None:
+    placement = Placement.balance(KeySpace([Parameter("p", (2,), "float32")]), 5)
+    assert sum(len(slices) for slices in placement.slices) == 1
+    assert [row["share"] for row in placement.rows()].count(1.0) == 1
+
+
+def test_no_shards_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(ValueError, match="at least one shard"):
+        Placement.balance(RESNET, 0)
+
+
+def test_rows_tell_where_everything_is() -> None:
+    rows = Placement.balance(RESNET, 2).rows()
+    assert [row["shard"] for row in rows] == [0, 1]
+    assert sum(row["nbytes"] for row in rows) == RESNET.nbytes
+    assert sum(row["share"] for row in rows) == pytest.approx(1.0)
+    assert rows[0]["first"] == "conv1.weight"
+    assert rows[1]["last"] == "fc.bias"
+    assert rows[0]["last"] == rows[1]["first"], "the tensor in the middle is on both"
+    assert sum(row["parameters"] for row in rows) == 162
+
+
+# --- junk ---------------------------------------------------------------------------------------
+
+SMALL = KeySpace([Parameter("a", (5,), "float32"), Parameter("b", (3,), "float64")])
+GOOD = {"cuts": [[0, 2, 5], [0, 0, 3]], "slice_nbytes": 4096}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cuts": None},
+        {"cuts": []},
+        {"cuts": [[0, 2, 5]]},
+        {"cuts": [[0, 2, 5], [0, 3]]},
+        {"cuts": [[0, 2, 5], 3]},
+        {"cuts": [[0], [0]]},
+        {"cuts": [[0, 2, 6], [0, 0, 3]]},
+        {"cuts": [[1, 2, 5], [0, 0, 3]]},
+        {"cuts": [[0, 6, 5], [0, 0, 3]]},
+        {"cuts": [[0, -1, 5], [0, 0, 3]]},
+        {"cuts": [[0, 2.0, 5], [0, 0, 3]]},
+        {"cuts": [[0, True, 5], [0, 0, 3]]},
+        {"slice_nbytes": None},
+        {"slice_nbytes": 0},
+        {"slice_nbytes": (32 << 20) + 1},
+        {"slice_nbytes": "4096"},
+    ],
+)
+def test_cuts_that_do_not_fit_are_a_protocol_error(change) -> None:  # type: ignore[no-untyped-def]
+    assert Placement.from_wire(SMALL, GOOD).to_wire() == GOOD
+    with pytest.raises(ProtocolError):
+        Placement.from_wire(SMALL, {**GOOD, **change})
+
+
+@given(st.dictionaries(st.sampled_from(["cuts", "slice_nbytes"]), PLAIN | st.lists(st.lists(st.integers(-1, 6)))))
+def test_any_map_is_a_placement_or_a_protocol_error(wire) -> None:  # type: ignore[no-untyped-def]
+    with contextlib.suppress(ProtocolError):
+        Placement.from_wire(SMALL, {**GOOD, **wire}).rows()

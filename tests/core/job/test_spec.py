@@ -1,0 +1,180 @@
+"""The job: its wire form, what cannot be trained, and what makes two jobs differ."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.strategies import PLAIN
+from zmqps.core.job.spec import (
+    MAX_NAME_CHARS,
+    MAX_RETAIN,
+    NONFINITE_POLICIES,
+    OPTIONS,
+    STORAGE_DTYPES,
+    STRAGGLER_POLICIES,
+    JobSpec,
+    Parameter,
+    attached,
+)
+from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, PSError
+
+OPTIMIZER = {"name": "sgd", "learning_rate": 0.1}
+W, B = Parameter("w", (3, 4), "float32"), Parameter("b", (), "float16")
+JOB = JobSpec((W, B), OPTIMIZER)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> JobSpec:
+    names = draw(st.lists(st.text(max_size=20), min_size=1, max_size=6, unique=True))
+    shapes = st.lists(st.integers(0, 9), max_size=4).map(tuple)
+    dtypes = st.sampled_from(list(STORAGE_DTYPES))
+    parameters = tuple(Parameter(name, draw(shapes), draw(dtypes)) for name in names)
+    options = {
+        "nonfinite": draw(st.sampled_from(NONFINITE_POLICIES)),
+        "push_codec": draw(st.sampled_from(["raw", "bf16", "topk:fraction=0.1"])),
+        "pull_codec": draw(st.sampled_from(["raw", "int8:block=64"])),
+        "staleness": draw(st.none() | st.integers(0, 1 << 40)),
+    }
+    if options["staleness"] == 0:
+        options["aggregate"] = draw(st.none() | st.integers(1, 9))
+        options["on_straggler"] = draw(st.sampled_from(STRAGGLER_POLICIES))
+        options["retain"] = draw(st.integers(0, MAX_RETAIN))
+    return JobSpec(parameters, {"name": draw(st.text(max_size=5))}, **options)
+
+
+@given(jobs())
+def test_a_job_survives_the_wire(job) -> None:  # type: ignore[no-untyped-def]
+    assert JobSpec.from_wire(job.to_wire()) == job
+
+
+@given(st.dictionaries(st.sampled_from(["parameters", "optimizer", *OPTIONS, "x"]), PLAIN))
+def test_any_map_is_a_job_or_an_error_of_ours(wire) -> None:  # type: ignore[no-untyped-def]
+    with contextlib.suppress(PSError):
+        JobSpec.from_wire(wire)
+
+
+@given(st.sampled_from(["parameters", "optimizer", *OPTIONS]), PLAIN)
+def test_a_job_with_one_entry_replaced_is_a_job_or_an_error_of_ours(key, value) -> None:  # type: ignore[no-untyped-def]
+    with contextlib.suppress(PSError):
+        JobSpec.from_wire({**JOB.to_wire(), key: value})
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "w",
+        ["w", [1]],
+        ["w", [1], "float32", 0],
+        [1, [1], "float32"],
+        ["w", 1, "float32"],
+        ["w", [1], 32],
+        ["w", [-1], "float32"],
+        ["w", [1.0], "float32"],
+        ["w", [True], "float32"],
+        ["w", [1] * 33, "float32"],
+        ["w", [1 << 24, 1 << 24], "float32"],
+    ],
+)
+def test_a_parameter_of_another_form_is_a_protocol_error(entry) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ProtocolError):
+        JobSpec.from_wire({**JOB.to_wire(), "parameters": [entry]})
+
+
+def test_entries_missing_or_unknown_are_a_protocol_error() -> None:
+    for wire in ({}, {**JOB.to_wire(), "x": 1}, {k: v for k, v in JOB.to_wire().items() if k != "staleness"}):
+        with pytest.raises(ProtocolError, match="a job has"):
+            JobSpec.from_wire(wire)
+
+
+def test_half_precision_is_kept_in_float32() -> None:
+    assert STORAGE_DTYPES["float16"] == STORAGE_DTYPES["bfloat16"] == "float32"
+    assert Parameter("w", (), "bfloat16").storage_dtype == "float32"
+    assert Parameter("w", (), "float64").storage_dtype == "float64"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (((), OPTIMIZER), ConfigurationError, "at least one"),
+        (((W, W), OPTIMIZER), ConfigurationError, "two parameters are named 'w'"),
+        (((Parameter("n", (1,), "int32"),), OPTIMIZER), DtypeError, "int32"),
+        (((Parameter("n" * (MAX_NAME_CHARS + 1), (1,), "float32"),), OPTIMIZER), ConfigurationError, "longer than"),
+        (((W,), OPTIMIZER, None, "ignore"), ConfigurationError, "nonfinite"),
+        (((W,), OPTIMIZER, -1), ConfigurationError, "staleness=-1: pass 0 for synchronous"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=text):
+        JobSpec(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"staleness": 0, "aggregate": 0}, "aggregate is a number of gradients from 1, not 0"),
+        ({"staleness": 0, "on_straggler": "shoot"}, "on_straggler is one of"),
+        ({"staleness": 0, "retain": -1}, "retain is 0 to 16 versions, not -1"),
+        ({"staleness": 0, "retain": MAX_RETAIN + 1}, "retain is 0 to 16 versions, not 17"),
+        ({"aggregate": 2}, "belong to synchronous training"),
+        ({"staleness": 3, "on_straggler": "fail"}, "belong to synchronous training"),
+        ({"staleness": 3, "retain": 1}, "belong to synchronous training"),
+        ({"deterministic": True}, "deterministic training is synchronous"),
+        ({"staleness": 2, "deterministic": True}, "deterministic training is synchronous"),
+        ({"staleness": 0, "deterministic": True, "aggregate": 3}, "not the first 3 that come"),
+        ({"staleness": 0, "deterministic": True, "on_straggler": "continue"}, "cannot go on without a worker"),
+        ({"push_codec": "zip"}, "no codec 'zip'"),
+        ({"push_codec": "int8:block=1"}, "block must be a whole number"),
+        ({"pull_codec": "topk"}, "topk leaves values out"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, text) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigurationError, match=text):
+        JobSpec((W,), OPTIMIZER, **options)
+
+
+def test_staleness_decides_the_mode() -> None:
+    modes = [JobSpec((W,), OPTIMIZER, staleness).mode for staleness in (None, 0, 1, 9)]
+    assert modes == ["async", "sync", "ssp", "ssp"]
+
+
+@pytest.mark.parametrize("option", [*OPTIONS])
+def test_an_option_of_another_type_is_a_protocol_error(option) -> None:  # type: ignore[no-untyped-def]
+    for value in (1.5, "yes" if option == "deterministic" else True, [1]):
+        with pytest.raises(ProtocolError, match=f"a job's {option} is"):
+            JobSpec.from_wire({**JOB.to_wire(), option: value})
+
+
+def test_the_order_of_parameters_is_the_jobs() -> None:
+    JOB.check_same(JobSpec((B, W), OPTIMIZER), "worker 0")
+
+
+@pytest.mark.parametrize(
+    ("other", "what", "ours", "theirs"),
+    [
+        (JobSpec((W,), OPTIMIZER), "parameter 'b'", "no such parameter", "float16 ()"),
+        (JobSpec((W, B, Parameter("c", (2,), "float64")), OPTIMIZER), "parameter 'c'", "float64 (2,)", "no such"),
+        (JobSpec((Parameter("w", (4, 3), "float32"), B), OPTIMIZER), "parameter 'w'", "float32 (4, 3)", "(3, 4)"),
+        (JobSpec((Parameter("w", (3, 4), "float64"), B), OPTIMIZER), "parameter 'w'", "float64 (3, 4)", "float32"),
+        (JobSpec((W, B), {"name": "adam"}), "optimizer", "adam", "sgd"),
+        (JobSpec((W, B), OPTIMIZER, None, "allow"), "nonfinite", "allow", "reject"),
+        (JobSpec((W, B), OPTIMIZER, 0), "staleness", "0", "None"),
+        (JobSpec((W, B), OPTIMIZER, push_codec="bf16"), "push_codec", "'bf16'", "'raw'"),
+    ],
+)
+def test_a_mismatch_names_both_sides(other, what, ours, theirs) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(JobMismatchError) as caught:
+        JOB.check_same(other, "worker 0")
+    assert caught.value.what == what
+    assert ours in caught.value.ours
+    assert theirs in caught.value.theirs
+    assert caught.value.owner == "worker 0"
+
+
+def test_no_job_says_what_to_call() -> None:
+    assert attached(JOB) is JOB
+    with pytest.raises(JobError, match=r"worker\.init"):
+        attached(None)

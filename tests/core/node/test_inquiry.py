@@ -1,0 +1,45 @@
+"""The machine that asks for the status: its repeats and its end."""
+
+from __future__ import annotations
+
+from zmqps.core.node.inquiry import AGAIN_S, Inquiry
+from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.protocol.events import COORDINATOR, Connect, Exit, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.messages import Left, Status, StatusRequest
+from zmqps.errors import ProtocolError
+
+ASK = Send(COORDINATOR, StatusRequest(1))
+
+
+def test_it_asks_again_ever_more_slowly_until_somebody_answers() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1")
+    assert machine.start(0.0) == [Connect(COORDINATOR, "tcp://127.0.0.1:1"), ASK]
+    waits, now = [], 0.0
+    for _ in range(10):
+        due = machine.next_deadline()
+        assert due is not None
+        waits.append(round(due - now, 9))
+        now = due
+        assert machine.on_deadline(now) == [ASK]
+        machine.validate()
+    assert waits == sorted(waits)
+    assert (waits[0], waits[-1]) == (FIRST_RETRY_S, SLOWEST_RETRY_S)
+    assert [type(a) for a in machine.handle(Received(COORDINATOR, Status(1, {"state": "x"})), now)] == [Exit]
+    assert machine.status == {"state": "x"}
+    assert machine.next_deadline() is None
+
+
+def test_an_answer_that_will_not_do_is_asked_for_again() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1", lambda status: status["n"] == 2)
+    machine.start(0.0)
+    assert machine.handle(Received(COORDINATOR, Status(1, {"n": 1})), 1.0) == []
+    assert machine.next_deadline() == 1.0 + AGAIN_S
+    assert len(machine.handle(Received(COORDINATOR, Status(1, {"n": 2})), 2.0)) == 1
+
+
+def test_anything_else_changes_nothing_and_a_stop_ends_it() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1")
+    machine.start(0.0)
+    assert machine.handle(Received(COORDINATOR, Left()), 0.0) == []
+    assert machine.handle(Undecodable(COORDINATOR, ProtocolError("x")), 0.0) == []
+    assert [type(a) for a in machine.handle(Stop("closed"), 0.0)] == [Exit]

@@ -1,0 +1,134 @@
+"""A node's membership: hello until welcome, heartbeats after, and silence noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.machines import identity, logged, sent
+from zmqps.core.node.member import FIRST_RETRY_S, MAX_GOODBYES, REMINDER_INTERVAL_S, SLOWEST_RETRY_S, Member
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect
+from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Hello, Leave, Left, Welcome
+
+WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 10.0, 4, 2)
+
+
+def member() -> Member:
+    return Member(identity("worker"), "tcp://c:1", lambda: {"pushes": 3})
+
+
+def pass_time(m: Member, until: float, *, hear: bool = False) -> list[tuple[float, Action]]:
+    happened = []
+    while (due := m.next_deadline()) is not None and due <= until:
+        happened += [(due, action) for action in m.on_deadline(due)]
+        if hear:
+            m.on_message(HeartbeatAck(4), due)
+    return happened
+
+
+def test_it_connects_and_says_hello_ever_more_slowly_until_it_is_welcome() -> None:
+    m = member()
+    first, hello = m.start(0.0)
+    assert first == Connect(COORDINATOR, "tcp://c:1")
+    assert len(sent([hello], Hello)) == 1
+    times = [time for time, action in pass_time(m, 5.0) if sent([action], Hello)]
+    gaps = [b - a for a, b in zip([0.0, *times], times, strict=False)]
+    expected = [min(FIRST_RETRY_S * 2**i, SLOWEST_RETRY_S) for i in range(len(gaps))]
+    assert gaps == pytest.approx(expected)
+    m.on_message(WELCOME, 5.0)
+    assert [a for _, a in pass_time(m, 9.0, hear=True) if sent([a], Hello)] == []
+
+
+def test_it_says_whom_it_waits_for_every_few_seconds() -> None:
+    m = member()
+    m.start(0.0)
+    texts = [logged([a]) for _, a in pass_time(m, 2 * REMINDER_INTERVAL_S) if logged([a])]
+    assert texts == [f"waiting for the coordinator at tcp://c:1, {n} s so far" for n in (5, 10)]
+
+
+def test_the_welcome_tells_rank_and_sizes() -> None:
+    m = member()
+    m.start(0.0)
+    assert not m.joined
+    m.on_message(WELCOME, 0.1)
+    assert (m.joined, m.rank, m.num_workers, m.num_servers) == (True, 5, 4, 2)
+    m.on_message(HeartbeatAck(9), 0.2)
+    assert m.num_workers == 9
+
+
+def test_it_sends_its_counters_at_every_heartbeat() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    beats = [(t, sent([a], Heartbeat)[0].counters) for t, a in pass_time(m, 3.0, hear=True)]
+    assert beats == [(t, {"pushes": 3}) for t in (1.0, 2.0, 3.0)]
+
+
+def test_silence_beyond_the_timeout_means_the_coordinator_is_lost() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    pass_time(m, 10.0)
+    assert not m.lost
+    pass_time(m, 11.0)
+    assert m.lost
+    assert not m.joined
+    assert m.next_deadline() is None
+
+
+def test_who_was_stopped_does_not_blame_the_coordinator_for_the_silence() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    m.on_deadline(60.0)  # SIGSTOP, SIGCONT: what the coordinator said meanwhile has not been read yet
+    assert not m.lost
+    pass_time(m, 80.0)
+    assert m.lost
+
+
+def test_any_message_is_a_sign_of_life() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    pass_time(m, 100.0, hear=True)
+    assert not m.lost
+    assert m.silence(101.0) == 1.0
+
+
+def test_goodbye_is_said_again_until_it_is_answered_but_not_for_ever() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    assert [message.reason for message in sent(m.leave("finished", 1.0), Leave)] == ["finished"]
+    assert m.leave("finished", 1.0) == []
+    assert len(sent([a for _, a in pass_time(m, 60.0)], Leave)) == MAX_GOODBYES - 1
+    assert m.next_deadline() is None
+
+
+def test_an_answered_goodbye_is_the_last_word() -> None:
+    m = member()
+    m.start(0.0)
+    m.on_message(WELCOME, 0.0)
+    m.leave("finished", 1.0)
+    m.on_message(Left(), 1.1)
+    assert m.next_deadline() is None
+
+
+def test_who_gives_up_to_join_says_goodbye_for_it_may_be_known_already() -> None:
+    m = member()
+    m.start(0.0)
+    actions = m.leave("closed", 1.0)
+    assert len(sent(actions, Leave)) == 1
+    assert sent(actions, Heartbeat) == [], "who knows us not yet takes nothing else"
+
+
+def test_nobody_says_goodbye_to_a_coordinator_that_is_lost_or_that_ended_it() -> None:
+    for ended in (False, True):
+        m = member()
+        m.start(0.0)
+        m.on_message(WELCOME, 0.0)
+        if ended:
+            m.abandon()
+        else:
+            pass_time(m, 60.0)
+        assert m.leave("closed", 61.0) == []
+        assert m.next_deadline() is None

@@ -1,0 +1,241 @@
+"""The codec: what is encoded comes back, and no bytes make the decoder do anything but refuse them."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from dataclasses import fields
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated
+from zmqps.core.protocol import wire
+from zmqps.core.protocol.messages import BY_KIND, Ack, Error, Hello, Left, Pull, Push, Status, Values, Waiting
+from zmqps.core.protocol.wire import (
+    INLINE_NBYTES,
+    MAX_FRAME_NBYTES,
+    MAX_FRAMES,
+    MAX_HEADER_NBYTES,
+    MAX_TEXT_CHARS,
+    decode,
+    encode,
+)
+from zmqps.errors import LimitError, ProtocolError
+
+
+def push_with(payload: object, *frames: bytes) -> list[bytes]:
+    return [msgpack.packb([33, 7, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", [[0, 5, []]], payload]), *frames]
+
+
+# --- what is encoded comes back -----------------------------------------------------------------
+
+
+@given(messages())
+@settings(max_examples=250)
+def test_a_message_survives_the_wire(message) -> None:  # type: ignore[no-untyped-def]
+    frames = as_bytes(encode(message))
+    again = decode(frames)
+    assert comparable(again) == comparable(message)
+    assert as_bytes(encode(again)) == frames
+
+
+@pytest.mark.parametrize("cls", BY_KIND.values(), ids=lambda cls: cls.__name__)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-untyped-def]
+    message = data.draw(messages(cls))
+    assert comparable(decode(encode(message))) == comparable(message)
+
+
+def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:
+    assert all(cls.kind == kind for kind, cls in BY_KIND.items())
+    annotations = {str(f.type) for cls in BY_KIND.values() for f in fields(cls)}  # type: ignore[arg-type]
+    assert annotations == set(wire.CHECKS) | {"Payload"}
+
+
+def test_a_small_payload_travels_inside_the_header() -> None:
+    pieces = [np.zeros(INLINE_NBYTES // 8, "<f4"), np.ones(INLINE_NBYTES // 8, "<f4")]
+    assert len(encode(Values(1, "raw", (), (), pieces))) == 1
+    assert len(encode(Values(1, "raw", (), (), [*pieces, b"x"]))) == 4
+
+
+def test_a_large_payload_is_neither_copied_on_the_way_out_nor_on_the_way_in() -> None:
+    array = np.zeros(INLINE_NBYTES, "<f4")
+    header, frame = encode(Values(1, "raw", (), (), (array,)))
+    assert np.shares_memory(np.frombuffer(frame, "<f4"), array)
+    message = decode([header, frame])
+    assert isinstance(message, Values)
+    assert np.shares_memory(np.frombuffer(message.payload[0], "<f4"), array)
+
+
+def test_empty_buffers_do_not_travel() -> None:
+    message = decode(encode(Values(1, "raw", (), (), (b"", np.empty(0, "<f8"), np.empty((0, 3))))))
+    assert isinstance(message, Values)
+    assert message.payload == ()
+
+
+def test_a_duration_may_be_sent_as_an_integer() -> None:
+    incarnation = bytes(16)
+    welcome = decode([msgpack.packb([2, 1, incarnation, "server-0", 0, 1, 10, 4, 1, []])])
+    assert comparable(welcome)[5:7] == (1.0, 10.0)
+
+
+def test_words_for_people_are_cut_to_what_a_receiver_takes() -> None:
+    for message in (Waiting(1, "x" * 5000), Error(1, 1, "ü" * 5000, {"reason": "y"})):
+        again = decode(encode(message))
+        assert isinstance(again, (Waiting, Error))
+        assert len(again.text) == MAX_TEXT_CHARS
+        assert again.text == message.text[: MAX_TEXT_CHARS - 1] + "…"
+
+
+# --- what the encoder refuses -------------------------------------------------------------------
+
+
+def test_the_encoder_sends_nothing_beyond_the_limits() -> None:
+    with pytest.raises(LimitError, match="header"):
+        encode(Status(1, {"text": "x" * MAX_HEADER_NBYTES}))
+    with pytest.raises(LimitError, match="number of array frames"):
+        encode(Values(1, "raw", (), (), [b"xx"] * (MAX_FRAMES + 1)))
+    with pytest.raises(LimitError, match="size of an array frame"):
+        encode(Values(1, "raw", (), (), [np.empty(MAX_FRAME_NBYTES + 1, np.uint8)]))
+
+
+# --- what the decoder refuses -------------------------------------------------------------------
+
+NESTED = b"\x91" * 2000
+MALFORMED = {
+    "no frames": ([], ProtocolError),
+    "an empty frame": ([b""], ProtocolError),
+    "no list": ([msgpack.packb({"kind": 1})], ProtocolError),
+    "an empty list": ([msgpack.packb([])], ProtocolError),
+    "a kind that is true": ([msgpack.packb([True])], ProtocolError),
+    "a kind nobody knows": ([msgpack.packb([255])], ProtocolError),
+    "too few fields": ([msgpack.packb([35, 1, []])], ProtocolError),
+    "too many fields": ([msgpack.packb([35, 1, [], [], []])], ProtocolError),
+    "something behind the header": ([msgpack.packb([6]) + b"\x00"], ProtocolError),
+    "a header cut short": ([msgpack.packb([35, 1, [], []])[:-1]], ProtocolError),
+    "text that is not utf-8": ([b"\x92\x09\xa2\xff\xfe"], ProtocolError),
+    "an extension type": ([msgpack.packb([9, msgpack.ExtType(3, b"x")])], ProtocolError),
+    "a timestamp": ([msgpack.packb([9, msgpack.Timestamp(1, 2)])], ProtocolError),
+    "a broken timestamp": ([b"\x92\x09\xd4\xff\x00"], ProtocolError),
+    "the unused msgpack byte": ([b"\x92\x09\xc1"], ProtocolError),
+    "a negative number": ([msgpack.packb([15, -1])], ProtocolError),
+    "a number too large": ([msgpack.packb([13, 1 << 32, 0])], ProtocolError),
+    "a truth value for a number": ([msgpack.packb([15, True])], ProtocolError),
+    "a float for a number": ([msgpack.packb([15, 1.0])], ProtocolError),
+    "a text too long": ([msgpack.packb([9, "x" * (MAX_TEXT_CHARS + 1)])], LimitError),
+    "bytes for a text": ([msgpack.packb([9, b"x"])], ProtocolError),
+    "a duration that is no number": ([msgpack.packb([8, "w", 0, "n", bytes(16), float("nan")])], ProtocolError),
+    "a negative duration": ([msgpack.packb([8, "w", 0, "n", bytes(16), -0.5])], ProtocolError),
+    "an incarnation of 15 bytes": ([msgpack.packb([8, "w", 0, "n", bytes(15), 0])], ProtocolError),
+    "a map with a number as key": ([msgpack.packb([3, {1: 2}])], ProtocolError),
+    "a map with bytes as key": ([msgpack.packb([3, {b"a": 2}])], ProtocolError),
+    "bytes in a map": ([msgpack.packb([3, {"a": b"x"}])], ProtocolError),
+    "a list in the facts of an error": ([msgpack.packb([7, 0, 1, "", {"a": []}])], ProtocolError),
+    "lists in lists in lists": ([msgpack.packb([3, {"a": [[[[[[[[1]]]]]]]]}])], LimitError),
+    "lists beyond the stack": ([b"\x92\x03\x81\xa1a" + NESTED + b"\x00"], ProtocolError),
+    "a header that is lists only": ([b"\x91" * 1020 + b"\x00"], ProtocolError),
+    "lists where a number belongs": ([b"\x92\x0f" + b"\x91" * 1000 + b"\x00"], ProtocolError),
+    "a part of two": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5]]])], ProtocolError),
+    "a range without a stop": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5, [1]]]])], ProtocolError),
+    "a range that is empty": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5, [1, 1]]]])], ProtocolError),
+    "ranges out of order": ([msgpack.packb([34, 1, 1, 0, 0, "raw", [[0, 5, [4, 6, 1, 2]]]])], ProtocolError),
+    "a contributor of three": ([msgpack.packb([22, 1, 0, [[bytes(16), [1], 1.0]]])], ProtocolError),
+    "a contributor that is a map": ([msgpack.packb([22, 1, 0, [{"worker": 1}]])], ProtocolError),
+    "a contributor with a short incarnation": ([msgpack.packb([22, 1, 0, [[bytes(15), [1]]]])], ProtocolError),
+    "an attempt below zero": ([msgpack.packb([22, 1, 0, [[bytes(16), [-1]]]])], ProtocolError),
+    "frames behind a message without payload": ([msgpack.packb([6]), b"x"], ProtocolError),
+    "frames behind a payload inside the header": (push_with(b"1234", b"1234"), ProtocolError),
+    "a payload inside the header too large": (push_with(bytes(INLINE_NBYTES + 1)), LimitError),
+    "a payload that is a text": (push_with("1234"), ProtocolError),
+    "fewer frames than announced": (push_with([4, 4], b"1234"), ProtocolError),
+    "more frames than announced": (push_with([4], b"1234", b"1234"), ProtocolError),
+    "a frame shorter than announced": (push_with([8], b"1234"), ProtocolError),
+    "a frame longer than announced": (push_with([2], b"1234"), ProtocolError),
+    "an announced size below zero": (push_with([-4], b"1234"), ProtocolError),
+    "too many frames": (push_with([0] * (MAX_FRAMES + 1), *[b""] * (MAX_FRAMES + 1)), LimitError),
+    "a header too large": ([bytes(MAX_HEADER_NBYTES + 1)], LimitError),
+    "a frame too large": (push_with([MAX_FRAME_NBYTES + 1], bytes(MAX_FRAME_NBYTES + 1)), LimitError),
+}
+
+
+@pytest.mark.parametrize(("frames", "error"), MALFORMED.values(), ids=MALFORMED)
+def test_the_decoder_refuses(frames, error) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ProtocolError) as caught:
+        decode(frames)
+    assert type(caught.value) is error
+    assert len(str(caught.value)) < 400, "an error must not carry what a peer sent at length"
+
+
+def refused_or_sound(frames: list[bytes]) -> None:
+    try:
+        message = decode(frames)
+    except ProtocolError:
+        return
+    assert comparable(decode(encode(message))) == comparable(message) or "nan" in repr(message)
+
+
+@given(NOISE)
+@example([b"\xdd\xff\xff\xff\xff"])
+@example([b"\xc6\xff\xff\xff\xff"])
+@settings(max_examples=500)
+def test_noise_is_a_message_or_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
+    refused_or_sound(frames)
+
+
+@given(mutated())
+@settings(max_examples=250)
+def test_a_damaged_message_is_a_message_or_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
+    refused_or_sound(frames)
+
+
+@given(almost())
+@settings(max_examples=250)
+def test_fields_of_the_wrong_type_are_a_protocol_error(frames) -> None:  # type: ignore[no-untyped-def]
+    refused_or_sound(frames)
+
+
+@given(messages(Push, Pull, Ack, Hello, Error), st.data())
+def test_a_message_cut_short_is_a_protocol_error(message, data) -> None:  # type: ignore[no-untyped-def]
+    header = bytes(encode(message)[0])
+    with pytest.raises(ProtocolError):
+        decode([header[: data.draw(st.integers(0, len(header) - 1))]])
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def peak_nbytes_of_decoding(frames: list[bytes]) -> int:
+    decode(encode(Left()))  # so that nothing is loaded while we measure
+    tracemalloc.start()
+    try:
+        decode(frames)
+    except ProtocolError:
+        pass
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize(
+    "claim", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"], ids=["list", "map", "text", "bytes", "ext"]
+)
+def test_a_size_that_is_merely_claimed_allocates_nothing(claim) -> None:  # type: ignore[no-untyped-def]
+    header = b"\x92\x03" + claim + struct.pack(">I", 0xFFFF_FFF0)
+    assert peak_nbytes_of_decoding([header]) < 100_000
+
+
+def test_claims_inside_claims_allocate_in_proportion_to_the_header_only() -> None:
+    padding = 1 << 20
+    claims = (b"\xdd" + struct.pack(">I", padding)) * 480
+    assert peak_nbytes_of_decoding([b"\x92\x03" + claims + bytes(padding + 1)]) < 100 * padding
+
+
+def test_an_announced_frame_allocates_nothing() -> None:
+    assert peak_nbytes_of_decoding(push_with([1 << 40] * 100)) < 100_000
+    assert peak_nbytes_of_decoding(push_with([1 << 40], b"1234")) < 100_000

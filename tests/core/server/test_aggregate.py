@@ -1,0 +1,188 @@
+"""Contributions kept apart until the commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqps.core.job.keyspace import Segment, Slice
+from zmqps.core.server.aggregate import PART_NBYTES, PARTS_NBYTES, SPARE_GRADIENTS, Contribution, Contributor, Stage
+from zmqps.errors import LimitError, ProtocolError
+
+SIZE = 6
+PIECE = Slice(0, 0, 0, 0, SIZE, (Segment(0, 0, 0, SIZE),))
+A, B, C = (b"a", 1), (b"b", 1), (b"c", 1)
+Array = np.ndarray[Any, Any]
+
+
+def make(gradients: int = 1) -> Stage:
+    return Stage(8 * SIZE, gradients)
+
+
+def add(
+    stage: Stage,
+    contributor: Contributor,
+    value: Any,
+    *bounds: tuple[int, int],
+    step: int = 0,
+    examples: int = 1,
+    dtype: str = "f8",
+) -> None:
+    """Bring gradients of one value, or of an array's elements, by default of the whole slice."""
+    bounds = bounds or ((0, SIZE),)
+    values = np.broadcast_to(value, SIZE).astype(dtype)
+    stage.add(step, contributor, [Contribution(PIECE, bounds, [values[lo:hi] for lo, hi in bounds])], examples)
+    stage.validate()
+
+
+def mean(stage: Stage, *contributors: Contributor, step: int = 0) -> list[float | None]:
+    """Return the mean by element; None where there is none."""
+    found: list[float | None] = [None] * SIZE
+    for start, array in stage.mean(step, 0, contributors):
+        found[start : start + array.size] = array.tolist()
+    return found
+
+
+def test_the_mean_is_over_the_contributors_alone() -> None:
+    stage = make()
+    add(stage, A, 2.0)
+    add(stage, B, 4.0)
+    add(stage, C, 1e9)
+    assert mean(stage, A, B) == [3.0] * SIZE
+    assert stage.close(0) == {A, B, C}
+    stage.validate()
+
+
+def test_examples_weigh_the_mean() -> None:
+    stage = make()
+    add(stage, A, 1.0, examples=3)
+    add(stage, B, 5.0, examples=1)
+    assert mean(stage, A, B) == [2.0] * SIZE
+
+
+def test_equal_numbers_of_examples_are_as_good_as_one_each() -> None:
+    means = []
+    for examples in (1, 32):
+        stage = make()
+        for contributor, value in ((A, 0.1), (B, 0.2), (C, 0.7)):
+            add(stage, contributor, value, examples=examples)
+        means.append(mean(stage, A, B, C))
+    assert means[0] == means[1]
+
+
+@pytest.mark.parametrize("examples", [(1, 1), (1, 3), (1 << 63, 1 << 63), (1, (1 << 64) - 1)], ids=str)
+@pytest.mark.parametrize("value", [1e30, 3e38])
+def test_the_mean_of_finite_gradients_is_finite(value: float, examples: tuple[int, int]) -> None:
+    stage = make()
+    add(stage, A, value, examples=examples[0], dtype="f4")
+    add(stage, B, value, examples=examples[1], dtype="f4")
+    assert mean(stage, A, B) == pytest.approx([value] * SIZE, rel=1e-6)
+
+
+def test_what_is_not_finite_stays_so_where_that_is_allowed() -> None:
+    stage = make()
+    add(stage, A, [np.inf, np.inf, np.nan, 1, 1, 1])
+    add(stage, B, [-np.inf, 1, 1, 1, 1, 1])
+    np.testing.assert_array_equal(np.array(mean(stage, A, B), float), [np.nan, np.inf, np.nan, 1, 1, 1])
+
+
+def test_what_a_push_leaves_out_has_no_mean_even_in_a_used_buffer() -> None:
+    stage = make()
+    add(stage, A, 7.0)
+    stage.close(0)
+    add(stage, A, 1.0, (2, 4), step=1)
+    assert mean(stage, A, step=1) == [None, None, 1.0, 1.0, None, None]
+
+
+def test_workers_with_different_parameters_are_each_divided_by_their_own_examples() -> None:
+    stage = make()
+    first, second = [(b"a", 1), (b"b", 1)], [(b"c", 1), (b"d", 1)]  # two replicas of two stages
+    for worker, value in zip(first, (1.0, 3.0), strict=True):
+        add(stage, worker, value, (0, 2))
+    for worker, value in zip(second, (10.0, 30.0), strict=True):
+        add(stage, worker, value, (2, 6))
+    assert mean(stage, first[0], second[0], first[1], second[1]) == [2, 2, 20, 20, 20, 20]
+
+
+def test_a_push_brings_a_slice_in_one_message() -> None:
+    stage = make()
+    add(stage, A, 1.0, (0, 2), (3, 6))
+    with pytest.raises(ProtocolError):
+        add(stage, A, 9.0, (2, 3))
+    assert mean(stage, A) == [1.0, 1.0, None, 1.0, 1.0, 1.0]
+
+
+def test_a_repeated_attempt_is_not_added_to_the_one_that_failed() -> None:
+    stage = make()
+    add(stage, (b"a", 1), 1.0, (0, 3))  # failed halfway
+    add(stage, (b"a", 2), 1.0)
+    assert mean(stage, (b"a", 2)) == [1.0] * SIZE
+
+
+def test_nothing_comes_of_nothing() -> None:
+    assert make().mean(0, 0, [A]) == []
+
+
+def test_what_one_worker_can_bring_to_a_step_is_bounded_and_others_may_still_bring_theirs() -> None:
+    stage = Stage(1 << 20, gradients=2)
+    piece = Slice(0, 0, 0, 0, 1 << 17, ())
+    gradient = Contribution(piece, [(0, piece.size)], [np.zeros(piece.size)])
+    most = 2 + SPARE_GRADIENTS + PARTS_NBYTES // (1 << 20) - 1  # whole ones; the last gives way to what parts cost
+    for attempt in range(most):
+        stage.add(0, (b"a", attempt), [gradient], 1)
+    with pytest.raises(LimitError, match="one worker's gradients of a step"):
+        stage.add(0, (b"a", most), [gradient, gradient._replace(piece=replace(piece, index=1))], 1)
+    assert stage.nbytes == most << 20, "nothing of it is kept"
+    stage.add(0, (b"b", 1), [gradient], 1)
+    stage.add(1, (b"a", most), [gradient], 1)
+    assert stage.close(1) >= {(b"a", 0), (b"b", 1), (b"a", most)}
+    stage.add(2, (b"a", most), [gradient], 1)
+    stage.validate()
+
+
+def test_the_number_of_tiny_pushes_is_bounded() -> None:
+    stage = Stage(0)
+    for attempt in range(PARTS_NBYTES // PART_NBYTES):
+        stage.add(0, (b"a", attempt), [], 1)
+    with pytest.raises(LimitError):
+        stage.add(0, (b"a", 0), [Contribution(PIECE, [], [])], 1)
+
+
+BOUNDS = st.lists(st.integers(0, SIZE), max_size=4, unique=True).map(
+    lambda b: tuple(zip(sorted(b)[::2], sorted(b)[1::2], strict=False))
+)
+
+
+@given(pushes=st.lists(st.tuples(BOUNDS, st.integers(1, 4)), min_size=1, max_size=4))
+def test_each_element_is_the_weighted_mean_of_those_who_pushed_it(pushes: list[Any]) -> None:
+    stage = make()
+    totals, examples = np.zeros(SIZE), np.zeros(SIZE)
+    for number, (bounds, weight) in enumerate(pushes):
+        covered = np.zeros(SIZE, bool)
+        for start, stop in bounds:
+            covered[start:stop] = True
+        if bounds:
+            add(stage, (bytes([number]), 1), np.arange(SIZE) + 10.0 * number, *bounds, examples=weight)
+        totals += covered * (np.arange(SIZE) + 10.0 * number) * weight
+        examples += covered * weight
+    found = np.array(mean(stage, *((bytes([number]), 1) for number in range(len(pushes)))), float)
+    expected = np.divide(totals, examples, out=np.full(SIZE, np.nan), where=examples > 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@given(order=st.permutations(range(5)), seed=st.integers(0, 99))
+def test_the_sum_does_not_depend_on_who_came_first(order: list[int], seed: int) -> None:
+    gradients = np.random.default_rng(seed).standard_normal((5, SIZE))
+    names = [(bytes([i]), 1) for i in range(5)]
+    means = []
+    for arrival in (range(5), order):
+        stage = make()
+        for i in arrival:
+            add(stage, names[i], gradients[i], dtype="f4")
+        means.append(mean(stage, *names))
+    assert means[0] == means[1]

@@ -1,0 +1,353 @@
+"""The server's machine: what it answers to whom, and that a push counts once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.core.machines import errors, exits_of, hello, identity, job, make_shard, peer, placement, sent
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
+from zmqps.core.protocol.messages import (
+    Ack,
+    Assign,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    Leave,
+    Left,
+    Load,
+    Lost,
+    Pull,
+    Push,
+    Ready,
+    Shutdown,
+    Values,
+    Welcome,
+)
+from zmqps.core.server.machine import ServerMachine
+from zmqps.errors import (
+    EvictedError,
+    JobError,
+    NonFiniteGradientError,
+    NotJoinedError,
+    OptimizerError,
+    ProtocolError,
+    ProtocolVersionError,
+    SliceRangeError,
+    StaleEpochError,
+)
+
+WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 10.0, 1, 1)
+EIGHT = np.arange(8, dtype=np.float32)
+
+
+class Server:
+    """A server and the clock, with its invariants checked after every event."""
+
+    def __init__(self, make: Any = make_shard) -> None:
+        self.machine = ServerMachine(identity("server", "s"), "tcp://coordinator:1", make)
+        self.machine.start(0.0)
+        self.now = 0.0
+        self.spec = job("a", "b")
+
+    def handle(self, event: Any) -> list[Action]:
+        actions = self.machine.handle(event, self.now)
+        self.machine.validate()
+        return actions
+
+    def get(self, message: Any, name: str | None = None) -> list[Action]:
+        return self.handle(Received(COORDINATOR if name is None else peer(name), message))
+
+    def assign(self, epoch: int = 1, build: bool = True) -> list[Action]:
+        where = placement(self.spec)
+        actions = self.get(Assign(epoch, 0, self.spec.to_wire(), where.to_wire()))
+        runs = [a for a in actions if isinstance(a, Run)]
+        if not build or not runs:
+            return actions
+        try:
+            value: Any = runs[0].work()
+        except Exception as error:
+            value = error
+        return self.handle(Returned(runs[0].tag, value))
+
+    def train(self, *names: str) -> None:
+        self.get(WELCOME)
+        self.assign()
+        for name in names:
+            self.get(hello("observer" if name[0] == "o" else "worker", name), name)
+        self.get(hello("worker", "loader"), "loader")
+        self.get(Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(16, np.float32),)), "loader")
+
+    def values(self) -> list[float]:
+        assert self.machine.shard is not None
+        return [float(v) for state in self.machine.shard.slices for v in state.value]
+
+
+def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, reply: int = 0, **over: Any) -> Push:
+    fields = {"request": seq + 100, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
+    fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw"}
+    return Push(**{**fields, "parts": ((slice_, 0, ()),), "payload": (value,), **over})
+
+
+# --- the coordinator ----------------------------------------------------------------------------
+
+
+def test_a_shard_is_built_aside_and_reported() -> None:
+    server = Server()
+    assert sent(server.assign(build=False), Ready) == []
+    assert [(m.epoch, m.loaded) for m in sent(server.assign(epoch=2), Ready)] == [(2, 0)]
+    assert [(m.epoch, m.loaded) for m in sent(server.assign(epoch=2), Ready)] == [(2, 0)], "a repeated Assign"
+
+
+def test_a_shard_that_is_built_for_a_job_given_up_is_dropped() -> None:
+    server = Server()
+    (run,) = [a for a in server.assign(build=False) if isinstance(a, Run)]
+    server.assign(epoch=2, build=False)
+    assert server.handle(Returned(run.tag, run.work())) == []
+    assert server.machine.shard is None
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        (OptimizerError("no such optimizer"), OptimizerError.code, "no such optimizer"),
+        (MemoryError("8 GB"), JobError.code, "start more servers"),
+        (RuntimeError("oops"), JobError.code, "RuntimeError('oops')"),
+    ],
+)
+def test_a_shard_that_cannot_be_built_is_reported_with_its_epoch(raised: Exception, code: int, says: str) -> None:
+    def make(*_: Any) -> Any:
+        raise raised
+
+    server = Server(make)
+    for _ in range(2):  # asked again, for the first answer may have been lost
+        (message,) = sent(server.assign(epoch=3), Error, COORDINATOR)
+        assert (message.request, message.code) == (3, code)
+        assert says in message.text
+
+
+@pytest.mark.parametrize("change", [{"shard": 1}, {"job": {}}, {"placement": {}}])
+def test_an_assignment_that_makes_no_sense_is_refused_with_its_epoch(change: dict[str, Any]) -> None:
+    server = Server()
+    fields = {"epoch": 4, "shard": 0, "job": server.spec.to_wire(), "placement": placement(server.spec).to_wire()}
+    (message,) = sent(server.get(Assign(**{**fields, **change})), Error, COORDINATOR)
+    assert (message.request, message.code) == (4, ProtocolError.code)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Shutdown("done"), exits.OK),
+        (Error(0, EvictedError.code, "evicted", {"reason": "evicted"}), exits.EVICTED),
+        (Error(0, JobError.code, "too many", {"reason": "too many"}), exits.FAILED),
+    ],
+)
+def test_the_coordinators_word_ends_the_server(message: Any, code: int) -> None:
+    server = Server()
+    server.get(WELCOME)
+    assert exits_of(server.get(message)) == [code]
+
+
+def test_stop_says_goodbye() -> None:
+    server = Server()
+    server.get(WELCOME)
+    actions = server.handle(Stop("SIGTERM"))
+    assert len(sent(actions, Leave, COORDINATOR)) == 1
+    assert exits_of(actions) == [exits.OK]
+
+
+def test_a_silent_coordinator_ends_the_server_once() -> None:
+    server = Server()
+    server.get(WELCOME)
+    ends: list[int] = []
+    heartbeats = 0
+    while (due := server.machine.next_deadline()) is not None and due < 100:
+        actions = server.machine.on_deadline(due)
+        heartbeats += len(sent(actions, Heartbeat))
+        ends += exits_of(actions)
+    assert ends == [exits.COORDINATOR_LOST]
+    assert heartbeats == 11
+
+
+def test_a_coordinator_that_answers_keeps_the_server() -> None:
+    server = Server()
+    server.get(WELCOME)
+    while (due := server.machine.next_deadline()) is not None and due < 100:
+        server.now = due
+        assert exits_of(server.machine.on_deadline(due)) == []
+        server.get(HeartbeatAck(1))
+
+
+# --- workers ------------------------------------------------------------------------------------
+
+
+def test_a_push_is_applied_on_arrival_and_pulled_after() -> None:
+    server = Server()
+    server.train("w")
+    (ack,) = sent(server.get(push(), "w"), Ack)
+    assert (ack.request, list(ack.versions), list(ack.staleness)) == (101, [1], [0])
+    (values,) = sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w"), Values)
+    assert np.concatenate([np.frombuffer(b, np.float32) for b in values.payload]).tolist() == (-EIGHT).tolist()
+
+
+@pytest.mark.parametrize("reply", [0, 1])
+def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> None:
+    server = Server()
+    server.train("w", "v")
+    kind = Values if reply else Ack
+    (first,) = sent(server.get(push(reply=reply), "w"), kind)
+    (again,) = sent(server.get(push(reply=reply), "w"), kind)
+    assert (first.request, first.versions, first.staleness) == (again.request, again.versions, again.staleness)
+    assert server.values()[:8] == (-EIGHT).tolist()
+    assert server.machine.counters()["duplicates"] == 1
+    server.get(push(), "v")
+    assert server.values()[:8] == (-2 * EIGHT).tolist(), "another worker's sequence numbers are its own"
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (push(epoch=2), StaleEpochError.code),
+        (push(epoch=0), StaleEpochError.code),
+        (push(slice_=9), SliceRangeError.code),
+        (push(value=EIGHT[:7]), ProtocolError.code),
+        (push(value=np.zeros(9, np.float32)), ProtocolError.code),
+        (push(codec="zip"), ProtocolError.code),
+        (push(value=np.full(8, np.nan, np.float32)), NonFiniteGradientError.code),
+        (push(value=np.full(8, -np.inf, np.float32)), NonFiniteGradientError.code),
+        (Pull(7, 2, 0, 0, "raw", ((0, 0, ()),)), StaleEpochError.code),
+        (Pull(7, 1, 0, 0, "raw", ((9, 0, ()),)), SliceRangeError.code),
+        (Pull(7, 1, 0, 0, "raw", ((0, 0, (1, 8)),)), SliceRangeError.code),
+        (Pull(7, 1, 0, 0, "zip", ((0, 0, ()),)), ProtocolError.code),
+        (Load(7, 1, ((0, 0, (0, 8)),), (EIGHT,)), SliceRangeError.code),
+        (Ready(1, 1), ProtocolError.code),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_its_reason_and_changes_nothing(message: Any, code: int) -> None:
+    server = Server()
+    server.train("w")
+    (answer,) = sent(server.get(message, "w"), Error, peer("w"))
+    assert (answer.request, answer.code) == (getattr(message, "request", 0), code)
+    assert server.values() == [0.0] * 16
+    assert server.machine.counters()["refused"] == 1
+
+
+def test_a_refused_push_may_be_sent_again_in_a_better_form() -> None:
+    server = Server()
+    server.train("w")
+    server.get(push(value=np.full(8, np.nan, np.float32)), "w")
+    assert len(sent(server.get(push(), "w"), Ack)) == 1
+
+
+@pytest.mark.parametrize("message", [push(), Pull(7, 1, 0, 0, "raw", ()), Leave("closed")])
+def test_a_request_before_hello_is_refused(message: Any) -> None:
+    server = Server()
+    server.train()
+    assert errors(server.get(message, "w")) == [NotJoinedError.code]
+
+
+def test_a_request_before_there_are_values_is_refused() -> None:
+    server = Server()
+    server.get(hello("worker", "w"), "w")
+    assert errors(server.get(push(), "w")) == [JobError.code]
+    server.assign()
+    assert errors(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w")) == [JobError.code]
+
+
+def test_an_observer_may_pull_but_not_push() -> None:
+    server = Server()
+    server.train("o")
+    assert len(sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "o"), Values)) == 1
+    assert errors(server.get(push(), "o")) == [NotJoinedError.code]
+    assert server.values() == [0.0] * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"magic": "http"}, 20), ({"version": 99}, ProtocolVersionError.code), ({"role": "server"}, 20)],
+)
+def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], code: int) -> None:
+    from dataclasses import replace
+
+    assert errors(Server().get(replace(hello("worker", "w"), **changes), "w")) == [code]
+
+
+def test_a_worker_that_was_taken_for_dead_is_told_so_and_changes_nothing() -> None:
+    server = Server()
+    server.train("w")
+    server.get(push(), "w")
+    server.get(Lost("worker", 0, "w", hello("worker", "w").incarnation, 10.0))
+    assert errors(server.get(push(seq=1), "w")) == [EvictedError.code], "a late resend is not applied again"
+    assert errors(server.get(push(seq=2), "w")) == [EvictedError.code]
+    assert errors(server.get(hello("worker", "w"), "w")) == [EvictedError.code]
+    assert server.values()[:8] == (-EIGHT).tolist()
+
+
+def test_a_worker_that_says_goodbye_is_forgotten() -> None:
+    server = Server()
+    server.train("w")
+    assert len(sent(server.get(Leave("finished"), "w"), Left)) == 1
+    assert errors(server.get(push(), "w")) == [NotJoinedError.code]
+    assert server.machine.counters()["clients"] == 1, "the loader"
+
+
+def test_a_ledger_outlives_its_connection() -> None:
+    server = Server()
+    server.train("w")
+    server.get(push(), "w")
+    server.get(hello("worker", "w"), "reconnected")
+    assert len(sent(server.get(push(), "reconnected"), Ack)) == 1
+    assert server.values()[:8] == (-EIGHT).tolist()
+
+
+def test_initial_values_that_come_late_are_acknowledged_and_ignored() -> None:
+    server = Server()
+    server.train("w")
+    server.get(push(), "w")
+    late = server.get(Load(9, 1, ((0, 0, ()), (1, 0, ())), (np.ones(16, np.float32),)), "w")
+    assert len(sent(late, Ack)) == 1
+    assert sent(late, Ready) == []
+    assert server.values()[:8] == (-EIGHT).tolist()
+
+
+def test_rubbish_is_answered_with_its_error() -> None:
+    assert errors(Server().handle(Undecodable(peer("x"), ProtocolError("no"))), peer("x")) == [ProtocolError.code]
+
+
+class Once(RuleBasedStateMachine):
+    """Pushes in any order, again and again, from workers that reconnect: each counts once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server = Server()
+        self.server.train("w0", "w1")
+        self.applied: set[tuple[str, int, int]] = set()
+
+    @rule(name=st.sampled_from(["w0", "w1"]), seq=st.integers(1, 12), bad=st.booleans(), reply=st.integers(0, 1))
+    def push(self, name: str, seq: int, bad: bool, reply: int) -> None:
+        slice_ = seq % 2
+        before = (name, seq, slice_) in self.applied
+        value = np.full(8, np.nan if bad else 1.0, np.float32)
+        codes = errors(self.server.get(push(seq=seq, value=value, slice_=slice_, reply=reply), name))
+        assert codes == ([NonFiniteGradientError.code] if bad and not before else [])
+        if not bad:
+            self.applied.add((name, seq, slice_))
+
+    @rule(name=st.sampled_from(["w0", "w1"]))
+    def reconnect(self, name: str) -> None:
+        self.server.get(hello("worker", name), name)
+
+    @invariant()
+    def values_are_the_sum_of_what_was_applied(self) -> None:
+        counts = [sum(slice_ == i for _, _, slice_ in self.applied) for i in (0, 1)]
+        assert self.server.values() == [-float(counts[0])] * 8 + [-float(counts[1])] * 8
+
+
+Once.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+TestOnce = Once.TestCase

@@ -1,0 +1,302 @@
+"""The server's machine where versions matter: commits, parked pulls, codecs on the wire."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.machines import errors, hello, job, peer, sent
+from tests.core.server.test_machine import WELCOME, Server, push
+from zmqps.codecs import parse
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import Action, Returned, Run
+from zmqps.core.protocol.messages import Ack, Assign, Commit, Committed, Error, Leave, Load, Lost, Pull, Values
+from zmqps.errors import EvictedError, JobError, ProtocolError, SliceRangeError, StaleEpochError, VersionError
+
+ONES = np.ones(8, np.float32)
+
+
+def serve(*names: str, spec: JobSpec | None = None, **options: Any) -> Server:
+    server = Server()
+    server.spec = spec or job("a", "b", staleness=0, **options)
+    server.train(*names)
+    return server
+
+
+def brought(name: str, *attempts: int) -> tuple[bytes, tuple[int, ...]]:
+    return hello("worker", name).incarnation, attempts or (1,)
+
+
+def commit(server: Server, *contributors: tuple[bytes, tuple[int, ...]], step: int = 0) -> list[Action]:
+    return server.get(Commit(1, step, contributors))
+
+
+def pull(request: int = 7, version: int = 0, exact: int = 0, slice_: int = 0, codec: str = "raw") -> Pull:
+    return Pull(request, 1, version, exact, codec, ((slice_, 0, ()),))
+
+
+def step(server: Server, number: int = 0, name: str = "w", value: Any = ONES) -> list[Action]:
+    """Let one worker complete a step of both slices; return what the commit led to."""
+    for slice_ in (0, 1):
+        seq = 2 * number + slice_ + 1
+        assert sent(server.get(push(seq, value, slice_=slice_, step=number, attempt=1), name), Ack)
+    return commit(server, brought(name), step=number)
+
+
+# --- commits ------------------------------------------------------------------------------------
+
+
+def test_a_synchronous_push_is_acknowledged_and_applied_at_the_commit() -> None:
+    server = serve("w", "v")
+    (ack,) = sent(server.get(push(1, ONES, attempt=1), "w"), Ack)
+    assert (list(ack.versions), list(ack.staleness)) == ([0], [0])
+    server.get(push(1, 3 * ONES, attempt=1), "v")
+    assert server.values() == [0.0] * 16
+    assert sent(commit(server, brought("w"), brought("v")), Committed) == [Committed(1, 0)]
+    assert server.values() == [-2.0] * 8 + [0.0] * 8
+    assert server.machine.counters()["version"] == 1
+
+
+def test_a_commit_sent_again_is_confirmed_again_and_changes_nothing() -> None:
+    server = serve("w")
+    step(server)
+    before = server.values()
+    for _ in range(3):
+        assert sent(commit(server, brought("w")), Committed) == [Committed(1, 0)]
+    assert server.values() == before
+    assert server.machine.counters()["version"] == 1
+    step(server, 1)
+    assert sent(commit(server, brought("w"), step=0), Committed) == [Committed(1, 0)], "however late"
+    assert server.machine.counters()["version"] == 2
+
+
+def test_a_push_sent_again_counts_once_also_after_the_commit() -> None:
+    server = serve("w")
+    for _ in range(3):
+        server.get(push(1, ONES, attempt=1), "w")
+    commit(server, brought("w"))
+    server.get(push(1, ONES, attempt=1), "w")
+    commit(server, brought("w"), step=1)
+    assert server.values()[:8] == [-1.0] * 8
+    assert server.machine.counters()["duplicates"] == 3
+
+
+def test_contributors_that_died_count_all_the_same() -> None:
+    server = serve("w", "v")
+    for name in ("w", "v"):
+        server.get(push(1, ONES, attempt=1), name)
+    server.get(Lost("worker", 0, "v", hello("worker", "v").incarnation, 10.0))
+    commit(server, brought("w"), brought("v"))
+    assert server.values()[:8] == [-1.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Commit(1, 1, ()), ProtocolError.code),
+        (Commit(2, 0, ()), StaleEpochError.code),
+    ],
+)
+def test_a_commit_that_cannot_be_is_refused(message: Commit, code: int) -> None:
+    server = serve("w")
+    assert errors(server.get(message)) == [code]
+    assert server.machine.counters()["version"] == 0
+
+
+def test_only_a_synchronous_job_has_commits() -> None:
+    server = serve("w", spec=job("a", "b"))
+    assert errors(commit(server, brought("w"))) == [ProtocolError.code]
+
+
+def test_a_synchronous_push_has_no_values_to_answer_with() -> None:
+    server = serve("w")
+    assert errors(server.get(push(1, ONES, reply=1), "w")) == [ProtocolError.code]
+    commit(server, brought("w", 0))
+    assert server.values() == [0.0] * 16
+
+
+def test_a_late_push_says_how_late() -> None:
+    server = serve("w", "v")
+    for number in range(3):
+        step(server, number)
+    (ack,) = sent(server.get(push(1, ONES, step=0, attempt=1), "v"), Ack)
+    assert (list(ack.versions), list(ack.staleness)) == ([3], [3])
+    assert server.machine.counters()["late"] == 1
+
+
+# --- parked pulls -------------------------------------------------------------------------------
+
+
+def test_a_pull_waits_for_its_version_and_is_answered_at_the_commit() -> None:
+    server = serve("w", "v")
+    assert server.get(pull(version=1), "v") == []
+    assert server.machine.counters()["parked"] == 1
+    (values,) = sent(step(server), Values, peer("v"))
+    assert (values.request, list(values.versions)) == (7, [1])
+    assert np.frombuffer(bytes(values.payload[0]), np.float32).tolist() == [-1.0] * 8
+    assert server.machine.counters()["parked"] == 0
+
+
+def test_a_parked_pull_that_is_sent_again_is_answered_once() -> None:
+    server = serve("w", "v")
+    for _ in range(3):
+        assert server.get(pull(version=1), "v") == []
+    assert len(sent(step(server), Values)) == 1
+    assert len(sent(server.get(pull(version=1), "v"), Values)) == 1
+
+
+def test_a_pull_waits_as_many_steps_as_it_must() -> None:
+    server = serve("w", "v")
+    server.get(pull(7, version=2), "v")
+    server.get(pull(8, version=1), "v")
+    assert [m.request for m in sent(step(server, 0), Values)] == [8]
+    assert [m.request for m in sent(step(server, 1), Values)] == [7]
+
+
+def test_a_pull_of_exactly_one_version() -> None:
+    server = serve("w", "v", retain=1)
+    server.get(pull(version=1, exact=1), "v")
+    assert [list(m.versions) for m in sent(step(server, 0), Values)] == [[1]]
+    step(server, 1)
+    (old,) = sent(server.get(pull(version=1, exact=1), "v"), Values)
+    assert list(old.versions) == [1]
+    assert np.frombuffer(bytes(old.payload[0]), np.float32).tolist() == [-1.0] * 8
+    (refused,) = sent(server.get(pull(version=0, exact=1), "v"), Error)
+    assert (refused.code, dict(refused.facts)) == (VersionError.code, {"version": 0, "oldest": 1, "newest": 2})
+
+
+def test_a_pull_is_parked_in_the_asynchronous_mode_too() -> None:
+    server = serve("w", "v", spec=job("a", "b"))
+    server.get(pull(version=2), "v")
+    assert sent(server.get(push(1), "w"), Values) == []
+    (values,) = sent(server.get(push(2, slice_=0), "w"), Values, peer("v"))
+    assert list(values.versions) == [2]
+
+
+def test_an_exact_version_that_passes_by_slice_by_slice_is_refused_when_it_can_no_longer_be() -> None:
+    server = serve("w", "v", spec=job("a", "b"))
+    server.get(Pull(7, 1, 1, 1, "raw", ((0, 0, ()), (1, 0, ()))), "v")
+    assert errors(server.get(push(1, slice_=0), "w")) == []
+    actions = server.get(push(2, slice_=0), "w")
+    assert errors(actions, peer("v")) == [VersionError.code]
+    assert server.machine.counters()["parked"] == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "code"), [(pull(version=1, slice_=9), SliceRangeError.code), (pull(version=1, codec="zip"), 20)]
+)
+def test_a_pull_that_makes_no_sense_is_not_parked(message: Pull, code: int) -> None:
+    server = serve("w")
+    assert errors(server.get(message, "w")) == [code]
+    assert server.machine.counters()["parked"] == 0
+
+
+@pytest.mark.parametrize("how", ["leaves", "is lost"])
+def test_the_parked_pulls_of_who_is_gone_are_forgotten(how: str) -> None:
+    server = serve("w", "v")
+    server.get(pull(version=1), "v")
+    incarnation = hello("worker", "v").incarnation
+    if how == "leaves":
+        server.get(Leave("finished"), "v")
+    else:
+        server.get(Lost("worker", 0, "v", incarnation, 10.0))
+        assert errors(server.get(pull(version=1), "v")) == [EvictedError.code]
+    assert server.machine.counters()["parked"] == 0
+    assert sent(step(server), Values) == []
+
+
+def test_a_pull_parked_for_a_job_that_was_given_up_is_refused() -> None:
+    server = serve("w")
+    server.get(pull(version=1), "w")
+    server.spec = job("c", "d", staleness=0)
+    assert errors(server.assign(epoch=2, build=False), peer("w")) == [JobError.code]
+    assert server.machine.counters()["parked"] == 0
+
+
+def test_a_server_parks_so_many_pulls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.server.machine.MAX_PARKED", 3)
+    server = serve("w")
+    for request in range(3):
+        assert server.get(pull(request + 1, version=1), "w") == []
+    assert errors(server.get(pull(9, version=1), "w")) == [22]
+
+
+# --- codecs -------------------------------------------------------------------------------------
+
+LARGE = np.linspace(-1, 1, 400, dtype=np.float32)
+
+
+def large(**options: Any) -> Server:
+    """Return a server of two slices of 400 values."""
+    server = Server()
+    server.spec = job("a", "b", size=400, **options)
+    server.get(WELCOME)
+    where = Placement.balance(KeySpace(server.spec.parameters), 1, 1600)
+    (run,) = [a for a in server.get(Assign(1, 0, server.spec.to_wire(), where.to_wire())) if isinstance(a, Run)]
+    server.handle(Returned(run.tag, run.work()))
+    for name in ("w", "loader"):
+        server.get(hello("worker", name), name)
+    server.get(Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(800, np.float32),)), "loader")
+    return server
+
+
+@pytest.mark.parametrize("spec", ["bf16", "int8:block=16", "topk:fraction=0.1", "onebit"])
+def test_a_push_in_a_codec_is_what_the_blob_says(spec: str) -> None:
+    server, codec = large(), parse(spec)
+    blob = codec.encode(LARGE)
+    assert sent(server.get(push(1, blob, codec=spec), "w"), Ack)
+    expected, _ = codec.decode(blob, LARGE.size, LARGE.dtype)
+    assert server.values()[:400] == (-expected).tolist()
+    counted = server.machine.counters()["pushed_nbytes"]
+    assert counted == blob.nbytes
+
+
+def test_a_push_in_a_codec_of_two_parts_is_two_blobs() -> None:
+    server, codec = large(), parse("int8")
+    blobs = [codec.encode(LARGE), codec.encode(2 * LARGE)]
+    message = replace(push(1, codec="int8"), parts=((0, 0, ()), (1, 0, ())), payload=tuple(blobs))
+    assert sent(server.get(message, "w"), Ack)
+    np.testing.assert_allclose(server.values(), -np.concatenate([LARGE, 2 * LARGE]), atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"codec": "int8:block=17,block=17"}, ProtocolError.code),
+        ({"codec": "int8", "payload": (b"junk",)}, ProtocolError.code),
+        ({"codec": "int8", "payload": ()}, ProtocolError.code),
+        ({"codec": "topk", "payload": (np.array([1, 9999, 0], np.uint32),)}, ProtocolError.code),
+        ({"codec": "bf16", "payload": (np.full(400, 0x7FC0, np.uint16),)}, 45),  # NaN
+        ({"codec": "bf16", "parts": ((9, 0, ()),)}, SliceRangeError.code),
+        ({"reply": 1, "reply_codec": "zip"}, ProtocolError.code),
+        ({"reply": 1, "reply_codec": "topk"}, ProtocolError.code),
+    ],
+)
+def test_a_push_in_a_codec_that_is_refused_changes_nothing(changes: dict[str, Any], code: int) -> None:
+    server = large()
+    assert errors(server.get(replace(push(1, LARGE), **changes), "w")) == [code]
+    assert server.values() == [0.0] * 800
+    assert len(sent(server.get(push(1, LARGE), "w"), Ack)) == 1, "it is not in the ledger either"
+
+
+@pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=64"])
+def test_values_come_in_the_codec_that_was_asked_for(spec: str) -> None:
+    server, codec = large(), parse(spec)
+    (answer,) = sent(server.get(push(1, LARGE, reply=1, reply_codec=spec), "w"), Values)
+    (pulled,) = sent(server.get(pull(codec=spec), "w"), Values)
+    for values in (answer, pulled):
+        assert values.codec == codec.spec
+        array, _ = codec.decode(np.concatenate(values.payload), LARGE.size, LARGE.dtype)
+        np.testing.assert_allclose(array, -LARGE, atol=0.02)
+
+
+def test_small_values_come_raw_and_what_leaves_something_out_is_refused_however_small() -> None:
+    server = serve("w", spec=job("a", "b"))
+    (values,) = sent(server.get(pull(codec="int8"), "w"), Values)
+    assert (values.codec, len(values.payload)) == ("raw", 1)
+    for codec in ("zip", "topk", "onebit"):
+        assert errors(server.get(pull(codec=codec), "w")) == [ProtocolError.code]

@@ -1,0 +1,342 @@
+"""A worker's connection to one server: the window, the retries, and what is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.machines import identity, job, placement, sent
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.node.member import FIRST_RETRY_S, Handshake
+from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
+from zmqps.core.protocol.events import Action, Send, server_peer
+from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome
+from zmqps.core.worker.link import RETRY_S, SLOWEST_RETRY_S, WINDOW_NBYTES, Link
+from zmqps.core.worker.operations import Transfer, plan
+from zmqps.errors import PeerLostError, ProtocolError
+from zmqps.optim import sgd
+
+WELCOME = Welcome(1, b"i" * 16, "s0", 0, 0.0, 0.0, 1, 1)
+
+
+class Connection:
+    """A link, its clock, and its invariants checked after every event."""
+
+    def __init__(self, spec: JobSpec | None = None, slice_nbytes: int = 32, *, welcome: bool = True) -> None:
+        self.spec = spec or job("a", "b", "c")
+        self.placement = placement(self.spec, 1, slice_nbytes)
+        handshake = Handshake(identity("worker"), server_peer(0), "tcp://s0:1")
+        self.link = Link("server 0", handshake, 1, len(self.placement.slices[0]))
+        self.now = 0.0
+        self.first = handshake.start(0.0)
+        if welcome:
+            self.link.on_welcome(WELCOME, 0.0)
+
+    def transfer(self, kind: str, *numbers: int, **options: Any) -> tuple[Transfer, list[Action]]:
+        """Begin a transfer of some parameters, or of all."""
+        arrays = [np.ones(p.size, np.float32) for p in self.spec.parameters]
+        cargoes = plan(self.placement, frozenset(numbers) or None)
+        transfer = Transfer(0.0, kind=kind, cargoes=cargoes, source=arrays, out=arrays, **options)
+        self.link.enqueue(transfer, transfer.cargoes[0])
+        actions = self.link.pump(self.now)
+        self.link.validate()
+        return transfer, actions
+
+    def answer(self, message: Ack | Values) -> Transfer | None:
+        transfer = self.link.on_answer(message, self.now)
+        self.link.validate()
+        return transfer
+
+    def wait(self, until: float) -> list[Action]:
+        actions: list[Action] = []
+        while (due := self.link.next_deadline()) is not None and due <= until:
+            self.now = due
+            actions += self.link.on_deadline(due)
+            self.link.validate()
+        self.now = until
+        return actions
+
+
+def large(megabytes: int) -> JobSpec:
+    return JobSpec((Parameter("w", (megabytes << 18,), "float32"),), sgd(1.0).to_wire())
+
+
+def test_nothing_but_hello_is_sent_before_the_welcome() -> None:
+    connection = Connection(welcome=False)
+    _, actions = connection.transfer("push")
+    assert actions == []
+    hellos = sent(connection.first + connection.wait(10.0), Hello)
+    assert 10 < len(hellos) < 20
+    assert len(sent(connection.link.on_welcome(WELCOME, 10.0), Push)) == 3
+
+
+def test_hellos_come_fast_at_first_and_then_once_a_second() -> None:
+    connection = Connection(welcome=False)
+    times = []
+    while len(times) < 12:
+        due = connection.link.next_deadline()
+        assert due is not None
+        times.append(due)
+        connection.wait(due)
+    gaps = np.diff([0.0, *times])
+    assert gaps[0] == FIRST_RETRY_S
+    assert (gaps[1:] >= gaps[:-1] - 1e-9).all()
+    assert gaps[-1] == pytest.approx(SLOWEST_HELLO_S)
+
+
+def test_the_window_bounds_the_bytes_in_flight_and_answers_make_room() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    _, actions = connection.transfer("push")
+    pushes = sent(actions, Push)
+    assert len(pushes) == WINDOW_NBYTES >> 20
+    connection.answer(Ack(pushes[0].request, [1], [0]))
+    assert len(sent(connection.link.pump(0.0), Push)) == 1
+
+
+def test_one_message_larger_than_the_window_goes_alone() -> None:
+    connection = Connection(large(20), slice_nbytes=1 << 20)
+    _, actions = connection.transfer("push", atomic=True)
+    assert len(sent(actions, Push)) == 1
+    _, actions = connection.transfer("pull")
+    assert actions == []
+
+
+def test_what_is_not_answered_is_sent_again_ever_more_slowly() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push", atomic=True)
+    (first,) = sent(actions, Push)
+    times = []
+    while len(times) < 7:
+        due = connection.link.next_deadline()
+        assert due is not None
+        (again,) = sent(connection.wait(due), Push)
+        assert (again.request, again.seq) == (first.request, first.seq)
+        times.append(due)
+    gaps = np.diff([0.0, *times])
+    assert gaps.tolist() == [min(RETRY_S * 2**i, SLOWEST_RETRY_S) for i in range(7)]
+
+
+@pytest.mark.parametrize("kind", ["pull", "push", "push_pull", "load"])
+def test_the_first_message_on_an_idle_connection_is_retried_too(kind: str) -> None:
+    connection = Connection()
+    _, actions = connection.transfer(kind)
+    assert len(connection.wait(RETRY_S)) == len(actions)
+
+
+def test_an_answer_starts_the_wait_anew() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push")
+    first = sent(actions, Push)[0]
+    connection.wait(2.0)
+    connection.answer(Ack(first.request, [1], [0]))
+    assert connection.wait(4.9) == []
+    assert len(sent(connection.wait(5.0), Push)) == 2
+
+
+def test_what_was_given_up_is_never_sent_again_and_makes_room() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    given_up, _ = connection.transfer("push")
+    given_up.done = True
+    _, actions = connection.transfer("pull")
+    assert actions == [], "what was sent is still on its way"
+    later = connection.wait(RETRY_S)
+    assert sent(later, Push) == []
+    assert len(sent(later, Pull)) == WINDOW_NBYTES >> 20
+
+
+def test_a_late_answer_to_what_was_given_up_lands_nowhere() -> None:
+    connection = Connection()
+    pull, actions = connection.transfer("pull")
+    pull.done = True
+    (request, *_) = sent(actions, Pull)
+    assert connection.answer(Values(request.request, "raw", [1], [], [np.zeros(8, np.float32)])) is None
+    assert pull.out is not None
+    assert all((array == 1.0).all() for array in pull.out if array is not None)
+
+
+def test_a_second_answer_is_ignored() -> None:
+    connection = Connection()
+    push, actions = connection.transfer("push")
+    request = sent(actions, Push)[0].request
+    assert connection.answer(Ack(request, [1], [0])) is push
+    assert connection.answer(Ack(request, [1], [0])) is None
+    assert push.remaining == 2
+
+
+@pytest.mark.parametrize("first", ["push", "pull"])
+def test_a_push_is_never_so_old_that_the_ledger_has_forgotten_it(first: str) -> None:
+    connection = Connection(job("a"))
+    connection.transfer(first)
+    _, actions = connection.transfer("push")
+    oldest = sent(actions, Push)[0]
+    for _ in range(PUSH_WINDOW + 10):
+        for push in sent(actions, Push):
+            if push is not oldest:
+                connection.link.answered(push.request, 0.0)
+        _, actions = connection.transfer("push")
+    assert actions == []
+    assert connection.link._next_seq - oldest.seq <= PUSH_WINDOW
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda request: Values(request, "raw", [1, 2], [], [np.zeros(8, np.float32)]),
+        lambda request: Values(request, "raw", [1], [], [np.zeros(7, np.float32)]),
+        lambda request: Ack(request, [1], [0]),
+    ],
+    ids=["versions", "payload", "no values"],
+)
+def test_an_answer_that_does_not_fit_leaves_its_transfer_to_fail_with_the_link(answer) -> None:  # type: ignore[no-untyped-def]
+    connection = Connection(job("a"))
+    pull, actions = connection.transfer("pull")
+    with pytest.raises(ProtocolError):
+        connection.answer(answer(sent(actions, Pull)[0].request))
+    assert connection.link.fail(ProtocolError("no")) == [pull]
+
+
+def test_a_lost_server_fails_what_was_sent_and_queued_and_takes_no_more() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    one, _ = connection.transfer("push")
+    two, _ = connection.transfer("pull")
+    lost = PeerLostError(role="server", name="server 0", silent_s=1.0, advice="")
+    assert connection.link.fail(lost) == [one, two]
+    assert connection.link.next_deadline() is None
+    _, actions = connection.transfer("pull")
+    assert actions == []
+
+
+def test_versions_that_were_read_are_what_a_push_is_measured_by() -> None:
+    connection = Connection(job("a"))
+    _, actions = connection.transfer("pull")
+    connection.answer(Values(sent(actions, Pull)[0].request, "raw", [7], [], [np.zeros(8, np.float32)]))
+    push, actions = connection.transfer("push")
+    message = sent(actions, Push)[0]
+    assert [version for _, version, _ in message.parts] == [7]
+    connection.answer(Ack(message.request, [10], [2]))
+    assert push.staleness == 2
+
+
+def test_initial_values_go_as_loads() -> None:
+    _, actions = Connection().transfer("load")
+    assert len(sent(actions, Load)) == 3
+
+
+def test_what_stays_in_place_goes_in_few_messages_beside_the_window() -> None:
+    connection = Connection(large(megabytes=12), slice_nbytes=1 << 20)
+    transfer, actions = connection.transfer("pull", in_place=5 << 20)
+    pulls = sent(actions, Pull)
+    assert [[part[0] for part in pull.parts] for pull in pulls] == [[*range(5)], [*range(5, 10)], [10, 11]]
+    assert connection.link.in_flight_nbytes == 0
+    for pull in pulls:
+        values = [np.full(len(pull.parts) << 18, pull.request, np.float32)]
+        connection.answer(Values(pull.request, "raw", [1] * len(pull.parts), (), values))
+    assert transfer.remaining == 0
+    assert [float(transfer.out[0][number << 18]) for number in range(12)] == [1] * 5 + [2] * 5 + [3] * 2  # type: ignore[index]
+
+
+def test_what_is_encoded_does_not_stay_in_place() -> None:
+    connection = Connection(large(megabytes=12), slice_nbytes=1 << 20)
+    _, actions = connection.transfer("pull", in_place=5 << 20, reply_codec="bf16")
+    assert {len(pull.parts) for pull in sent(actions, Pull)} == {1}
+    assert connection.link.in_flight_nbytes == 12 << 20
+
+
+def test_a_cargo_larger_than_a_message_in_place_has_one_of_its_own() -> None:
+    connection = Connection(large(megabytes=4), slice_nbytes=1 << 20)
+    _, actions = connection.transfer("pull", in_place=1)
+    assert [len(pull.parts) for pull in sent(actions, Pull)] == [1] * 4
+
+
+# --- what overtakes what ------------------------------------------------------------------------
+
+
+def messages(actions: list[Action]) -> list[Push | Pull]:
+    """Return the pushes and pulls among what a link says."""
+    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Push | Pull)]
+
+
+def values(request: int, version: int = 1) -> Values:
+    return Values(request, "raw", [version], [], [np.full(8, version, np.float32)])
+
+
+def ack(request: int) -> Ack:
+    return Ack(request, [1], [0])
+
+
+def lost(connection: Connection, *kinds_and_numbers: tuple[str, int]) -> tuple[list[Transfer], list[int]]:
+    """Begin transfers of one parameter each; return them and their requests."""
+    begun = [connection.transfer(kind, number) for kind, number in kinds_and_numbers]
+    return [transfer for transfer, _ in begun], [m.request for _, actions in begun for m in messages(actions)]
+
+
+def test_a_pull_does_not_wait_behind_the_pushes_of_other_slices() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    connection.transfer("push")
+    assert len(connection.link.in_flight) == WINDOW_NBYTES >> 20
+    spec = connection.spec
+    first = connection.placement.slices[0][0]
+    pull = Transfer(0.0, kind="pull", cargoes=plan(connection.placement), out=[np.zeros(spec.parameters[0].size)])
+    connection.link.enqueue(pull, tuple(c for c in pull.cargoes[0] if c.slice.index in (first.index, 30)))
+    leaves: list[Push | Pull] = []
+    while connection.link.in_flight:
+        number = next(iter(connection.link.in_flight))
+        connection.link.answered(number, 0.0)
+        leaves += messages(connection.link.pump(0.0))
+        connection.link.validate()
+    order = [(type(m).__name__, m.parts[0][0]) for m in leaves]
+    assert order[0] == ("Pull", 0), "its push has left"
+    assert order.index(("Pull", 30)) == order.index(("Push", 30)) + 1, "it waits for the push of its slice, no longer"
+    assert [i for name, i in order if name == "Push"] == list(range(WINDOW_NBYTES >> 20, 40))
+
+
+def test_a_push_that_was_lost_is_sent_again_as_soon_as_a_later_request_is_answered() -> None:
+    connection = Connection()
+    (push, pull), (first, second) = lost(connection, ("push", 0), ("pull", 1))
+    assert connection.answer(values(second)) is pull
+    (again,) = messages(connection.link.pump(0.0))
+    assert again.request == first
+    assert connection.answer(ack(first)) is push
+    assert connection.link.counts["retries"] == 1
+
+
+@pytest.mark.parametrize("kind", ["push", "push_pull"])
+def test_a_pull_that_was_answered_without_an_earlier_push_is_asked_again_behind_it(kind: str) -> None:
+    connection = Connection()
+    (push, pull), (first, second) = lost(connection, (kind, 0), ("pull", 0))
+    assert pull.out is not None
+    assert connection.answer(values(second, 5)) is None
+    assert pull.out[0] is not None
+    assert (pull.out[0] == 1.0).all(), "the values without the push have landed"
+    assert [m.request for m in messages(connection.link.pump(0.0))] == [first, second]
+    assert connection.answer(ack(first) if kind == "push" else values(first, 6)) is push
+    assert connection.answer(values(second, 6)) is pull
+    assert (pull.out[0] == 6.0).all()
+
+
+def test_what_was_sent_again_is_not_taken_for_lost_by_answers_to_what_was_sent_before() -> None:
+    connection = Connection()
+    _, (first, second, third) = lost(connection, ("push", 0), ("push", 1), ("push", 2))
+    connection.answer(ack(second))
+    assert [m.request for m in sent(connection.link.pump(0.0), Push)] == [first]
+    connection.answer(ack(third))
+    assert connection.link.pump(0.0) == []
+
+
+@pytest.mark.parametrize("kind", ["pull", "push_pull"])
+def test_values_may_come_after_what_was_asked_later(kind: str) -> None:
+    connection = Connection()
+    _, (_, second) = lost(connection, (kind, 0), ("push", 1))
+    connection.answer(ack(second))
+    assert connection.link.pump(0.0) == []
+
+
+def test_a_push_that_was_given_up_holds_no_pull_back() -> None:
+    connection = Connection()
+    (push, pull), (_, second) = lost(connection, ("push", 0), ("pull", 0))
+    push.done = True
+    assert connection.answer(values(second)) is pull
+    assert connection.link.pump(0.0) == []

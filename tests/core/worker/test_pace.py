@@ -1,0 +1,177 @@
+"""A worker's clock and gate: what closes it, what opens it, and what is said of a step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zmqps.core.protocol.messages import Proceed, Waiting
+from zmqps.core.worker.operations import Advance, Transfer
+from zmqps.core.worker.pace import Pace
+
+
+def pace(mode: str = "sync", clock: int = 0) -> Pace:
+    pace = Pace()
+    pace.attach(mode, clock)
+    return pace
+
+
+def push(pace: Pace, *, whole: bool = True) -> Transfer:
+    """Begin a push."""
+    transfer = Transfer(0.0, kind="push", whole=whole)
+    pace.start(transfer)
+    pace.validate()
+    return transfer
+
+
+def pushed(pace: Pace, *transfers: Transfer) -> None:
+    for transfer in transfers:
+        pace.pushed(transfer)
+        pace.forget(transfer)
+
+
+def step(pace: Pace, *, version: int, request: int = 1) -> Any:
+    """Complete a step of one push; return what was said of it."""
+    pushed(pace, push(pace))
+    arrive = pace.arriving(request)
+    pace.proceed(Proceed(request, version, 1))
+    return arrive
+
+
+def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
+    p = pace("async")
+    transfer = push(p)
+    assert (transfer.step, transfer.attempt, p.closed, p.complete) == (0, 0, False, False)
+    pushed(p, transfer)
+    pull = Transfer(0.0, kind="pull", version=3)
+    p.start(pull)
+    assert pull.version == 3
+
+
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str) -> None:
+    p = pace(mode)
+    transfer = push(p)
+    assert (p.closed, p.complete) == (True, False)
+    p.pushed(transfer)
+    assert p.complete
+    arrive = p.arriving(7)
+    assert (arrive.request, arrive.step, arrive.attempts) == (7, 0, (1,))
+    assert p.closed
+    assert p.waits_for(Waiting(7, ""))
+    assert not p.waits_for(Waiting(8, ""))
+    p.proceed(Proceed(7, 1 if mode == "sync" else 0, 1))
+    assert (p.closed, p.clock) == (False, 1)
+
+
+def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
+    p = pace(clock=4)
+    for version in (4, 5):
+        pull = Transfer(0.0, kind="pull")
+        p.start(pull)
+        assert pull.version == version
+        later = Transfer(0.0, kind="pull", version=9)
+        p.start(later)
+        assert later.version == 9
+        step(p, version=version + 1)
+
+
+def test_a_read_of_an_older_version_demands_that_one() -> None:
+    p = pace(clock=5)
+    exact = Transfer(0.0, kind="pull", version=3, exact=True)
+    p.start(exact)
+    assert exact.version == 3
+
+
+def test_a_bounded_read_demands_none() -> None:
+    p = pace("ssp", clock=4)
+    step(p, version=0)
+    pull = Transfer(0.0, kind="pull")
+    p.start(pull)
+    assert (p.clock, pull.version) == (5, 0)
+
+
+def test_a_step_of_several_pushes_names_them_all() -> None:
+    p = pace()
+    first, second = push(p, whole=False), push(p, whole=False)
+    assert not p.closed
+    pushed(p, first, second)
+    p.closing = Advance(0.0)
+    assert p.complete
+    assert p.arriving(1).attempts == (1, 2)
+
+
+def test_every_push_has_an_attempt_of_its_own_and_only_the_good_ones_are_named() -> None:
+    p = pace()
+    failed = push(p)
+    p.forget(failed)
+    assert not p.closed, "the step is not complete, the push may be repeated"
+    again = push(p)
+    assert again.attempt > failed.attempt
+    pushed(p, again)
+    assert p.arriving(1).attempts == (again.attempt,)
+
+
+def test_an_earlier_push_that_is_acknowledged_later_belongs_to_the_step() -> None:
+    p = pace()
+    partial, whole = push(p, whole=False), push(p)
+    pushed(p, whole)
+    assert (p.closed, p.complete) == (True, False)
+    pushed(p, partial)
+    assert p.complete
+    assert sorted(p.arriving(1).attempts) == [partial.attempt, whole.attempt]
+
+
+def test_an_earlier_push_that_fails_holds_up_nothing() -> None:
+    p = pace()
+    partial, whole = push(p, whole=False), push(p)
+    pushed(p, whole)
+    p.forget(partial)
+    assert p.complete
+    assert p.arriving(1).attempts == (whole.attempt,)
+
+
+def test_a_step_begins_with_nothing() -> None:
+    p = pace()
+    assert not p.brought
+    push(p)
+    assert p.brought
+    p = pace()
+    assert step(p, version=1).attempts == (1,)
+    assert not p.brought
+    assert step(p, version=2).attempts == (2,)
+
+
+def test_with_more_gradients_than_workers_the_clock_stays() -> None:
+    p = pace(clock=3)
+    step(p, version=3)
+    assert p.clock == 3
+    transfer = push(p)
+    assert transfer.step == 3
+
+
+def test_after_a_wait_that_failed_the_next_one_brings_nothing_new() -> None:
+    p = pace()
+    pushed(p, push(p))
+    p.arriving(1)
+    p.failed()
+    assert (p.closed, p.waits_again) == (False, True)
+    again = p.arriving(2)
+    assert (again.step, again.attempts) == (0, ())
+    assert not p.waits_again, "it waits"
+    p.failed()
+    assert p.waits_again, "and may do so as often as it must"
+    p.arriving(3)
+    p.proceed(Proceed(3, 1, 1))
+    assert not p.waits_again
+    assert step(p, version=2, request=4).step == 1
+
+
+def test_an_advance_that_was_given_up_opens_the_gate() -> None:
+    p = pace()
+    push(p, whole=False)
+    p.closing = advance = Advance(0.0)
+    assert p.closed
+    p.forget(advance)
+    assert not p.closed

@@ -1,0 +1,82 @@
+"""The plan of a transfer: cargoes that cover the parameters asked for, all of them and nothing else."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.strategies import placements
+from zmqps.core.worker.operations import Transfer, in_order, plan
+
+
+@given(placements(), st.data())
+def test_pieces_cover_exactly_the_parameters_asked_for(placement, data) -> None:  # type: ignore[no-untyped-def]
+    parameters = placement.keyspace.parameters
+    asked = data.draw(st.none() | st.frozensets(st.integers(0, len(parameters) - 1)))
+    seen = [np.zeros(p.size, int) for p in parameters]
+    for shard, cargoes in enumerate(plan(placement, asked)):
+        assert len({cargo.slice.index for cargo in cargoes}) == len(cargoes), "a slice is named once a shard"
+        for cargo in cargoes:
+            assert cargo.slice is placement.slices[shard][cargo.slice.index]
+            for parameter, start, stop in cargo.pieces:
+                seen[parameter][start:stop] += 1
+    for i, count in enumerate(seen):
+        assert (count == (asked is None or i in asked)).all()
+
+
+@given(placements(), st.data())
+def test_ranges_ascend_end_at_parameters_and_hold_the_pieces(placement, data) -> None:  # type: ignore[no-untyped-def]
+    asked = data.draw(st.frozensets(st.integers(0, len(placement.keyspace.parameters) - 1)))
+    for cargoes in plan(placement, asked):
+        for cargo in cargoes:
+            size = sum(stop - start for start, stop in cargo.bounds)
+            assert size == sum(piece.stop - piece.start for piece in cargo.pieces)
+            assert cargo.nbytes == size * cargo.dtype.itemsize
+            flat = [bound for pair in cargo.bounds for bound in pair]
+            assert flat == sorted(set(flat)), "neighbours are joined"
+            ends = {0, cargo.slice.size} | {segment.position for segment in cargo.slice.segments}
+            assert set(flat) <= ends
+
+
+@given(placements(), st.data())
+def test_targets_are_the_same_elements_in_arrays_as_in_tables(placement, data) -> None:  # type: ignore[no-untyped-def]
+    keyspace = placement.keyspace
+    asked = data.draw(st.none() | st.frozensets(st.integers(0, len(keyspace.parameters) - 1)))
+    cargoes = plan(placement, asked)
+    tables = [np.arange(table.size, dtype=table.dtype) for table in keyspace.tables]
+    out: list = [None] * len(keyspace.parameters)
+    for table, values in zip(keyspace.tables, tables, strict=True):
+        for i, (start, stop) in zip(table.parameters, pairwise(table.offsets), strict=True):
+            out[i] = values[start:stop]
+    by_array, by_table = Transfer(0.0, cargoes=cargoes, out=out), Transfer(0.0, cargoes=cargoes, tables=tables)
+    for cargo in (cargo for row in cargoes for cargo in row):
+        in_arrays, in_tables = by_array.targets(cargo), by_table.targets(cargo)
+        assert np.array_equal(np.concatenate(in_arrays), np.concatenate(in_tables))
+        assert np.shares_memory(in_arrays[0], in_tables[0])
+
+
+@given(placements(), st.data())
+def test_in_order_moves_the_same_and_what_is_named_first_first(placement, data) -> None:  # type: ignore[no-untyped-def]
+    count = len(placement.keyspace.parameters)
+    asked = data.draw(st.lists(st.integers(0, count - 1), unique=True))
+    cargoes = plan(placement, frozenset(asked))
+    for before, after in zip(cargoes, in_order(cargoes, asked), strict=True):
+        assert sorted(before, key=id) == sorted(after, key=id)
+        firsts = [min(asked.index(piece.parameter) for piece in cargo.pieces) for cargo in after]
+        assert firsts == sorted(firsts)
+
+
+@given(placements(), st.data())
+def test_a_parameter_has_arrived_when_its_last_piece_has_landed(placement, data) -> None:  # type: ignore[no-untyped-def]
+    parameters = placement.keyspace.parameters
+    transfer = Transfer(0.0, missing={i: p.size for i, p in enumerate(parameters)})
+    rest = {i: p.size for i, p in enumerate(parameters)}
+    for cargo in data.draw(st.permutations([cargo for row in plan(placement) for cargo in row])):
+        transfer.landed(cargo, 7)
+        for piece in cargo.pieces:
+            rest[piece.parameter] -= piece.stop - piece.start
+        assert sorted(transfer.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
+    assert set(transfer.versions.values()) <= {7}

@@ -1,0 +1,475 @@
+"""The worker's machine: operations in, messages out, and an answer to every operation by its deadline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.machines import errors, exits_of, identity, job, logged, placement, resolved, sent, zeros
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Received, Stop, Undecodable, server_peer
+from zmqps.core.protocol.messages import (
+    MAGIC,
+    PROTOCOL_VERSION,
+    Ack,
+    Arrive,
+    Error,
+    Heartbeat,
+    Hello,
+    Job,
+    Leave,
+    Left,
+    Load,
+    Lost,
+    Pull,
+    Push,
+    Released,
+    Shutdown,
+    Status,
+    Values,
+    Waiting,
+    Welcome,
+    Withdraw,
+)
+from zmqps.core.worker.operations import AskStatus, Enter, Finish, Init, Join, Operation, Transfer, plan
+from zmqps.core.worker.session import FAREWELL_S, SessionMachine
+from zmqps.errors import (
+    ClosedError,
+    DeadlineError,
+    EvictedError,
+    JobMismatchError,
+    NonFiniteGradientError,
+    NotJoinedError,
+    PeerLostError,
+    ProtocolError,
+    ShutdownError,
+)
+
+S0, S1 = server_peer(0), server_peer(1)
+WELCOME = Welcome(PROTOCOL_VERSION, b"i" * 16, "c", 3, 1.0, 10.0, 4, 2)
+
+
+class Session:
+    """A session and the clock, with its invariants checked after every event."""
+
+    def __init__(self, spec: JobSpec | None = None, shards: int = 2) -> None:
+        self.machine = SessionMachine(identity("worker", "w"), "tcp://coordinator:1")
+        self.now = 0.0
+        self.spec = spec or job(*"abcd")
+        self.placement = placement(self.spec, shards)
+        self.actions = self.machine.start(0.0)
+
+    def handle(self, event: Any) -> list[Action]:
+        actions = self.machine.handle(event, self.now)
+        self.machine.validate()
+        return actions
+
+    def get(self, message: Any, peer: bytes = COORDINATOR) -> list[Action]:
+        return self.handle(Received(peer, message))
+
+    def ask(self, operation: Operation, timeout: float = 5.0) -> list[Action]:
+        operation.deadline = self.now + timeout
+        return self.handle(operation)
+
+    def wait(self, until: float, *, hear: bool = False) -> list[Action]:
+        actions: list[Action] = []
+        while (due := self.machine.next_deadline()) is not None and due <= until:
+            self.now = max(due, self.now)
+            if hear:
+                actions += self.get(Waiting(0, ""))
+            actions += self.machine.on_deadline(self.now)
+            self.machine.validate()
+        self.now = until
+        return actions
+
+    def job(self, request: int, load: int = 0, epoch: int = 1, names: str = "01") -> Job:
+        servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1"} for n in names]
+        return Job(request, epoch, self.spec.to_wire(), {**self.placement.to_wire(), "servers": servers}, load, 0)
+
+    def attach(self) -> None:
+        """Join, and take a job that runs already."""
+        self.get(WELCOME)
+        init = Init(0.0, job=self.spec, values=zeros(self.spec))
+        self.ask(init)
+        assert resolved(self.get(self.job(init.request)))[0][0] is init
+        for peer in (S0, S1):
+            self.get(WELCOME, peer)
+
+    def transfer(self, kind: str, value: float = 1.0) -> Transfer:
+        arrays = [np.full(p.size, value, np.float32) for p in self.spec.parameters]
+        return Transfer(0.0, kind=kind, cargoes=plan(self.placement), source=arrays, out=arrays)
+
+    def whole_push(self) -> Transfer:
+        """Return a push that completes a step."""
+        transfer = self.transfer("push")
+        transfer.whole = True
+        return transfer
+
+    def answer(self, actions: list[Action], peer: bytes) -> list[Action]:
+        """Answer everything that went to a server."""
+        done = []
+        for message in [*sent(actions, Push, peer), *sent(actions, Load, peer)]:
+            done += self.get(Ack(message.request, [1] * len(message.parts), [0] * len(message.parts)), peer)
+        for pull in sent(actions, Pull, peer):
+            payload = [np.zeros(8, np.float32)] * len(pull.parts)
+            done += self.get(Values(pull.request, "raw", [1] * len(pull.parts), [], payload), peer)
+        return done
+
+
+def error(cls: type, request: int = 0, **facts: Any) -> Error:
+    e = cls(**(facts or {"reason": "because"}))
+    return Error(request, e.code, str(e), e.facts())
+
+
+# --- joining ------------------------------------------------------------------------------------
+
+
+def test_connect_waits_for_the_coordinators_welcome() -> None:
+    session = Session()
+    assert [a.endpoint for a in session.actions if isinstance(a, Connect)] == ["tcp://coordinator:1"]
+    assert [m.magic for m in sent(session.actions, Hello)] == [MAGIC]
+    join = Join(0.0)
+    assert session.ask(join) == []
+    assert resolved(session.get(WELCOME)) == [(join, None)]
+    assert session.machine.member.rank == 3
+
+
+def test_a_connect_that_nobody_answers_says_whom_it_waited_for() -> None:
+    session = Session()
+    join = Join(0.0)
+    session.ask(join, timeout=2.0)
+    ((operation, value),) = resolved(session.wait(2.0))
+    assert operation is join
+    assert isinstance(value, DeadlineError)
+    assert (value.operation, value.seconds) == ("connect", 2.0)
+    assert "the coordinator at tcp://coordinator:1" in value.waiting_for
+
+
+def test_a_refused_hello_fails_the_connect_with_its_reason() -> None:
+    session = Session()
+    session.ask(Join(0.0))
+    assert isinstance(resolved(session.get(error(EvictedError)))[0][1], EvictedError)
+
+
+# --- the job ------------------------------------------------------------------------------------
+
+
+def test_an_init_uploads_values_in_the_jobs_order_whatever_its_own() -> None:
+    session = Session(spec=job("a", "b"))
+    session.get(WELCOME)
+    theirs = job("b", "a")
+    values = [np.full(8, 2.0, np.float32), np.full(8, 1.0, np.float32)]
+    init = Init(0.0, job=theirs, values=values)
+    session.ask(init)
+    session.get(session.job(init.request, load=1))
+    loads = [m for peer in (S0, S1) for m in sent(session.get(WELCOME, peer), Load)]
+    assert [np.frombuffer(bytes(m.payload[0]), np.float32).tolist() for m in loads] == [[1.0] * 8, [2.0] * 8]
+
+
+def test_an_init_that_uploads_is_done_when_the_coordinator_says_so() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    session.get(session.job(init.request, load=1))
+    for peer in (S0, S1):
+        assert resolved(session.answer(session.get(WELCOME, peer), peer)) == []
+    ((operation, value),) = resolved(session.get(session.job(init.request)))
+    assert operation is init
+    assert value.job == session.spec
+
+
+def test_an_init_that_fails_is_withdrawn_and_the_next_one_works() -> None:
+    session = Session()
+    session.get(WELCOME)
+    first = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(first)
+    actions = session.get(error(JobMismatchError, first.request, what="x", ours="1", theirs="2", owner="w"))
+    assert isinstance(resolved(actions)[0][1], JobMismatchError)
+    assert [m.request for m in sent(actions, Withdraw)] == [first.request]
+    session.attach()
+
+
+def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placement() -> None:
+    session = Session()
+    session.get(WELCOME)
+    first = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(first)
+    session.get(session.job(first.request, load=1))
+    session.get(WELCOME, S0)
+    assert isinstance(resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))[0][1], PeerLostError)
+    session.spec = job(*"efgh")
+    second = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(second)
+    actions = session.get(session.job(second.request, load=1, epoch=2, names="02"))
+    assert [(a.peer, a.endpoint) for a in actions if isinstance(a, Connect)] == [(server_peer(2), "tcp://s2:1")]
+    assert len(sent(actions, Hello, S0)) == 1, "the connection to s0 is open already"
+    loads = sent(session.get(WELCOME, S0), Load)
+    assert {m.epoch for m in loads} == {2}
+    assert session.get(Ack(1, [1], []), S0) == [], "an answer to the first upload is not taken for one to the second"
+    assert session.machine.attached is not None
+    assert session.machine.attached.job == session.spec
+
+
+def test_an_upload_to_a_server_that_refuses_us_fails_the_init() -> None:
+    session = Session()
+    session.attach()
+    session.get(error(EvictedError), S0)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    assert [o for o, _ in resolved(session.get(session.job(init.request, load=1)))] == [init]
+
+
+# --- transfers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["pull", "push"])
+def test_a_transfer_is_done_when_every_shard_has_answered(kind: str) -> None:
+    session = Session()
+    session.attach()
+    transfer = session.transfer(kind)
+    actions = session.ask(transfer)
+    assert resolved(session.answer(actions, S0)) == []
+    assert resolved(session.answer(actions, S1)) == [(transfer, None)]
+    assert getattr(session.machine.statistics(), {"pull": "pulls", "push": "pushes"}[kind]) == 1
+
+
+def test_a_timeout_says_which_server_did_not_answer() -> None:
+    session = Session()
+    session.attach()
+    session.answer(session.ask(session.transfer("push"), timeout=2.0), S0)
+    ((_, value),) = resolved(session.wait(2.0, hear=True))
+    assert isinstance(value, DeadlineError)
+    assert value.waiting_for == "server 1 (s1, tcp://s1:1): 2 answers missing, last one 2.0 s ago"
+
+
+def test_what_was_given_up_is_never_sent_again_and_what_was_not_is() -> None:
+    session = Session()
+    session.attach()
+    session.ask(session.transfer("push"), timeout=2.0)
+    session.ask(session.transfer("pull"), timeout=30.0)
+    again = session.wait(20.0, hear=True)
+    assert sent(again, Push) == []
+    assert len(sent(again, Pull)) >= 4
+    assert session.machine.statistics().retries == len(sent(again, Pull))
+
+
+def test_a_lost_server_fails_its_own_operations_only() -> None:
+    session = Session()
+    session.attach()
+    cargoes = session.transfer("pull").cargoes
+    both, rest = session.transfer("pull"), session.transfer("pull")
+    rest.cargoes = (cargoes[0], ())
+    session.ask(both)
+    actions = session.ask(rest)
+    ((operation, value),) = resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))
+    assert operation is both
+    assert isinstance(value, PeerLostError)
+    assert str(value).startswith("lost server 1 (s1, tcp://s1:1): last sign of life 10.0 s ago")
+    assert resolved(session.answer(actions, S0)) == [(rest, None)]
+    assert isinstance(resolved(session.ask(session.transfer("push")))[0][1], PeerLostError)
+
+
+def test_a_gradient_with_nan_is_refused_before_anything_is_sent() -> None:
+    session = Session()
+    session.attach()
+    actions = session.ask(session.transfer("push", value=float("nan")))
+    assert sent(actions, Push) == []
+    ((_, value),) = resolved(actions)
+    assert isinstance(value, NonFiniteGradientError)
+    assert value.worker == "worker 3 (w, host, pid 7)"
+    assert session.machine.statistics().nonfinite == 1
+
+
+def test_an_answer_that_does_not_fit_fails_the_operation_at_once() -> None:
+    session = Session()
+    session.attach()
+    actions = session.ask(session.transfer("pull"))
+    pull = sent(actions, Pull, S0)[0]
+    answers = session.get(Values(pull.request, "raw", [1], [], [np.zeros(3, np.float32)]), S0)
+    assert isinstance(resolved(answers)[0][1], ProtocolError)
+
+
+def test_a_server_that_refuses_a_request_fails_its_operation() -> None:
+    session = Session()
+    session.attach()
+    push = sent(session.ask(session.transfer("push")), Push, S0)[0]
+    assert isinstance(resolved(session.get(error(NotJoinedError, push.request), S0))[0][1], NotJoinedError)
+
+
+def test_what_a_peer_sends_unasked_changes_nothing() -> None:
+    session = Session()
+    session.attach()
+    assert session.get(Ack(99, [1], [0]), S0) == []
+    assert session.get(Released(99, 0)) == []
+    assert session.get(Ack(1, [1], [0]), b"stranger") == []
+    assert "dropped" in logged(session.handle(Undecodable(S0, ProtocolError("no"))))
+
+
+# --- the coordinator's services -----------------------------------------------------------------
+
+
+def test_a_barrier_that_times_out_says_whom_it_waited_for_and_withdraws() -> None:
+    session = Session()
+    session.attach()
+    enter = Enter(0.0, barrier="epoch")
+    session.ask(enter, timeout=3.0)
+    session.get(Waiting(enter.request, "worker 1 (w1, h, pid 2)"))
+    actions = session.wait(3.0, hear=True)
+    ((_, value),) = resolved(actions)
+    assert isinstance(value, DeadlineError)
+    assert (value.operation, value.waiting_for) == ("barrier 'epoch'", "worker 1 (w1, h, pid 2)")
+    assert [m.request for m in sent(actions, Withdraw)] == [enter.request]
+
+
+def test_barrier_and_status_are_answered() -> None:
+    session = Session()
+    session.attach()
+    enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
+    session.ask(enter)
+    session.ask(status)
+    assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
+    assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
+
+
+def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() -> None:
+    session = Session()
+    session.attach()
+    enter, push = Enter(0.0, barrier="x"), session.transfer("push")
+    session.ask(enter, timeout=60.0)
+    requests = session.ask(push, timeout=60.0)
+    actions = session.wait(12.0)
+    assert len(sent(actions, Heartbeat)) >= 10
+    ((operation, value),) = resolved(actions)
+    assert operation is enter
+    assert isinstance(value, PeerLostError)
+    assert str(value).startswith("lost the coordinator at tcp://coordinator:1: last sign of life")
+    session.answer(requests, S0)
+    assert resolved(session.answer(requests, S1)) == [(push, None)]
+    assert isinstance(resolved(session.ask(Enter(0.0, barrier="y")))[0][1], PeerLostError)
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_finish_waits_for_transfers_then_says_goodbye_to_everybody() -> None:
+    session = Session()
+    session.attach()
+    requests = session.ask(session.transfer("push"))
+    finish = Finish(0.0)
+    assert session.ask(finish) == []
+    assert isinstance(resolved(session.ask(session.transfer("pull")))[0][1], ClosedError)
+    session.answer(requests, S0)
+    actions = session.answer(requests, S1)
+    assert {a.peer for a in actions if isinstance(getattr(a, "message", None), Leave)} == {S0, S1, COORDINATOR}
+    assert resolved(session.get(Left())) == [(finish, None)]
+    assert session.machine.next_deadline() is None or resolved(session.wait(100.0)) == []
+
+
+def test_a_goodbye_that_nobody_answers_is_said_all_the_same() -> None:
+    session = Session()
+    session.attach()
+    finish = Finish(0.0)
+    session.ask(finish, timeout=60.0)
+    assert resolved(session.wait(FAREWELL_S - 0.1)) == []
+    assert resolved(session.wait(FAREWELL_S + 0.1)) == [(finish, None)]
+
+
+def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_does_not_wait_for_its_end() -> None:
+    session = Session(job(*"abcd", staleness=0))
+    session.attach()
+    requests = session.ask(session.whole_push(), timeout=60.0)
+    session.answer(requests, S0)
+    (arrive,) = sent(session.answer(requests, S1), Arrive)
+    finish = Finish(0.0)
+    assert session.ask(finish, timeout=60.0) == []
+    again = session.wait(5.0, hear=True)
+    assert sent(again, Arrive) == [arrive], "it may be lost"
+    assert sent(again, Leave) == []
+    assert len(sent(session.get(Waiting(arrive.request, "worker 1 (w1)")), Leave, COORDINATOR)) == 1
+    assert resolved(session.get(Left())) == [(finish, None)]
+
+
+def test_finish_does_not_wait_for_a_word_of_a_coordinator_that_is_gone() -> None:
+    session = Session(job(*"abcd", staleness=0))
+    session.attach()
+    requests = session.ask(session.whole_push(), timeout=60.0)
+    session.answer(requests, S0)
+    session.answer(requests, S1)
+    finish = Finish(0.0)
+    session.ask(finish, timeout=60.0)
+    assert resolved(session.wait(12.0))[-1] == (finish, None)
+
+
+def test_finish_waits_for_transfers_although_the_coordinator_is_gone() -> None:
+    session = Session()
+    session.attach()
+    requests = session.ask(session.transfer("push"), timeout=60.0)
+    session.wait(12.0)
+    finish = Finish(0.0)
+    assert session.ask(finish) == []
+    session.answer(requests, S0)
+    actions = session.answer(requests, S1)
+    assert resolved(actions)[-1] == (finish, None)
+    assert len(sent(actions, Leave)) == 2
+
+
+def test_finish_that_waits_for_transfers_outlives_the_coordinator() -> None:
+    session = Session()
+    session.attach()
+    requests = session.ask(session.transfer("push"), timeout=60.0)
+    finish = Finish(0.0)
+    session.ask(finish, timeout=60.0)
+    assert resolved(session.wait(12.0)) == []
+    session.answer(requests, S0)
+    assert resolved(session.answer(requests, S1))[-1] == (finish, None)
+
+
+def test_what_waits_for_the_coordinator_when_the_worker_finishes_is_told() -> None:
+    session = Session()
+    session.attach()
+    enter, finish = Enter(0.0, barrier="x"), Finish(0.0)
+    session.ask(enter)
+    session.ask(finish)
+    (done, told) = resolved(session.get(Left()))
+    assert done == (finish, None)
+    assert isinstance(told[1], ClosedError)
+
+
+def test_a_finish_that_never_joined_is_done_at_once() -> None:
+    finish = Finish(0.0)
+    assert resolved(Session().ask(finish)) == [(finish, None)]
+
+
+def test_a_shutdown_fails_what_waits_and_is_answered_with_a_goodbye() -> None:
+    session = Session()
+    session.attach()
+    session.ask(session.transfer("push"))
+    actions = session.get(Shutdown("SIGTERM"))
+    assert isinstance(resolved(actions)[0][1], ShutdownError)
+    assert len(sent(actions, Leave, COORDINATOR)) == 1
+    assert isinstance(resolved(session.ask(session.transfer("pull")))[0][1], ShutdownError)
+    finish = Finish(0.0)
+    assert resolved(session.ask(finish)) == [(finish, None)]
+
+
+def test_an_evicted_worker_is_told_at_every_call() -> None:
+    session = Session()
+    session.attach()
+    session.ask(session.transfer("push"))
+    actions = session.get(error(EvictedError))
+    assert isinstance(resolved(actions)[0][1], EvictedError)
+    assert errors(actions) == []
+    assert isinstance(resolved(session.ask(Enter(0.0, barrier="x")))[0][1], EvictedError)
+
+
+def test_close_fails_what_waits_and_says_goodbye() -> None:
+    session = Session()
+    session.attach()
+    session.ask(session.transfer("push"))
+    actions = session.handle(Stop("closed"))
+    assert len(sent(actions, Leave)) == 3
+    assert isinstance(resolved(actions)[0][1], ClosedError)
+    assert exits_of(actions) == [0]

@@ -1,0 +1,390 @@
+"""Transfers and the consistency gate: what is held, for how long, and that a read is of one version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.machines import job, logged, resolved, sent
+from tests.core.worker.test_session import S0, S1, Session, error
+from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Resolve
+from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
+from zmqps.core.worker.operations import Advance, Finish, Transfer, plan
+from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, VersionError
+
+
+class Training(Session):
+    """A session that trains, with four parameters of a slice each on two servers."""
+
+    def __init__(self, staleness: int | None = 0, **options: Any) -> None:
+        super().__init__(job(*"abcd", staleness=staleness, **options))
+        self.attach()
+
+    def whole(self, kind: str) -> Transfer:
+        transfer = self.transfer(kind)
+        transfer.whole = True
+        transfer.out = [np.zeros(p.size, np.float32) for p in self.spec.parameters]
+        return transfer
+
+    def partial(self, kind: str, *parameters: int) -> Transfer:
+        transfer = self.transfer(kind)
+        transfer.cargoes = plan(self.placement, frozenset(parameters))
+        return transfer
+
+    def ack(self, actions: list[Action], *peers: bytes) -> list[Action]:
+        """Acknowledge the pushes among the actions."""
+        return [action for peer in peers or (S0, S1) for action in self.answer(actions, peer)]
+
+    def read(self, actions: list[Action], versions: dict[bytes, int]) -> list[Action]:
+        """Answer the pulls among the actions, with each server's version as values."""
+        done = []
+        for peer, version in versions.items():
+            for pull in sent(actions, Pull, peer):
+                payload = [np.full(8, version, np.float32)] * len(pull.parts)
+                done += self.get(Values(pull.request, "raw", [version] * len(pull.parts), [], payload), peer)
+        return done
+
+    def proceed(self, actions: list[Action], version: int = 1, counted: int = 1) -> list[Action]:
+        """Let the worker go on that arrived."""
+        (arrive,) = sent(actions, Arrive)
+        return self.get(Proceed(arrive.request, version, counted))
+
+    def step(self, version: int) -> list[Action]:
+        """Take a whole step."""
+        return self.proceed(self.ack(self.ask(self.whole("push"))), version)
+
+
+def outcome(actions: list[Action], operation: Any) -> Any:
+    """Return what an operation was resolved with."""
+    (value,) = [value for o, value in resolved(actions) if o is operation]
+    return value
+
+
+# --- the gate -----------------------------------------------------------------------------------
+
+
+def test_what_comes_after_a_push_of_everything_is_held_until_the_worker_may_go_on() -> None:
+    training = Training()
+    push, pull = training.whole("push"), training.whole("pull")
+    actions = training.ask(push)
+    assert {(m.step, m.attempt, m.examples) for m in sent(actions, Push)} == {(0, 1, 1)}
+    assert training.ask(pull) == []
+    acked = training.ack(actions)
+    assert outcome(acked, push) is None, "a push is done when it is acknowledged"
+    (arrive,) = sent(acked, Arrive, COORDINATOR)
+    assert (arrive.step, list(arrive.attempts)) == (0, [1])
+    pulls = training.proceed(acked)
+    assert {m.version for m in sent(pulls, Pull)} == {1}
+    assert outcome(training.read(pulls, {S0: 1, S1: 1}), pull) is None
+    assert training.machine.statistics().clock == 1
+
+
+def test_nothing_is_held_in_the_asynchronous_mode() -> None:
+    training = Training(None)
+    actions = training.ask(training.whole("push"))
+    assert len(sent(training.ask(training.whole("pull")), Pull)) == 4
+    assert sent(training.ack(actions), Arrive) == []
+
+
+def test_the_next_push_is_held_too_and_belongs_to_the_next_step() -> None:
+    training = Training()
+    first = training.ask(training.whole("push"))
+    assert training.ask(training.whole("push")) == []
+    pushes = training.proceed(training.ack(first))
+    assert {(m.step, m.attempt) for m in sent(pushes, Push)} == {(1, 2)}
+    assert training.ask(training.whole("pull")) == [], "that push closed the gate again"
+
+
+def test_a_push_of_some_parameters_closes_nothing_until_the_step_is_advanced() -> None:
+    training = Training()
+    first = training.ask(training.partial("push", 0, 1))
+    second = training.ask(training.partial("push", 2, 3))
+    assert len(sent(training.ask(training.whole("pull")), Pull)) == 4
+    advance = Advance(0.0)
+    assert training.ask(advance) == []
+    assert sent(training.ack(first), Arrive) == []
+    acked = training.ack(second)
+    assert outcome(acked, advance) is None
+    (arrive,) = sent(acked, Arrive)
+    assert sorted(arrive.attempts) == [1, 2]
+
+
+def test_an_advance_waits_for_no_pull() -> None:
+    training = Training()
+    training.ack(training.ask(training.partial("push", 0)))
+    training.ask(training.whole("pull"))
+    assert len(sent(training.ask(Advance(0.0)), Arrive)) == 1
+
+
+def test_an_advance_goes_on_without_a_push_that_was_refused() -> None:
+    training = Training()
+    good, bad = training.ask(training.partial("push", 0)), training.ask(training.partial("push", 3))
+    advance = Advance(0.0)
+    training.ask(advance)
+    training.ack(good)
+    (refused,) = sent(bad, Push)
+    peer = S1 if sent(bad, Push, S1) else S0
+    actions = training.get(error(JobError, refused.request), peer)
+    assert outcome(actions, advance) is None
+    assert [list(m.attempts) for m in sent(actions, Arrive)] == [[1]]
+
+
+@pytest.mark.parametrize("staleness", [0, 2, None])
+def test_an_advance_with_nothing_to_complete_does_nothing(staleness: int | None) -> None:
+    training = Training(staleness)
+    advance = Advance(0.0)
+    actions = training.ask(advance)
+    assert outcome(actions, advance) is None
+    assert sent(actions, Arrive) == []
+    assert training.machine.statistics().clock == 0
+
+
+def test_the_worker_is_told_that_its_gradients_came_too_late() -> None:
+    training = Training()
+    actions = training.proceed(training.ack(training.ask(training.whole("push"))), version=4, counted=0)
+    assert "step 0 was over before our gradients were complete" in logged(actions)
+    assert (training.machine.statistics().dropped, training.machine.statistics().clock) == (1, 4)
+
+
+def test_an_arrival_is_sent_again_until_it_is_answered() -> None:
+    training = Training()
+    (arrive,) = sent(training.ack(training.ask(training.whole("push"))), Arrive)
+    again = sent(training.wait(training.now + 10.0, hear=True), Arrive)
+    assert len(again) >= 3
+    assert set(again) == {arrive}
+    training.get(Proceed(arrive.request, 1, 1))
+    assert sent(training.wait(training.now + 10.0, hear=True), Arrive) == []
+
+
+def test_bounded_staleness_closes_the_gate_and_demands_no_version() -> None:
+    training = Training(2)
+    training.step(0)
+    pulls = training.ask(training.whole("pull"))
+    assert {m.version for m in sent(pulls, Pull)} == {0}
+    assert training.machine.statistics().clock == 1
+
+
+# --- push_pull ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [0, 3])
+def test_a_push_pull_is_a_push_an_arrival_and_a_pull(staleness: int) -> None:
+    training = Training(staleness)
+    both = training.whole("push_pull")
+    pushes = training.ask(both)
+    assert {m.reply for m in sent(pushes, Push)} == {0}
+    acked = training.ack(pushes)
+    assert resolved(acked) == []
+    assert sent(acked, Pull) == []
+    pulls = training.proceed(acked)
+    assert len(sent(pulls, Pull)) == 4
+    assert outcome(training.read(pulls, {S0: 1, S1: 1}), both) is None
+    assert both.out is not None
+    assert [array[0] for array in both.out if array is not None] == [1.0] * 4
+    statistics = training.machine.statistics()
+    assert (statistics.pushes, statistics.pulls) == (1, 1)
+
+
+def test_a_push_pull_in_the_asynchronous_mode_is_one_round_trip() -> None:
+    training = Training(None)
+    assert {m.reply for m in sent(training.ask(training.whole("push_pull")), Push)} == {1}
+
+
+def test_a_push_pull_of_some_parameters_waits_for_nobody() -> None:
+    training = Training()
+    pulls = training.ack(training.ask(training.partial("push_pull", 0, 1, 2)))
+    assert sent(pulls, Arrive) == []
+    assert len(sent(pulls, Pull)) == 3
+
+
+def test_a_push_pull_that_times_out_is_called_so_in_each_of_its_phases() -> None:
+    training = Training()
+    training.ask(training.whole("push_pull"), timeout=2.0)
+    (value,) = [value for _, value in resolved(training.wait(training.now + 2.0, hear=True))]
+    assert isinstance(value, DeadlineError)
+    assert value.operation == "push_pull"
+    assert "server 0" in value.waiting_for
+    training.proceed(training.ack(training.ask(training.whole("push_pull"), timeout=2.0)))
+    (value,) = [value for _, value in resolved(training.wait(training.now + 2.0, hear=True))]
+    assert value.operation == "push_pull"
+
+
+def test_a_push_pull_that_times_out_while_it_is_held_says_whom_the_step_waits_for() -> None:
+    training = Training()
+    (arrive,) = sent(training.ack(training.ask(training.whole("push_pull"), timeout=2.0)), Arrive)
+    training.get(Waiting(arrive.request, "worker 5 (w5, h, pid 2): step 0 has 3 of 4"))
+    (value,) = [value for _, value in resolved(training.wait(training.now + 2.0, hear=True))]
+    assert value.waiting_for == "worker 5 (w5, h, pid 2): step 0 has 3 of 4"
+    assert len(sent(training.get(Proceed(arrive.request, 1, 1)), Pull)) == 0
+
+
+# --- versions -----------------------------------------------------------------------------------
+
+
+def test_slices_that_are_older_than_the_rest_are_read_again() -> None:
+    training = Training()
+    training.step(1)
+    pull = training.whole("pull")
+    actions = training.read(training.ask(pull), {S0: 1, S1: 2})
+    again = sent(actions, Pull)
+    assert resolved(actions) == []
+    assert {(m.version, len(m.parts)) for m in again} == {(2, 1)}
+    assert sent(actions, Pull, S1) == []
+    assert outcome(training.read(actions, {S0: 2}), pull) is None
+    assert set(pull.versions.values()) == {2}
+    assert pull.out is not None
+    assert all((array == 2).all() for array in pull.out if array is not None)
+    assert training.machine.statistics().pulls == 1
+
+
+def test_they_are_read_again_as_often_as_it_takes() -> None:
+    training = Training()
+    pull = training.whole("pull")
+    actions = training.read(training.ask(pull), {S0: 1, S1: 2})
+    actions = training.read(actions, {S0: 3})
+    assert {m.version for m in sent(actions, Pull, S1)} == {3}
+    assert outcome(training.read(actions, {S1: 3}), pull) is None
+    assert set(pull.versions.values()) == {3}
+
+
+def test_in_the_asynchronous_mode_slices_may_have_different_versions() -> None:
+    training = Training(None)
+    pull = training.whole("pull")
+    assert outcome(training.read(training.ask(pull), {S0: 1, S1: 2}), pull) is None
+
+
+def test_exactly_one_version_is_asked_for_and_its_refusal_reported() -> None:
+    training = Training(retain=1)
+    pull = training.whole("pull")
+    pull.version, pull.exact = 3, True
+    pulls = sent(training.ask(pull), Pull)
+    assert {(m.version, m.exact) for m in pulls} == {(3, 1)}
+    refused = training.get(error(VersionError, pulls[0].request, version=3, oldest=4, newest=5), S0)
+    assert isinstance(outcome(refused, pull), VersionError)
+
+
+# --- failures -----------------------------------------------------------------------------------
+
+
+def test_a_push_that_failed_may_be_repeated_and_counts_once() -> None:
+    training = Training()
+    push = training.whole("push")
+    actions = training.ask(push)
+    training.ack(actions, S0)
+    lost = training.wait(training.now + 5.0, hear=True)
+    assert isinstance(outcome(lost, push), DeadlineError)
+    assert sent(lost, Arrive) == []
+    again = training.ask(training.whole("push"))
+    assert {(m.step, m.attempt) for m in sent(again, Push)} == {(0, 2)}
+    assert sent(training.ack(actions, S1), Arrive) == [], "the answers to the first one are too late"
+    acked = training.ack(again)
+    assert [list(m.attempts) for m in sent(acked, Arrive)] == [[2]]
+
+
+def test_what_was_held_behind_a_push_that_failed_goes_on() -> None:
+    training = Training()
+    push, pull = training.whole("push"), training.whole("pull")
+    actions = training.ask(push)
+    training.ask(pull)
+    refused = sent(actions, Push, S0)[0]
+    released = training.get(error(NonFiniteGradientError, refused.request, worker="w", parameters="'a'"), S0)
+    assert isinstance(outcome(released, push), NonFiniteGradientError)
+    assert {m.version for m in sent(released, Pull)} == {0}
+
+
+def test_a_whole_push_waits_for_an_earlier_one_whose_answer_was_lost() -> None:
+    training = Training()
+    partial = training.ask(training.partial("push", 0))
+    whole = training.ask(training.whole("push"))
+    assert sent(training.ack(whole), Arrive) == []
+    (arrive,) = sent(training.ack(partial), Arrive)
+    assert sorted(arrive.attempts) == [1, 2]
+
+
+def test_a_straggler_fails_what_waits_and_the_next_transfer_waits_again() -> None:
+    training = Training(on_straggler="fail")
+    pull = training.whole("pull")
+    acked = training.ack(training.ask(training.whole("push")))
+    training.ask(pull)
+    (arrive,) = sent(acked, Arrive)
+    late = DeadlineError(operation="step", seconds=2.0, waiting_for="worker 1")
+    failed = training.get(Error(arrive.request, late.code, str(late), late.facts()))
+    assert isinstance(outcome(failed, pull), DeadlineError)
+    again = training.ask(training.whole("pull"))
+    assert sent(again, Pull) == []
+    (waits,) = sent(again, Arrive)
+    assert (waits.step, list(waits.attempts)) == (0, [])
+    assert {m.version for m in sent(training.proceed(again), Pull)} == {1}
+
+
+def test_a_gradient_that_does_not_fit_its_parameters_dtype_is_refused_as_infinite() -> None:
+    training = Training()
+    push = training.whole("push")
+    push.source = [np.full(8, 1e300) for _ in training.spec.parameters]
+    actions = training.ask(push)
+    assert sent(actions, Push) == []
+    refused = outcome(actions, push)
+    assert isinstance(refused, NonFiniteGradientError)
+    assert refused.parameters == "'a', 'b', 'c', 'd'"
+    assert training.machine.statistics().nonfinite == 1
+    assert len(sent(training.ask(training.whole("push")), Push)) == 4, "the gate is open"
+
+
+@pytest.mark.parametrize("when", ["held", "asked later"])
+def test_nobody_waits_for_a_step_that_a_lost_coordinator_would_have_to_close(when: str) -> None:
+    training = Training()
+    training.ack(training.ask(training.whole("push")))
+    pull = training.whole("pull")
+    if when == "held":
+        training.ask(pull, timeout=60.0)
+        actions = training.wait(training.now + 12.0)
+    else:
+        training.wait(training.now + 12.0)
+        actions = training.ask(pull, timeout=60.0)
+    assert isinstance(outcome(actions, pull), PeerLostError)
+
+
+def test_a_push_pull_fails_when_the_coordinator_is_lost_while_it_pushes() -> None:
+    training = Training()
+    both = training.whole("push_pull")
+    pushes = training.ask(both, timeout=60.0)
+    assert len(sent(training.wait(training.now + 12.0), Heartbeat)) >= 10
+    assert isinstance(outcome(training.ack(pushes), both), PeerLostError)
+
+
+def test_finish_waits_for_what_is_held() -> None:
+    training = Training()
+    pushes = training.ask(training.whole("push"))
+    pull, finish = training.whole("pull"), Finish(0.0)
+    training.ask(pull)
+    assert training.ask(finish) == []
+    pulls = training.proceed(training.ack(pushes))
+    done = training.read(pulls, {S0: 1, S1: 1})
+    assert outcome(done, pull) is None
+    assert Ack not in {type(getattr(action, "message", None)) for action in done}
+    assert training.machine.operations == {finish: None}
+
+
+def each(training: Training) -> Transfer:
+    """Return a pull that wants to know of each parameter."""
+    transfer = training.whole("pull")
+    transfer.missing = {number: parameter.size for number, parameter in enumerate(training.spec.parameters)}
+    return transfer
+
+
+def test_parameters_are_told_of_as_they_land_and_before_the_end() -> None:
+    training = Training(None)
+    actions = training.ask(each(training))
+    told = [training.read([action], {peer: 1}) for peer in (S1, S0) for action in actions]
+    flat = [action for some in told for action in some if isinstance(action, Landed | Resolve)]
+    assert [type(action) for action in flat] == [Landed] * 4 + [Resolve]
+    assert sorted(number for action in flat[:4] for number in action.parameters) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("staleness", "exact"), [(0, 1), (None, 0), (2, 0)])
+def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(staleness: int | None, exact: int) -> None:
+    training = Training(staleness)
+    pulls = sent(training.ask(each(training)), Pull)
+    assert {pull.exact for pull in pulls} == {exact}

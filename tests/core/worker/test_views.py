@@ -1,0 +1,123 @@
+"""Values read in place: which arrays are views, which are copies, and what keeps the memory as it is."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqps.core.protocol.arrays import scatter
+from zmqps.core.protocol.loans import borrow, lender_of
+from zmqps.core.worker.views import Views
+
+
+class Hold:
+    """Stands for a loan."""
+
+
+def memory_of(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    memory = values.view(np.uint8)
+    memory.flags.writeable = False
+    return memory
+
+
+def landed(views: Views, buffer: np.ndarray[Any, Any], frames: list[Any], dtype: str = "float32") -> None:
+    for _, offset, array in scatter(frames, [(buffer.size, np.dtype(dtype))]):
+        views.land(buffer[offset : offset + array.size], array)
+
+
+def test_whatever_is_made_of_a_borrowed_frame_keeps_its_hold() -> None:
+    values, hold = np.arange(8, dtype=np.float32), Hold()
+    gone = weakref.ref(hold)
+    frame = borrow(memory_of(values), 4, 20, hold)
+    del hold
+    array: Any = np.frombuffer(frame, np.float32)
+    assert array.tolist() == [1, 2, 3, 4]
+    assert lender_of(array) is not None
+    array = np.asarray(array)[1:].reshape(3, 1)[1:]
+    del frame
+    assert gone() is not None
+    assert array.tolist() == [[3], [4]]
+    assert not array.flags.writeable
+    del array
+    assert gone() is None
+
+
+def test_an_array_over_frames_of_one_memory_is_a_view_that_keeps_all_their_holds() -> None:
+    values, holds = np.arange(8, dtype=np.float32), [Hold(), Hold()]
+    gone = [weakref.ref(hold) for hold in holds]
+    memory, buffer, views = memory_of(values), np.zeros(8, np.float32), Views()
+    landed(views, buffer, [borrow(memory, 0, 16, holds[0]), borrow(memory, 16, 32, holds[1])])
+    first, both, last = views.arrays([buffer[:3], buffer[3:6], buffer[6:]])
+    assert [a.tolist() for a in (first, both, last)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert all(np.shares_memory(a, values) and not a.flags.writeable for a in (first, both, last))
+    assert not buffer.any()
+    del views, holds, first
+    assert all(ref() is not None for ref in gone)
+    del both
+    assert [ref() is not None for ref in gone] == [False, True]  # what is looked at, and no more
+    del last
+    gc.collect()
+    assert all(ref() is None for ref in gone)
+
+
+def test_what_was_copied_or_lies_elsewhere_is_put_together_read_only() -> None:
+    one, two = np.arange(4, dtype=np.float32), np.arange(4, 8, dtype=np.float32)
+    for frames in (
+        [borrow(memory_of(one), 0, 16, Hold()), two.tobytes()],
+        [one.tobytes(), borrow(memory_of(two), 0, 16, Hold())],
+        [borrow(memory_of(one), 0, 16, Hold()), borrow(memory_of(two), 0, 16, Hold())],
+    ):
+        buffer, views = np.zeros(8, np.float32), Views()
+        landed(views, buffer, frames)
+        (array,) = views.arrays([buffer])
+        assert array.tolist() == list(range(8))
+        assert np.shares_memory(array, buffer)
+        assert not array.flags.writeable
+
+
+def test_frames_of_one_memory_in_another_order_are_no_view() -> None:
+    values, buffer, views = np.arange(8, dtype=np.float32), np.zeros(8, np.float32), Views()
+    memory = memory_of(values)
+    landed(views, buffer, [borrow(memory, 16, 32, Hold()), borrow(memory, 0, 16, Hold())])
+    (array,) = views.arrays([buffer])
+    assert array.tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
+
+
+def test_what_is_read_again_takes_the_place_of_what_was_read_before() -> None:
+    old, new = np.zeros(4, np.float32), np.ones(4, np.float32)
+    buffer, views = np.full(4, 9, np.float32), Views()
+    landed(views, buffer, [borrow(memory_of(old), 0, 16, Hold())])
+    views.forget(buffer)
+    landed(views, buffer, [new.tobytes()])
+    (array,) = views.arrays([buffer])
+    assert array.tolist() == [1, 1, 1, 1]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=12),
+    cuts=st.lists(st.integers(0, 60), max_size=8),
+    lent=st.integers(0, 255),
+    twice=st.integers(0, 255),
+)
+def test_views_and_copies_hold_what_a_copy_of_everything_holds(
+    sizes: list[int], cuts: list[int], lent: int, twice: int
+) -> None:
+    total = sum(sizes)
+    values = np.arange(total, dtype=np.float64)
+    memories = [memory_of(values), memory_of(values.copy())]
+    bounds = sorted({0, total, *(cut for cut in cuts if cut < total)})
+    buffer, views = np.full(total, -1.0), Views()
+    for i, (start, stop) in enumerate(pairwise(bounds)):
+        memory = memories[twice >> i & 1]
+        frame: Any = borrow(memory, 8 * start, 8 * stop, Hold())
+        landed(views, buffer[start:stop], [frame if lent >> i & 1 else bytes(frame)], "float64")
+    ends = np.cumsum([0, *sizes]).tolist()
+    arrays = views.arrays([buffer[lo:hi] for lo, hi in pairwise(ends)])
+    assert [array.tolist() for array in arrays] == [values[lo:hi].tolist() for lo, hi in pairwise(ends)]
+    assert all(not array.flags.writeable for array in arrays)

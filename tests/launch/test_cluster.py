@@ -1,0 +1,102 @@
+"""`zmqps.LocalCluster`: real processes, from a Python program."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import psutil
+import pytest
+
+import zmqps
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
+from zmqps.nodes.inquiry import ask_status
+
+
+def all_gone(pids) -> bool:
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_worker_trains_on_it() -> None:
+    with zmqps.LocalCluster(servers=2, kernels="numpy") as cluster:
+        pids = list(cluster.pids.values())
+        assert len(pids) == 3
+        with zmqps.connect(cluster.address) as worker:
+            worker.init({"w": np.ones((3, 2), np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.5))
+            worker.push({"w": np.ones((3, 2), np.float32)})
+            np.testing.assert_array_equal(worker.pull()["w"], np.full((3, 2), 0.5, np.float32))
+            status = cluster.status()
+        assert status["state"] == "training"
+        assert (cluster.directory / "server-1.log").read_text()
+        directory = cluster.directory
+    assert all_gone(pids)
+    assert not directory.exists()
+
+
+def test_two_at_once_do_not_meet(tmp_path) -> None:
+    with (
+        zmqps.LocalCluster(directory=tmp_path / "a", workers=3) as a,
+        zmqps.LocalCluster(directory=tmp_path / "b") as b,
+    ):
+        assert a.address != b.address
+        assert (a.status()["workers"], b.status()["workers"]) == (3, 0)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["coordinator.log", "server-0.log"]
+
+
+def test_it_can_be_used_where_a_loop_runs_already() -> None:
+    async def notebook() -> str:
+        with zmqps.LocalCluster() as cluster:
+            return str(cluster.status()["state"])
+
+    assert asyncio.run(notebook()) == "starting"
+
+
+def test_stopping_ends_waiting_workers_and_may_be_repeated() -> None:
+    cluster = zmqps.LocalCluster(workers=2).start()
+    with zmqps.connect(cluster.address) as worker:
+        future = worker.barrier_async("never", timeout=30.0)
+        cluster.stop()
+        with pytest.raises(ShutdownError):
+            future.result(timeout=10.0)
+    cluster.stop()
+    with pytest.raises(ClosedError, match="stopped"):
+        cluster.address  # noqa: B018
+    with pytest.raises(ClosedError, match="make another"):
+        cluster.start()
+
+
+def test_before_its_start_there_is_no_address() -> None:
+    with pytest.raises(ClosedError, match="with statement"):
+        zmqps.LocalCluster().address  # noqa: B018
+
+
+def test_a_killed_server_does_not_keep_it_from_stopping() -> None:
+    with zmqps.LocalCluster(servers=2, heartbeat_interval=0.1, heartbeat_timeout=0.5) as cluster:
+        os.kill(cluster.pids["server-0"], signal.SIGKILL)
+    assert all_gone(cluster.pids.values())
+
+
+def test_a_start_that_takes_too_long_says_what_is_missing() -> None:
+    cluster = zmqps.LocalCluster(timeout=0.001)
+    with pytest.raises(DeadlineError, match="waiting for the coordinator to start"), cluster:
+        pass
+    assert all_gone(cluster.pids.values())
+
+
+def test_what_keeps_a_node_from_starting_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="must exceed the interval"):
+        zmqps.LocalCluster(heartbeat_timeout=0.1).start()
+    monkeypatch.setattr(
+        "zmqps.launch.cluster.ServerConfig", lambda *_, **__: None
+    )  # so that it is the process that refuses
+    with pytest.raises(NodeFailedError, match=r"(?s)server-0 ended with exit code 2.*'fortran'"):
+        zmqps.LocalCluster(kernels="fortran").start()
+
+
+def test_a_status_needs_a_coordinator() -> None:
+    with pytest.raises(DeadlineError, match=r"waiting for the coordinator at tcp://127\.0\.0\.1:1 to answer"):
+        ask_status("tcp://127.0.0.1:1", timeout=0.1)
+    with pytest.raises(ConfigurationError):
+        ask_status("nowhere")

@@ -1,0 +1,389 @@
+"""Workers of a live cluster over every transport: the same numbers, the errors, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from tests.net.cluster import PATIENCE, Cluster, running
+from zmqps.net.lane.segment import DIRECTORY
+from zmqps.net.lane.shm import LaneTransport
+from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
+from zmqps.net.zeromq import ZmqTransport
+
+pytestmark = pytest.mark.processes
+
+ROOT = Path(__file__).resolve().parents[3]
+SLICE_NBYTES = 64 << 10  # small ones, so that lanes carry many
+SLICE = SLICE_NBYTES // 4
+#: Elements: none, one, primes, and around the end of a slice; together several slices on each server.
+SIZES = (0, 1, 2, 7919, SLICE - 1, SLICE, SLICE + 1, 104729, 0, 3)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(num_servers=2, slice_nbytes=SLICE_NBYTES) as it:
+        yield it
+
+
+def initial() -> dict[str, np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(1)
+    dtypes = ("float32", "float64")
+    return {f"p{i}": rng.integers(-99, 99, n).astype(dtypes[i % 2]) for i, n in enumerate(SIZES)}
+
+
+def gradients(seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Return whole numbers: sums of them are exact, in whatever order they are applied."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.integers(-99, 99, value.size).astype(value.dtype) for name, value in initial().items()}
+
+
+def same(got: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return got.keys() == expected.keys() and all(np.array_equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_two_workers_at_once_get_what_numpy_gets(cluster: Cluster, transport: str) -> None:
+    expected = initial()
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address, transport=transport)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        list(pool.map(lambda worker: worker.init(initial(), optimizer=zmqps.optim.sgd(1.0)), workers))
+        for worker in workers:
+            assert same(worker.pull(), expected)
+
+        def steps(index: int) -> None:
+            for step in range(6):
+                grads = gradients(10 * step + index)
+                if step % 2:
+                    workers[index].push_pull(grads)
+                else:
+                    workers[index].push(grads)
+
+        list(pool.map(steps, range(2)))
+        for seed in [10 * step + index for step in range(6) for index in range(2)]:
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+        zeros = {name: np.zeros_like(value) for name, value in expected.items()}
+        for worker in workers:
+            assert same(worker.pull(), expected)
+            assert same(worker.push_pull(zeros, out={name: value + 1 for name, value in expected.items()}), expected)
+            assert worker.statistics().retries == 0
+        shared = transport in ("auto", "shm")
+        assert cluster.num_lanes() == (4 if shared else 0)
+        for lanes in cluster.servers:
+            assert bool(lanes.counters["lane_frames"]) == bool(lanes.counters["lane_references"]) == shared
+            assert not lanes.counters["lane_overflows"]
+
+
+def test_all_transports_can_be_mixed(cluster: Cluster) -> None:
+    expected = initial()
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address, transport=t)) for t in TRANSPORTS]
+        for worker in workers:
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        for seed, worker in enumerate(workers):
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+            assert same(worker.push_pull(gradients(seed)), expected)
+            assert same(workers[seed - 1].pull(), expected)
+
+
+def test_an_atomic_push_larger_than_the_ring_goes_both_ways(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "zmqps.client.connection.LaneTransport", partial(LaneTransport, ring_nbytes=SLICE_NBYTES + 4096)
+    )
+    with zmqps.connect(cluster.address, transport="shm") as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.push(gradients(1), atomic=True)
+        expected = {name: value - gradients(1)[name] for name, value in initial().items()}
+        assert same(worker.pull(), expected)
+        assert sum(lanes.counters["lane_overflows"] for lanes in cluster.servers) > 0
+
+
+def test_the_status_says_how_a_worker_is_connected(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        worker.pull()
+        driver = worker._thread._driver
+        assert driver is not None
+        assert driver.transport.facts()["transport"] == "shm"
+
+
+def test_the_environment_chooses_where_the_program_does_not(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQPS_TRANSPORT", "ipc")
+    for choice, expected in ((None, "ipc"), ("tcp", "tcp")):
+        with zmqps.connect(cluster.address, transport=choice) as worker:
+            worker.init({"w": np.zeros(3)}, optimizer=zmqps.optim.sgd(1.0))
+            worker.pull()
+            driver = worker._thread._driver
+            assert driver is not None
+            assert driver.transport.facts()["transport"] == expected
+    monkeypatch.setenv("ZMQPS_TRANSPORT", "pigeon")
+    with pytest.raises(zmqps.errors.ConfigurationError, match="transport is one of auto, tcp, ipc, shm, not 'pigeon'"):
+        zmqps.connect(cluster.address)
+
+
+def test_shared_memory_that_must_be_and_cannot_fails_the_first_operation(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("zmqps.net.lane.segment.DIRECTORY", tmp_path / "missing")
+    params, why = {"w": np.zeros(3)}, "no lane to server-[01]: cannot make a file in"
+    with zmqps.connect(cluster.address, transport="shm") as first:
+        with pytest.raises(zmqps.errors.ConfigurationError, match=why):
+            first.init(params, optimizer=zmqps.optim.sgd(1.0))
+    with zmqps.connect(cluster.address, transport="tcp") as worker:
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+        with zmqps.connect(cluster.address, transport="shm") as other:
+            other.init(params, optimizer=zmqps.optim.sgd(1.0))
+            with pytest.raises(zmqps.errors.ConfigurationError, match=why):
+                other.pull()
+        with zmqps.connect(cluster.address, transport="auto") as other:
+            other.init(params, optimizer=zmqps.optim.sgd(1.0))
+            assert same(other.pull(), params)
+
+
+# --- in place -----------------------------------------------------------------------------------
+
+
+def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is a view of somebody else's memory."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return isinstance(array.base, memoryview)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("optimizer", [zmqps.optim.sgd(0.1), zmqps.optim.adam(0.1)], ids=["sgd", "adam"])
+def test_in_place_and_by_copies_are_the_same_bit_for_bit(
+    cluster: Cluster, transport: str, optimizer: zmqps.optim.OptimizerSpec
+) -> None:
+    with (
+        running(num_servers=2, slice_nbytes=SLICE_NBYTES) as another,
+        zmqps.connect(cluster.address, transport=transport) as here,
+        zmqps.connect(another.address, transport="tcp") as reference,
+    ):
+        for worker in (here, reference):
+            worker.init(initial(), optimizer=optimizer)
+        buffers = here.gradient_buffers()
+        for step in range(5):
+            for name, gradient in gradients(step).items():
+                buffers[name][...] = gradient
+            expected = reference.push_pull(gradients(step))
+            if step % 2:
+                got = here.push_pull(buffers, copy=False)
+            else:
+                here.push(buffers)
+                got = here.pull(copy=False)
+            assert same(got, expected)
+            assert got.version == expected.version == step + 1
+            assert not any(array.flags.writeable for array in got.values())
+            some = ["p4", "p7", "p1"]
+            assert same(here.pull(some, copy=False), {name: expected[name] for name in some})
+        shared = transport in ("auto", "shm")
+        assert any(map(is_borrowed, got.values())) == shared
+        assert here.statistics().retries == 0
+        assert (here.statistics().borrowed_bytes > 0) == shared
+        del got
+        assert here.statistics().borrowed_bytes == 0
+
+
+def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2)]
+        for worker in workers:
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+            worker.pull()  # from here on they know the servers' memory
+        kept, copies, expected = [], [], initial()
+        for seed in range(4):
+            kept.append(workers[seed % 2].pull(copy=False))
+            copies.append({name: value.copy() for name, value in kept[-1].items()})
+            assert same(copies[-1], expected)
+            workers[1].push(gradients(seed))
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+        assert all(same(values, copy) for values, copy in zip(kept, copies, strict=True))
+        assert any(map(is_borrowed, kept[0].values()))
+        assert same(workers[0].pull(), expected)
+        nbytes = sum(value.nbytes for value in expected.values())
+        spare = [driver.machine.shard.counters["spare_nbytes"] for driver in cluster.drivers[1:]]  # type: ignore[attr-defined]
+        assert 0 < sum(spare) <= 2 * nbytes
+        kept.clear()
+        for seed in range(4, 9):
+            workers[0].push_pull(gradients(seed), copy=False)
+        assert [driver.machine.shard.counters["spare_nbytes"] for driver in cluster.drivers[1:]] == spare  # type: ignore[attr-defined]
+
+
+def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        buffers, expected = worker.gradient_buffers(), initial()
+        assert worker.gradient_buffers().keys() == buffers.keys() == expected.keys()
+        assert all(worker.gradient_buffers()[name] is buffer for name, buffer in buffers.items())
+        assert all(not buffer.any() and buffer.shape == expected[name].shape for name, buffer in buffers.items())
+        assert worker.statistics().shared_bytes > 0
+        whole = gradients(1)
+        for name, gradient in whole.items():
+            buffers[name][...] = gradient
+        for grads in (
+            buffers,
+            {name: np.frombuffer(buffer, buffer.dtype).reshape(-1) for name, buffer in buffers.items()},
+            {name: buffers[name] for name in ("p7", "p3")},
+            {**buffers, "p7": whole["p7"]},
+        ):
+            for name in grads:
+                expected[name] -= whole[name]
+            assert same(worker.push_pull(grads) | worker.pull(), expected)
+        buffers["p7"][5] = np.nan
+        with pytest.raises(zmqps.errors.NonFiniteGradientError, match="'p7'"):
+            worker.push(buffers)
+        assert same(worker.pull(), expected)
+        with pytest.raises(zmqps.errors.ConfigurationError, match="out="):
+            worker.pull(out=buffers, copy=False)
+        views = worker.pull(copy=False)
+    assert same(views, expected)  # also after the end
+    assert buffers["p7"][6] == whole["p7"][6]
+
+
+def test_buffers_and_views_outlive_a_life_in_the_cluster(cluster: Cluster) -> None:
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        buffers, expected = worker.gradient_buffers(), initial()
+        worker.push(buffers)
+        views = worker.pull(copy=False)
+        worker.rejoin()
+        assert all(worker.gradient_buffers()[name] is buffer for name, buffer in buffers.items())
+        for seed in range(3):
+            for name, gradient in gradients(seed).items():
+                buffers[name][...] = gradient
+                expected[name] -= gradient
+            worker.push(buffers)
+        assert same(worker.pull(), expected)
+        assert same(views, initial())
+
+
+def test_synchronous_steps_in_place_keep_every_version_that_is_looked_at(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2)]
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+
+        def train(index: int) -> list[tuple[int, dict[str, Any], dict[str, Any]]]:
+            worker = workers[index]
+            worker.init(initial(), optimizer=zmqps.optim.sgd(1.0), staleness=0)
+            buffers, seen = worker.gradient_buffers(), []
+            for step in range(6):
+                values = worker.pull(copy=False)
+                seen.append((values.version, values, {name: value.copy() for name, value in values.items()}))
+                for name, gradient in gradients(2 * step + index).items():
+                    buffers[name][...] = gradient
+                worker.push(buffers)
+            return seen
+
+        expected, seen = initial(), list(pool.map(train, range(2)))
+        for step in range(6):
+            for found in seen:
+                version, values, copies = found[step]
+                assert version == step
+                assert same(copies, expected)
+                assert same(values, expected)
+            for name in expected:
+                expected[name] -= (gradients(2 * step)[name] + gradients(2 * step + 1)[name]) / 2
+
+
+def test_without_memory_to_share_all_is_the_same_by_copies(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with zmqps.connect(cluster.address, transport="shm") as worker:
+        worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))
+        buffers, expected = worker.gradient_buffers(), initial()
+        for seed in range(3):
+            for name, gradient in gradients(seed).items():
+                buffers[name][...] = gradient
+                expected[name] -= gradient
+            assert same(worker.push_pull(buffers, copy=False), expected)
+        assert worker.statistics().shared_bytes == worker.statistics().borrowed_bytes == 0
+
+
+# --- who is on this host ------------------------------------------------------------------------
+
+
+def test_a_local_socket_is_taken_if_somebody_listens_there() -> None:
+    tcp, nobody = "tcp://127.0.0.1:1", new_local_endpoint()
+    transport = ZmqTransport(b"server")
+    local = transport.bind(new_local_endpoint())
+    both = f"{tcp} {local}"
+    assert choose(both, "auto") == choose(both, "shm") == Route(local, True)
+    assert choose(both, "ipc") == Route(local, False)
+    assert choose(both, "tcp") == Route(tcp, False)
+    for elsewhere in (tcp, f"{tcp} {nobody}", f"{tcp} ipc:///no/such/path", f"{tcp} ipc://{'x' * 200} ipc://"):
+        assert choose(elsewhere, "auto") == choose(elsewhere, "tcp") == Route(tcp, False)
+        assert choose(elsewhere, "shm") == Route(tcp, True)
+        with pytest.raises(zmqps.errors.ConfigurationError, match="no socket on this host"):
+            choose(elsewhere, "ipc")
+    with pytest.raises(zmqps.errors.ConfigurationError, match=r"is reached at .* only"):
+        choose(local, "tcp")
+    transport.close(0)
+    for advertised in ("", nobody):
+        with pytest.raises(zmqps.errors.ConfigurationError, match="cannot be reached from this host"):
+            choose(advertised, "auto")
+
+
+# --- kill -9 ------------------------------------------------------------------------------------
+
+
+def files_of(pid: int) -> list[Path]:
+    return list(DIRECTORY.glob(f"zmqps-{pid}-*"))
+
+
+def test_a_killed_worker_leaves_nothing(cluster: Cluster) -> None:
+    program = f"""if True:
+        import os, numpy as np, zmqps
+        worker = zmqps.connect({cluster.address!r}, transport="shm")
+        params = {{"w": np.zeros(100_000, np.float32), "b": np.zeros(90_000, np.float32)}}
+        worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+        worker.push_pull(params)
+        buffers = worker.gradient_buffers()
+        for _ in range(3):
+            views = worker.push_pull(buffers, copy=False)
+        assert worker.statistics().borrowed_bytes
+        os.kill(os.getpid(), {signal.SIGKILL})"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT) as process:
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    assert files_of(process.pid) == []
+    assert cluster.num_lanes() == 2
+    shards = [driver.machine.shard for driver in cluster.drivers[1:]]  # type: ignore[attr-defined]
+    assert any(not reader.done for shard in shards for state in shard.slices for reader in state.readers)
+    for server in cluster.servers:
+        server._reap()
+    assert cluster.num_lanes() == 0
+    assert all(reader.done for shard in shards for state in shard.slices for reader in state.readers)
+
+
+def test_a_killed_server_leaves_nothing() -> None:
+    with zmqps.LocalCluster(1, kernels="numpy", heartbeat_timeout=300.0) as local:
+        params = {"w": np.zeros(100_000, np.float32)}
+        with zmqps.connect(local.address, transport="shm") as worker:
+            worker.init(params, optimizer=zmqps.optim.sgd(1.0))
+            worker.push_pull(params)
+            buffers, views = worker.gradient_buffers(), worker.pull(copy=False)
+            worker.push(buffers)
+            (server,) = [pid for name, pid in local.pids.items() if name.startswith("server")]
+            os.kill(server, signal.SIGKILL)
+            end = os.pidfd_open(server)  # waiting for the process itself would be to bury it, which is the cluster's
+            assert select.select([end], [], [], PATIENCE)[0]
+            os.close(end)
+            assert files_of(server) == files_of(os.getpid()) == []
+            assert same(views, params)
+        assert files_of(os.getpid()) == []

@@ -1,0 +1,114 @@
+"""Apply threads give the bits that one thread gives, and leave nothing running behind an error."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from tests.optim.specs import SPECS, rule_of
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.errors import ConfigurationError
+from zmqps.nodes import apply
+from zmqps.nodes.apply import ApplyThreads
+from zmqps.nodes.server import ServerConfig, make_shard
+from zmqps.optim import adam, make_kernel
+
+#: Small, so that small arrays have blocks.
+BLOCK_NBYTES = 1024
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch) -> None:
+    monkeypatch.setattr(apply, "MIN_BLOCK_NBYTES", BLOCK_NBYTES)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", SPECS)
+def test_threads_give_the_bits_of_one(case: str, dtype: str, backend: str) -> None:
+    rule = rule_of(SPECS[case])
+    kernel, threads = make_kernel(rule, backend), ApplyThreads(3)
+    least = BLOCK_NBYTES // np.dtype(dtype).itemsize
+    for size in (0, 1, 2 * least - 1, 3 * least + 1, 5003):
+        rng = np.random.default_rng(size)
+        alone = [rng.standard_normal(size).astype(dtype), *(np.full(size, f, dtype) for f in rule.slot_fill)]
+        shared = [array.copy() for array in alone]
+        for step in (1, 2):
+            g = rng.standard_normal(size).astype(dtype)
+            kernel(alone[0], g, alone[0], tuple(alone[1:]), step)
+            threads.over(kernel)(shared[0], g, shared[0], tuple(shared[1:]), step)
+        assert [a.tobytes() for a in alone] == [a.tobytes() for a in shared], f"{size} elements"
+
+
+def test_every_element_is_updated_once_and_in_blocks_on_cache_lines() -> None:
+    blocks: list[tuple[int, int]] = []
+    w = np.zeros(10_001, np.float32)
+
+    def kernel(w, g, out, slots, step) -> None:
+        out += 1.0
+        blocks.append(((out.ctypes.data - start) // 4, out.size))
+
+    start = w.ctypes.data
+    ApplyThreads(4).over(kernel)(w, w, w, (), 1)
+    assert (w == 1.0).all()
+    assert len(blocks) == 4
+    assert all(first % 16 == 0 for first, _ in blocks)
+
+
+def test_what_is_small_is_done_by_the_thread_that_asks() -> None:
+    by: list[threading.Thread] = []
+    w = np.zeros(2 * BLOCK_NBYTES // 4 - 1, np.float32)
+    ApplyThreads(2).over(lambda *arguments: by.append(threading.current_thread()))(w, w, w, (), 1)
+    assert by == [threading.current_thread()]
+
+
+def test_one_thread_is_the_kernel_itself() -> None:
+    kernel = make_kernel(rule_of(SPECS["sgd"]))
+    assert ApplyThreads(1).over(kernel) is kernel
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_is_raised_when_no_thread_writes_any_more(failing: int) -> None:
+    w = np.zeros(2 * BLOCK_NBYTES // 4, np.float32)
+    other_may_end, ended = threading.Event(), []
+
+    def kernel(w, g, out, slots, step) -> None:
+        if bool(out[0]) == bool(failing):
+            other_may_end.set()
+            raise FloatingPointError("of this block")
+        assert other_may_end.wait(10.0)
+        ended.append(True)
+
+    w[-w.size // 2 :] = 1.0  # the second block
+    with pytest.raises(FloatingPointError, match="of this block"):
+        ApplyThreads(2).over(kernel)(w, w, w, (), 1)
+    assert ended
+
+
+def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
+    parameters = (Parameter("w", (3001,), "float32"), Parameter("v", (7, 11), "float64"))
+    job = JobSpec(parameters, adam(0.1).to_wire(), None, "reject")
+    placement = Placement.balance(KeySpace(parameters), 1, 1 << 20)
+    shards = [
+        make_shard(ServerConfig("tcp://127.0.0.1:1", kernels="numpy", apply_threads=n), job, placement, 0)
+        for n in (1, 3)
+    ]
+    rng = np.random.default_rng(0)
+    for shard in shards:
+        shard.load([(state.piece.index, 0, ()) for state in shard.slices], [np.zeros(12004 + 616, np.uint8)])
+    for _ in range(3):
+        for index, state in enumerate(shards[0].slices):
+            gradient = rng.standard_normal(state.piece.size).astype(state.value.dtype)
+            for shard in shards:
+                shard.push([(index, 0, ())], [gradient], "worker")
+    values = [[(s.value.tobytes(), *(slot.tobytes() for slot in s.slots)) for s in shard.slices] for shard in shards]
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("number", [0, -1, 65, 2.0, True, "2"])
+def test_how_many_is_a_number_from_1(number) -> None:
+    with pytest.raises(ConfigurationError, match="apply_threads is from 1 to 64"):
+        ServerConfig("tcp://127.0.0.1:1", apply_threads=number)

@@ -1,0 +1,266 @@
+"""The worker's place in the cluster: a `SessionMachine` on a background thread, from joining to the end.
+
+A training loop computes for seconds without coming back to any event loop. So transfers and
+heartbeats run on one background thread with a loop of its own; the methods here hand it an
+operation and wait for its future, or return the future.
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from zmqps.client.finite import are_finite
+from zmqps.client.thread import SessionThread
+from zmqps.core.job.data import DataSpec
+from zmqps.core.worker.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take, Transfer
+from zmqps.core.worker.session import SessionMachine
+from zmqps.data import DataShard, feed
+from zmqps.errors import ClosedError, ConfigurationError
+from zmqps.net.identity import check_name, check_peer, new_identity
+from zmqps.net.lane.arena import Arenas
+from zmqps.net.lane.shm import LaneTransport
+from zmqps.net.routes import check_transport
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.trace.record import around
+
+DEFAULT_TIMEOUT = 60.0
+
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+class Connection:
+    """A member of a cluster, without the job that it trains: `zmqps.Worker` adds that."""
+
+    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
+        check_peer(address)
+        if name is not None:
+            check_name("a worker's name", name)
+        check_transport(transport)
+        self.address = address
+        self._timeout = timeout
+        self._role = "observer" if observer else "worker"
+        self._name = name
+        self._transport = transport
+        self._arenas = Arenas()  # memory that servers on this host may read
+        self._lanes: LaneTransport | None = None
+        self._last_statistics = Statistics()
+        self._closed = False
+        self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
+        self._thread = self._start()
+        _open.add(self)
+        try:
+            self._thread.submit(Join(0.0), timeout).result()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> SessionThread:
+        for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
+            are_finite([np.empty(0, dtype)])
+        identity = new_identity(self._role, name=self._name)
+        check = around("check", "worker", are_finite)
+        machine = SessionMachine(identity, self.address, check)
+
+        def make_transport() -> LaneTransport:
+            self._lanes = LaneTransport(ZmqTransport(identity.incarnation), self._transport, arenas=self._arenas)
+            return self._lanes
+
+        return SessionThread(machine, make_transport)
+
+    # --- who ----------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's 0-based index; a worker that restarts takes the lowest free one."""
+        return self._thread.machine.member.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job counts on: as many as it expects, or those here now."""
+        return self._thread.machine.member.num_workers
+
+    # --- the others ---------------------------------------------------------------------------
+
+    def barrier(self, name: str, *, timeout: float) -> None:
+        """Wait until every worker of the job has entered the barrier of this name.
+
+        Workers that have finished are not waited for. No step of the synchronous or bounded mode
+        waits for a worker that is in a barrier: the others complete their steps without it, and it goes
+        on at the step they have reached. So workers may take different numbers of steps between
+        two barriers. What was pushed before should be done by then (``push`` has returned).
+
+        Raises
+        ------
+        DeadlineError
+            Names those who are awaited; this worker is no longer in the barrier.
+        PeerLostError
+            One of the awaited vanished.
+        """
+        self.barrier_async(name, timeout=timeout).result()
+
+    def barrier_async(self, name: str, *, timeout: float) -> Future[None]:
+        """`barrier`, as a future."""
+        if self._role != "worker":
+            raise ConfigurationError("an observer is not waited for, so it cannot enter a barrier")
+        return self._submit(Enter(0.0, barrier=check_name("a barrier's name", name)), timeout)
+
+    def shards(
+        self,
+        num_examples: int,
+        shard_size: int,
+        *,
+        passes: int = 1,
+        shuffle_seed: int | None = None,
+        name: str = "data",
+        timeout: float | None = None,
+    ) -> Iterator[DataShard]:
+        """Yield ranges of a data set's examples, which the coordinator hands out to all workers as they ask.
+
+        So fast workers take more. A range counts as used when the loop asks for the next one, or when
+        the worker finishes; what a worker has that dies, is evicted or closes is handed out again. When
+        no range of a pass is left, a worker waits until the others have used theirs, so in each
+        pass every example is used by one worker, once. Nobody's steps wait for it meanwhile.
+
+        Parameters
+        ----------
+        num_examples : int
+            How many examples there are; the coordinator never sees them.
+        shard_size : int
+            How many make a range: some batches, less than a worker could do again after another's death.
+        passes : int
+            How often every example is used.
+        shuffle_seed : int, optional
+            Permute all examples, differently in each pass; by default they come in their order.
+        name : str
+            Of the data set. Workers that name the same share its ranges; one that is used up stays so.
+        timeout : float, optional
+            Seconds to wait for each range; by default the one given to `connect`, at least 60.
+
+        Yields
+        ------
+        DataShard
+            With ``indices``, an array; ``number`` and ``data_pass`` say which range of which pass it is.
+            A loop left early keeps its range; the next one of that name begins with it.
+
+        Raises
+        ------
+        JobMismatchError
+            Another worker has described the data set otherwise.
+        DeadlineError
+            Names those whose ranges were awaited.
+        """
+        data = DataSpec(name, num_examples, shard_size, passes, shuffle_seed)
+        return feed(lambda used: self.take_async(data, used, timeout=timeout))
+
+    def take_async(
+        self, data: DataSpec, used: DataShard | None = None, *, timeout: float | None = None
+    ) -> Future[DataShard | None]:
+        """Say which range was used and ask for the next; one step of `shards`. None: there is no more."""
+        if used is not None:
+            self._used[data.name] = (used.data_pass, used.number)
+        take = Take(0.0, data=data, used=self._used.get(data.name))
+        return self._submit(take, timeout, lambda message: DataShard.of(data, message))
+
+    def status(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it."""
+        return self.status_async(timeout=timeout).result()
+
+    def status_async(self, *, timeout: float | None = None) -> Future[dict[str, Any]]:
+        """`status`, as a future."""
+        return self._submit(AskStatus(0.0), timeout, dict)
+
+    def statistics(self) -> Statistics:
+        """Return what this worker has done so far; a frozen copy, also after `close`."""
+        future: Future[Statistics] = Future()
+        with suppress(RuntimeError):  # the loop is closed: the last word stands
+            if not self._closed:
+                machine = self._thread.machine
+                self._thread.call_soon(lambda: future.set_result(machine.statistics()))
+                self._last_statistics = future.result(timeout=DEFAULT_TIMEOUT)
+        return self._last_statistics
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def finish(self, *, timeout: float | None = None) -> None:
+        """Complete what is under way, tell the others that this worker is done, and close.
+
+        In the synchronous mode the last push counts in its step, which this does not wait for: pull
+        before if you want to know what came of it. When all expected workers have finished the
+        cluster ends.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the one given to `connect`, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            Names what was not completed; the worker is closed all the same.
+        """
+        try:
+            self.finish_async(timeout=timeout).result()
+        finally:
+            self.close()
+
+    def finish_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`finish` without the close, as a future."""
+        return self._submit(Finish(0.0), timeout)
+
+    def _rejoin(self, timeout: float) -> float:
+        """End this life and join as a new incarnation; return how many seconds are left."""
+        if self._closed:
+            raise ClosedError("the worker is closed; connect again")
+        ends_at = time.monotonic() + timeout
+        self._thread.stop()
+        self._thread = self._start()
+        self._thread.submit(Join(0.0), timeout).result()
+        return max(ends_at - time.monotonic(), 0.001)
+
+    def close(self) -> None:
+        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
+        if not self._closed:
+            self.statistics()
+            self._closed = True
+            self._thread.stop()
+            _open.discard(self)
+
+    def _submit(
+        self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None
+    ) -> Future[Any]:
+        if self._closed:
+            raise ClosedError("the worker is closed")
+        return self._thread.submit(operation, self._seconds(timeout), result)
+
+    def _submit_each(self, pull: Transfer, timeout: float | None, values: dict[int, Any]) -> dict[int, Future[Any]]:
+        if self._closed:
+            raise ClosedError("the worker is closed")
+        return self._thread.submit_each(pull, self._seconds(timeout), values)
+
+    def _seconds(self, timeout: float | None) -> float:
+        return max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self._closed else ""
+        return f"<zmqps.{type(self).__name__} {self.rank} of {self.num_workers} at {self.address}{state}>"
+
+
+@atexit.register
+def _close_all() -> None:
+    for connection in list(_open):
+        connection.close()

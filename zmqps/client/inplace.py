@@ -1,0 +1,51 @@
+"""Gradients computed where servers on this host read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqps.core.job.keyspace import KeySpace
+from zmqps.core.job.spec import Parameter
+from zmqps.core.protocol.arrays import Array
+
+
+class GradientBuffers:
+    """An array for the gradient of each parameter; together they are the flat tables that slices are cut from.
+
+    Parameters
+    ----------
+    parameters
+        Of the job.
+    empty
+        Allocates a table: ``empty(size, dtype)``.
+    """
+
+    def __init__(
+        self, parameters: tuple[Parameter, ...], empty: Callable[[int, np.dtype[Any]], Array] = np.empty
+    ) -> None:
+        self.parameters = parameters
+        keyspace = KeySpace(parameters)
+        self.tables = [empty(table.size, table.dtype) for table in keyspace.tables]
+        flat: dict[int, Array] = {}
+        for values, table in zip(self.tables, keyspace.tables, strict=True):
+            values.fill(0)
+            for number, start in zip(table.parameters, table.offsets, strict=False):
+                flat[number] = values[start : start + parameters[number].size]
+        self.flat = [flat[number] for number in range(len(parameters))]
+        self.arrays = {p.name: array.reshape(p.shape) for p, array in zip(parameters, self.flat, strict=True)}
+
+    def are(self, grads: Mapping[str, Any]) -> bool:
+        """Whether these arrays are what is pushed: all of them, and the very objects."""
+        return len(grads) == len(self.arrays) and all(grads.get(name) is array for name, array in self.arrays.items())
+
+    def hold(self, flat: Sequence[Array | None]) -> bool:
+        """Whether flat arrays, by parameter, are all of this memory, by whatever way they were made."""
+        return all(
+            array is not None
+            and array.dtype == own.dtype
+            and (not own.size or array.__array_interface__["data"] == own.__array_interface__["data"])
+            for array, own in zip(flat, self.flat, strict=True)
+        )

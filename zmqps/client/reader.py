@@ -1,0 +1,180 @@
+"""Reading a job's parameters: what workers and observers have in common, on top of their `Connection`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from zmqps.client.connection import Connection
+from zmqps.client.inplace import GradientBuffers
+from zmqps.client.requests import Params, Requests
+from zmqps.codecs import Codec
+from zmqps.core.job.spec import Parameter
+from zmqps.core.worker.operations import Attached, Init, Statistics
+from zmqps.gpu.handover import Handover
+
+
+class Reader(Connection):
+    """A member of a cluster that takes the job as it is and pulls; `zmqps.Worker` adds what changes it."""
+
+    _requests: Requests | None = None
+
+    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
+        self._handover = Handover()
+        self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
+        super().__init__(address, timeout=timeout, name=name, observer=observer, transport=transport)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """The job's parameters in the order of the key space; empty before `init`."""
+        return self._requests.job.parameters if self._requests else ()
+
+    def statistics(self) -> Statistics:
+        """Return what this worker has done so far; a frozen copy, also after `close`."""
+        shared, borrowed = self._arenas.nbytes, self._lanes.borrowed_nbytes if self._lanes else 0
+        pinned = self._handover.pinned_nbytes
+        return replace(super().statistics(), pinned_bytes=pinned, shared_bytes=shared, borrowed_bytes=borrowed)
+
+    def _reads_in_place(self) -> bool:
+        return self._lanes is not None and self._lanes.in_place
+
+    def _attach(self, init: Init, timeout: float | None) -> Future[None]:
+        def attach(value: Attached) -> None:
+            if self._requests is None:
+                self._requests = Requests(
+                    value, self._handover, self._arenas.empty, self._reads_in_place, self._buffers
+                )
+
+        return self._submit(init, timeout, attach)
+
+    def _job(self, timeout: float | None) -> Requests:
+        """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
+        if self._requests is None:
+            self._attach(Init(0.0), timeout).result()
+        assert self._requests is not None
+        return self._requests
+
+    def pull(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        exact: int | None = None,
+        codec: str | Codec | None = None,
+        copy: bool = True,
+        timeout: float | None = None,
+    ) -> Params:
+        """Return the parameters' values.
+
+        Parameters
+        ----------
+        names : str or iterable of str, optional
+            Which; by default those in ``out``, or all. They come in the order given here, as far as each
+            server can say: those of one slice come together.
+        out : mapping of str to array, optional
+            Arrays to put the values into, in place, converted to their dtype. They may be on GPUs.
+        at_least, exact : int, optional
+            Wait for this version or a later one; or read this very one (synchronous mode, where it
+            must be retained).
+        codec : Codec or str, optional
+            How the values travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
+        copy : bool
+            False: return read-only arrays, which are views of a server's own memory where that is on this
+            host, in reach (``docs/lane.md``), and holds the parameter in one piece; copies otherwise. A
+            view stays as it is until it is garbage: the server puts later updates elsewhere, for which
+            it keeps up to two more copies of its values. So let go of the last values
+            before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
+            ends. Not together with ``out``.
+        timeout : float, optional
+            Seconds; by default the one given to `connect`, at least 60.
+
+        Returns
+        -------
+        Params
+            A dict of ``out``'s arrays, or of new ones in the dtype the servers keep, with the
+            ``version`` they are of. In synchronous mode all values are of that version. Otherwise
+            a value may hold another worker's update in one slice and not yet in the next, and the
+            version is the oldest of the slices'.
+
+        Raises
+        ------
+        UnknownParameterError, ShapeError, DtypeError, DeviceError
+            Nothing was asked for.
+        DeadlineError, PeerLostError
+            ``out`` may hold some new values and some old ones.
+        """
+        return self.pull_async(
+            names, out=out, at_least=at_least, exact=exact, codec=codec, copy=copy, timeout=timeout
+        ).result()
+
+    def pull_async(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        exact: int | None = None,
+        codec: str | Codec | None = None,
+        copy: bool = True,
+        timeout: float | None = None,
+    ) -> Future[Params]:
+        """`pull`, as a future."""
+        transfer, result = self._job(timeout).pull(names, out, at_least, exact, codec, copy)
+        return self._submit(transfer, timeout, result)
+
+    def pull_each(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        codec: str | Codec | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[tuple[str, Any]]:
+        """Ask for parameters at once and hand out each as soon as it is there, in the order of ``names``.
+
+        So a forward pass can begin with the first layer while the last ones are on their way. It is one pull
+        all the same, begun by this call, not by the first step of the loop.
+
+        Parameters
+        ----------
+        names
+            As for `pull`; by default the order of the job.
+        out : mapping of str to ndarray, optional
+            Contiguous arrays to put the values into; by default new ones.
+        at_least, codec, timeout
+            As for `pull`; the timeout is that of the whole.
+
+        Returns
+        -------
+        iterator of (str, ndarray)
+            In synchronous mode all are of one version: that of the worker's step. Where the others may
+            go on without this worker (backup workers), keep it readable with ``init(retain=n)``.
+
+        Raises
+        ------
+        UnknownParameterError, ShapeError, DtypeError, ConfigurationError
+            At once; nothing was asked for.
+        DeadlineError, PeerLostError, VersionError
+            By the iterator, where the value is missing; what it has handed out before is right.
+        """
+        futures = self.pull_each_async(names, out=out, at_least=at_least, codec=codec, timeout=timeout)
+        return ((name, future.result()) for name, future in futures.items())
+
+    def pull_each_async(
+        self,
+        names: str | Iterable[str] | None = None,
+        *,
+        out: Mapping[str, Any] | None = None,
+        at_least: int | None = None,
+        codec: str | Codec | None = None,
+        timeout: float | None = None,
+    ) -> dict[str, Future[Any]]:
+        """`pull_each`, as a future for each parameter."""
+        requests = self._job(timeout)
+        transfer, values = requests.pull_each(names, out, at_least, codec)
+        futures = self._submit_each(transfer, timeout, values)
+        return {requests.job.parameters[number].name: future for number, future in futures.items()}

@@ -1,0 +1,253 @@
+"""What the user's arrays become: transfers of the job a worker trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zmqps.client.inplace import GradientBuffers
+from zmqps.client.tensors import Tables, Target, check_names, flatten, look
+from zmqps.codecs import Codec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.worker.operations import Attached, Cargo, Transfer, in_order, plan
+from zmqps.core.worker.views import Views
+from zmqps.errors import ConfigurationError
+from zmqps.gpu.encoder import Encoder
+from zmqps.gpu.handover import Handover, Remote
+
+#: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
+#: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
+NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 4 << 20
+#: Distinct subsets of the parameters whose message plan is kept.
+MAX_PLANS = 64
+
+
+class Params(dict[str, Any]):
+    """Parameter values by name, and the version they are of.
+
+    Attributes
+    ----------
+    version : int
+        Synchronous: how many steps they have absorbed. Otherwise the fewest updates that any of
+        their slices had absorbed.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], transfer: Transfer) -> None:
+        super().__init__(arrays)
+        self.version = min(transfer.versions.values(), default=0)
+
+
+Result = Callable[[Any], Params]
+
+
+class Requests:
+    """Makes transfers for one job.
+
+    Parameters
+    ----------
+    attached
+        The job and its placement.
+    handover
+        The way to arrays on GPUs.
+    empty
+        Allocates what servers may read in place: ``empty(size, dtype)``.
+    in_place
+        Whether servers and this process read each other's memory.
+    buffers
+        Those of the job before, which go on if it is the same.
+    """
+
+    def __init__(
+        self,
+        attached: Attached,
+        handover: Handover,
+        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        in_place: Callable[[], bool] = lambda: False,
+        buffers: GradientBuffers | None = None,
+    ) -> None:
+        self.job = attached.job
+        self._placement = attached.placement
+        self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
+        self._plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
+        self._tables = Tables()
+        self._handover = handover
+        self._encoder = Encoder(self.job, handover)
+        self._empty = empty
+        self._in_place = in_place
+        self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
+
+    def gradient_buffers(self) -> GradientBuffers:
+        """Return the arrays of `zmqps.Worker.gradient_buffers`."""
+        if self.buffers is None:
+            self.buffers = GradientBuffers(self.job.parameters, self._empty)
+        return self.buffers
+
+    def pull(
+        self,
+        names: str | Iterable[str] | None,
+        out: Mapping[str, Any] | None,
+        at_least: int | None,
+        exact: int | None,
+        codec: str | Codec | None,
+        copy: bool = True,
+    ) -> tuple[Transfer, Result]:
+        """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
+        if at_least is not None and exact is not None:
+            raise ConfigurationError("a pull has at_least or exact, not both")
+        if any(v is not None and (type(v) is not int or v < 0) for v in (at_least, exact)):
+            raise ConfigurationError(f"a version is an integer from 0, not {at_least if exact is None else exact!r}")
+        if out is not None and not isinstance(out, Mapping):
+            raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
+        wanted = _several(names)
+        if out is not None and wanted is not None:
+            check_names(wanted, self._index)
+            missing = [name for name in wanted if name not in out]
+            if missing:
+                raise ConfigurationError(f"out has no array for {missing[0]!r}, which is to be pulled")
+            out = {name: out[name] for name in wanted}
+        transfer = Transfer(0.0, kind="pull", version=at_least or exact or 0, exact=exact is not None)
+        transfer.reply_codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
+        everything = wanted is None and out is None
+        numbers = None if everything else check_names(out or wanted or (), self._index)
+        result = self._receive(transfer, numbers, out, copy)
+        if numbers is not None:
+            transfer.cargoes = self._plan(numbers, ordered=True)
+        return transfer, result
+
+    def pull_each(
+        self,
+        names: str | Iterable[str] | None,
+        out: Mapping[str, Any] | None,
+        at_least: int | None,
+        codec: str | Codec | None,
+    ) -> tuple[Transfer, dict[int, Any]]:
+        """Return the transfer of `zmqps.Worker.pull_each`, and its arrays by parameter number, in the order wanted."""
+        parameters, wanted = self.job.parameters, _several(names)
+        if out is None:
+            numbers = range(len(parameters)) if wanted is None else check_names(wanted, self._index)
+            out = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
+        transfer, _ = self.pull(wanted, out, at_least, None, codec)
+        for name, array in out.items():
+            if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
+                raise ConfigurationError(
+                    f"{name!r}: only contiguous numpy arrays are filled one by one; use pull(out=…)"
+                )
+        numbers = list(dict.fromkeys(check_names(out if wanted is None else wanted, self._index)))
+        transfer.missing = {number: parameters[number].size for number in numbers}
+        return transfer, {number: out[parameters[number].name] for number in numbers}
+
+    def push(
+        self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False
+    ) -> Transfer:
+        """Return the transfer of a push, or of the first half of a push_pull."""
+        if type(examples) is not int or examples < 1:
+            raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
+        own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
+        arrays: Mapping[int, Array | Remote]
+        if self.buffers is not None and own:
+            arrays = dict(enumerate(self.buffers.flat))
+        else:
+            arrays = look(grads, self.job.parameters, self._index, self._handover)
+        source: list[Array | None] = [None] * len(self.job.parameters)
+        transfer = Transfer(
+            0.0,
+            kind=kind,
+            cargoes=self._plan(list(arrays)),
+            source=source,
+            examples=examples,
+            atomic=atomic,
+            codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False),
+            whole=len(arrays) == len(source),
+        )
+        port = self._encoder.port_for(transfer.codec, arrays)
+        if port is not None:
+            transfer.nonfinite, transfer.encoded = self._encoder.encode(
+                port, transfer.codec, arrays, transfer.cargoes, atomic=atomic
+            )
+            return transfer
+        for number, array in flatten(arrays, self._handover).items():
+            source[number] = array
+        if self.buffers is not None and (own or self.buffers.hold(source)):
+            transfer.source_tables = self.buffers.tables
+            transfer.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
+        return transfer
+
+    def push_pull(
+        self,
+        grads: Mapping[str, Any],
+        out: Mapping[str, Any] | None,
+        examples: int,
+        codec: str | Codec | None,
+        pull_codec: str | Codec | None,
+        copy: bool = True,
+    ) -> tuple[Transfer, Result]:
+        """Return the transfer of `zmqps.Worker.push_pull`, and what makes its result."""
+        if out is not None and set(out) != set(grads):
+            raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
+        transfer = self.push("push_pull", grads, examples, codec)
+        transfer.reply_codec = self.job.pull_codec if pull_codec is None else check_codec(pull_codec, pulls=True)
+        return transfer, self._receive(transfer, check_names(grads, self._index), out, copy)
+
+    def _receive(
+        self, transfer: Transfer, numbers: list[int] | None, out: Mapping[str, Any] | None, copy: bool
+    ) -> Result:
+        """Say where a transfer's values go; return what makes the caller's dict of them."""
+        if not copy and out is not None:
+            raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
+        if transfer.in_place and copy:
+            transfer.in_place = VALUES_COPIED_NBYTES
+        parameters = self.job.parameters
+        transfer.cargoes = self._plan(numbers)
+        if out is not None:
+            target = Target(out, parameters, self._index, self._handover)
+            transfer.out = target.flat
+            return lambda _: Params(target.deliver(), transfer)
+        if numbers is None or len(set(numbers)) == len(parameters):
+            keyspace = self._placement.keyspace
+            transfer.tables = self._tables.take(tuple((table.size, table.dtype) for table in keyspace.tables))
+            arrays: dict[str, Any] = {}
+            for flat, table in zip(transfer.tables, keyspace.tables, strict=True):
+                for number, start in zip(table.parameters, table.offsets, strict=False):
+                    parameter = parameters[number]
+                    arrays[parameter.name] = flat[start : start + parameter.size].reshape(parameter.shape)
+            ordered = {p.name: arrays[p.name] for p in ([parameters[n] for n in numbers] if numbers else parameters)}
+        else:
+            ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
+            transfer.out = Target(ordered, parameters, self._index, self._handover).flat
+        if copy:
+            return lambda _: Params(ordered, transfer)
+        views = transfer.views = Views()
+        if transfer.kind == "pull" and self._in_place():
+            transfer.in_place = NOTHING_COPIED_NBYTES
+
+        def look(_: Any) -> Params:
+            arrays = views.arrays([array.reshape(-1) for array in ordered.values()])
+            shaped = {
+                name: array.reshape(space.shape) for (name, space), array in zip(ordered.items(), arrays, strict=True)
+            }
+            return Params(shaped, transfer)
+
+        return look
+
+    def _plan(self, numbers: list[int] | None, *, ordered: bool = False) -> tuple[tuple[Cargo, ...], ...]:
+        """Return the messages that move some parameters, if wanted in the order in which they are named."""
+        if numbers is not None and ordered:
+            key: tuple[int, ...] | frozenset[int] | None = tuple(dict.fromkeys(numbers))
+        else:
+            key = None if numbers is None or len(set(numbers)) == len(self.job.parameters) else frozenset(numbers)
+        if key not in self._plans:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            some = None if key is None or len(key) == len(self.job.parameters) else frozenset(key)
+            cargoes = plan(self._placement, some)
+            self._plans[key] = in_order(cargoes, key) if isinstance(key, tuple) else cargoes
+        return self._plans[key]
+
+
+def _several(names: str | Iterable[str] | None) -> list[str] | None:
+    if names is not None and (not isinstance(names, Iterable) or isinstance(names, bytes)):
+        raise ConfigurationError(f"names is a name or several, not {names!r:.60}")
+    return None if names is None else [names] if isinstance(names, str) else list(names)

@@ -1,0 +1,263 @@
+"""Whatever a user calls an array, as flat numpy arrays and back; those on GPUs by way of a `Handover`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zmqps.core.job.spec import STORAGE_DTYPES, Parameter
+from zmqps.core.protocol.arrays import Array
+from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
+from zmqps.gpu.handover import Handover, Remote
+
+K = TypeVar("K")
+
+#: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
+NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
+
+
+def as_array(name: str, value: Any) -> Array:
+    """Return a value in this host's memory as a numpy array, without a copy where it can be had.
+
+    Anything with ``__array__``, DLPack or the buffer protocol will do; a bfloat16 tensor of PyTorch,
+    which numpy cannot hold, is converted to float32.
+
+    Raises
+    ------
+    DtypeError
+        It is no array, or not of a floating dtype.
+    """
+    if type(value) is np.ndarray and value.dtype in NATIVE_DTYPES:
+        return value
+    value = _plain(value)
+    if value is None:
+        raise DtypeError(name=name, got="None: no array", expected="an array; leave the name out")
+    try:
+        if isinstance(value, np.ndarray):
+            array = value
+        elif hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            array = np.from_dlpack(value)
+        else:
+            array = np.asarray(value)
+    except Exception as error:  # whatever the object's own conversion raises: it is no array we can use
+        expected = f"an array or something that converts to one ({error})"
+        raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
+    if array.dtype.name not in STORAGE_DTYPES:
+        raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(STORAGE_DTYPES))
+    return array
+
+
+def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Parameter, ...], list[Array]]:
+    """Return the parameters that a mapping of name -> initial value defines, and the flat values."""
+    if not isinstance(params, Mapping):
+        raise ConfigurationError(f"params is a mapping of name -> array, not {type(params).__name__}")
+    for name in params:
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise ConfigurationError(f"parameter names are printable strings, not {name!r:.60}")
+    arrays = _seen(params, handover)
+    parameters = []
+    for name, array in arrays.items():
+        dtype = "bfloat16" if _is_torch_bfloat16(params[name]) else array.dtype.name
+        parameters.append(Parameter(name, tuple(array.shape), dtype))
+    return tuple(parameters), list(flatten(arrays, handover).values())
+
+
+def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
+    """Return the parameters' numbers; raise `UnknownParameterError` with the nearest name there is."""
+    numbers = []
+    for name in names:
+        number = index.get(name) if isinstance(name, str) else None
+        if number is None:
+            near = difflib.get_close_matches(str(name), index, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the job has {', '.join(map(repr, list(index)[:8]))}"
+            raise UnknownParameterError(name=str(name), hint=hint)
+        numbers.append(number)
+    return numbers
+
+
+def look(
+    grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
+) -> Mapping[int, Array | Remote]:
+    """Return gradients by parameter number, as arrays where they lie."""
+    if not isinstance(grads, Mapping):
+        raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
+    if (plain := _plain_ones(grads, parameters, index)) is not None:
+        return plain
+    check_names(grads, index)
+    arrays = _seen(grads, handover)
+    for name, array in arrays.items():
+        _check_shape(array, parameters[index[name]])
+    return {index[name]: array for name, array in arrays.items()}
+
+
+def _plain_ones(
+    values: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
+) -> dict[int, Array] | None:
+    """Return arrays by parameter number if there is nothing about any of them to be looked at twice, else None.
+
+    That is what a training loop hands over in nearly every step: one look for each array.
+    """
+    plain: dict[int, Array] = {}
+    for name, value in values.items():
+        number = index.get(name, -1)
+        if number < 0 or type(value) is not np.ndarray:
+            return None
+        if value.dtype not in NATIVE_DTYPES or value.shape != parameters[number].shape:
+            return None
+        plain[number] = value
+    return plain
+
+
+def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, Array]:
+    """Return arrays as flat ones of this host.
+
+    Contiguous arrays are aliased, others copied, and so are those on a GPU.
+    """
+    remotes = {key: array for key, array in arrays.items() if type(array) is Remote}
+    fetched = dict(zip(remotes, handover.fetch(list(remotes.values())), strict=True))
+    return {
+        key: fetched[key] if isinstance(array, Remote) else np.ascontiguousarray(array).reshape(-1)
+        for key, array in arrays.items()
+    }
+
+
+class Target:
+    """The caller's arrays that values are put into.
+
+    Arrays that are not contiguous, on a GPU, or of PyTorch's bfloat16, get their values at `deliver`, through a
+    buffer.
+    """
+
+    def __init__(
+        self, out: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
+    ) -> None:
+        if not isinstance(out, Mapping):
+            raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
+        self.flat: list[Array | None] = [None] * len(parameters)
+        self._strided: list[tuple[Array, Array]] = []
+        self._out = out
+        self._handover = handover
+        self._remotes: dict[str, Remote] = {}
+        self._spaces: list[Array] = []
+        self._narrowed: dict[str, Any] = {}
+        self._wide: dict[str, Array] = {}
+        if (plain := _plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
+            for number, flat in plain.items():
+                self.flat[number] = flat.reshape(-1)
+            return
+        numbers = check_names(out, index)
+        seen = {name: _detached(value) for name, value in out.items()}
+        self._narrowed = {name: value for name, value in seen.items() if _is_torch_bfloat16(value)}
+        self._remotes = handover.adopt({n: value for n, value in seen.items() if n not in self._narrowed}, fill=True)
+        for (name, value), number in zip(out.items(), numbers, strict=True):
+            if name in self._narrowed:
+                value = self._wide[name] = np.empty(tuple(value.shape), np.float32)
+            array = self._remotes.get(name) or as_array(name, value)
+            _check_shape(array, parameters[number])
+            if isinstance(array, Remote):
+                continue
+            if not _in_place(value, array):
+                raise DtypeError(name=name, got=type(value).__name__, expected="an array that can be written in place")
+            if not array.flags.writeable:
+                raise DtypeError(name=name, got="a read-only array", expected="a writable one in out")
+            if array.flags.c_contiguous:
+                self.flat[number] = array.reshape(-1)
+            else:
+                buffer = np.empty(array.shape, array.dtype)
+                self._strided.append((array, buffer))
+                self.flat[number] = buffer.reshape(-1)
+        self._spaces = handover.spaces(list(self._remotes.values()))
+        for name, space in zip(self._remotes, self._spaces, strict=True):
+            self.flat[index[name]] = space
+
+    def deliver(self) -> dict[str, Any]:
+        """Return the caller's arrays, all values in place."""
+        for array, buffer in self._strided:
+            array[...] = buffer
+        for name, value in self._narrowed.items():
+            torch = sys.modules["torch"]  # whose tensor it is
+            value.copy_(torch.from_numpy(self._wide[name]))
+            if value.is_cuda:  # the conversion runs in a stream of this thread
+                torch.cuda.current_stream(value.device).synchronize()
+        self._handover.fill(list(self._remotes.values()), self._spaces)
+        return dict(self._out)
+
+
+def _seen(values: Mapping[str, Any], handover: Handover) -> dict[str, Array | Remote]:
+    """Return each value as an array where it lies."""
+    values = {name: _plain(value) for name, value in values.items()}
+    remotes = handover.adopt(values)
+    return {name: remotes.get(name) or as_array(name, value) for name, value in values.items()}
+
+
+def _detached(value: Any) -> Any:
+    """Return a PyTorch tensor that requires grad, which nobody but PyTorch may look into, as one that does not."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
+    if isinstance(value, np.ndarray):
+        return value
+    value = _detached(value)
+    return value.float() if _is_torch_bfloat16(value) else value
+
+
+def _is_torch_bfloat16(value: Any) -> bool:
+    dtype = getattr(value, "dtype", "")
+    return not isinstance(dtype, np.dtype) and str(dtype) == "torch.bfloat16"
+
+
+def _is_ready(array: Array) -> bool:
+    """Whether values can be put right into an array."""
+    flags = array.flags
+    return bool(flags.writeable and flags.c_contiguous)
+
+
+def _in_place(value: Any, array: Array) -> bool:
+    """Whether an array, made by `as_array`, is the memory of the value itself."""
+    if array is value:
+        return True
+    for see in (np.from_dlpack, np.asarray):  # two looks at one memory overlap; two copies do not
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                again = see(_detached(value))
+        except Exception:  # it offers no such look
+            continue
+        if np.may_share_memory(again, array):
+            return True
+    return not array.size
+
+
+class Tables:
+    """Flat tables for pulls without ``out``, used again once nobody refers to their arrays.
+
+    A fresh buffer of 100 MB costs more page faults than the transfer itself, so a training loop
+    that drops the last pull's arrays gets their memory back in the next.
+    """
+
+    #: A loop that compares two pulls holds two; more are allocated as needed and forgotten.
+    KEPT = 2
+
+    def __init__(self) -> None:
+        self._kept: list[list[Array]] = []
+
+    def take(self, shapes: tuple[tuple[int, np.dtype[Any]], ...]) -> list[Array]:
+        """Return flat arrays of these sizes and dtypes that nobody else refers to."""
+        for tables in self._kept:
+            # referred to by: the kept list, the loop variable inside all(), getrefcount's argument
+            if all(sys.getrefcount(table) <= 3 for table in tables):
+                return tables
+        tables = [np.empty(size, dtype) for size, dtype in shapes]
+        self._kept = [*self._kept, tables][-self.KEPT :]
+        return tables
+
+
+def _check_shape(array: Array | Remote, parameter: Parameter) -> None:
+    if array.shape != parameter.shape:
+        raise ShapeError(name=parameter.name, got=str(array.shape), expected=str(parameter.shape))

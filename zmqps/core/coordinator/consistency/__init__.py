@@ -1,0 +1,26 @@
+"""Who may go on when: one policy a file, chosen by the job's ``staleness``.
+
+A worker that has completed a step *arrives*; the policy says when it may *proceed* to its next
+read, and, in the synchronous mode, when a step is committed and by whose gradients. Policies know
+workers by incarnation and never count messages. They know no sockets and no shards: the
+coordinator carries their decisions out.
+"""
+
+from __future__ import annotations
+
+from zmqps.core.coordinator.consistency.asp import Asynchronous
+from zmqps.core.coordinator.consistency.base import Commitment, Decision, Policy, Released
+from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.consistency.ssp import Bounded
+from zmqps.core.job.spec import JobSpec
+
+__all__ = ["Asynchronous", "Bounded", "Commitment", "Decision", "Policy", "Released", "Synchronous", "make_policy"]
+
+
+def make_policy(job: JobSpec) -> Policy:
+    """Return the policy of a job."""
+    if job.staleness is None:
+        return Asynchronous()
+    if job.staleness > 0:
+        return Bounded(job.staleness)
+    return Synchronous(job.aggregate, job.on_straggler)

@@ -1,0 +1,42 @@
+"""Asynchronous: nobody waits for anybody."""
+
+from __future__ import annotations
+
+from zmqps.core.coordinator.consistency.base import Decision, Policy, Released
+
+
+class Asynchronous(Policy):
+    """Every worker goes on at once; ``staleness=None``.
+
+    Updates are applied on arrival, so a worker that arrives has nothing to wait for (Dean et al.,
+    Large Scale Distributed Deep Networks, 2012).
+    """
+
+    mode = "async"
+
+    def __init__(self) -> None:
+        self._arrived: list[bytes] = []
+
+    def join(self, worker: bytes) -> int:
+        """A worker begins to train."""
+        return 0
+
+    def pause(self, worker: bytes) -> None:
+        """A worker waits for something else."""
+
+    def leave(self, worker: bytes) -> None:
+        """A worker trains no more."""
+
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
+        """A worker has completed its step."""
+        self._arrived.append(worker)
+
+    def decide(self, missing: int, now: float) -> Decision:
+        """Let everybody go on."""
+        released = tuple(Released(worker, 0, True) for worker in self._arrived)
+        self._arrived.clear()
+        return Decision(released)
+
+    def validate(self) -> None:
+        """Nothing is kept between events."""
+        assert not self._arrived

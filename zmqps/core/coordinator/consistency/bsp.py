@@ -1,0 +1,171 @@
+"""Synchronous: a step is the mean of its contributors' gradients, applied once, for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Policy, Released
+from zmqps.core.coordinator.consistency.deadline import ArrivalClock
+
+
+class Synchronous(Policy):
+    """A barrier a step; ``staleness=0``.
+
+    Step t is complete when the quorum has arrived: all live workers, or ``aggregate`` gradients
+    (the first so many complete ones count, the rest are dropped, counted, and their workers told).
+    With more ``aggregate`` than workers, a worker that arrives goes on in the same step while more
+    gradients are needed than are on their way (Chen et al., Revisiting Distributed Synchronous SGD,
+    2016).
+
+    What a worker has brought completely counts even if it dies before the step is complete; what
+    it has brought in part never does.
+
+    Parameters
+    ----------
+    aggregate
+        How many gradients make a step; None: one of every live worker.
+    on_straggler
+        What happens when the step's deadline (`ArrivalClock`) passes: ``wait`` on, ``continue``
+        without those who are late, or ``fail`` those who wait.
+    """
+
+    mode = "sync"
+
+    def __init__(self, aggregate: int | None = None, on_straggler: str = "wait") -> None:
+        self.aggregate = aggregate
+        self.on_straggler = on_straggler
+        self.step = 0
+        self.clock = ArrivalClock()
+        self.dropped = 0
+        self._live: dict[bytes, None] = {}
+        self._paused: set[bytes] = set()
+        self._absent: dict[bytes, None] = {}  # live workers that have brought nothing to this step
+        self._arrivals: dict[bytes, Arrival] = {}
+        self._count = 0  # gradients brought to this step
+        self._late: list[Released] = []
+        self._first_at: float | None = None
+        self._patient_from = 0.0  # when those who wait began to, as far as the deadline is concerned
+
+    def join(self, worker: bytes) -> int:
+        """A worker begins to train, at the current step."""
+        self._live[worker] = None
+        if worker not in self._arrivals:
+            self._absent[worker] = None
+        self._paused.discard(worker)
+        return self.step
+
+    def pause(self, worker: bytes) -> None:
+        """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
+        self._live.pop(worker, None)
+        self._absent.pop(worker, None)
+        self._paused.add(worker)
+
+    def leave(self, worker: bytes) -> None:
+        """A worker trains no more; its complete gradients stay in the step."""
+        self._live.pop(worker, None)
+        self._absent.pop(worker, None)
+        self._paused.discard(worker)
+        if worker in self._arrivals:
+            self._arrivals[worker].waiting = False
+
+    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
+        """A worker brings a gradient; of a step that is over it is dropped, and the worker told."""
+        if step != self.step:
+            # who only waits once more, after its wait had failed, had brought its gradient in time
+            self.dropped += bool(attempts)
+            self._late.append(Released(worker, self.step, not attempts))
+            return
+        if self._first_at is None:
+            self._first_at = self._patient_from = now
+        arrival = self._arrivals.setdefault(worker, Arrival())
+        self._absent.pop(worker, None)
+        if attempts:
+            self._count += 1
+            arrival.attempts += attempts
+        else:
+            self._patient_from = now  # or its wait would fail again at once
+        arrival.waiting = True
+
+    def decide(self, missing: int, now: float) -> Decision:
+        """Commit the step if the quorum is there, or the deadline has passed and the policy consents."""
+        released = list(self._late)
+        self._late.clear()
+        due = self.next_deadline()
+        overdue = due is not None and now >= due
+        if not self._complete(missing) and not (overdue and self.on_straggler == "continue" and self._count):
+            if overdue and self.on_straggler == "fail":
+                failed = tuple(worker for worker, a in self._arrivals.items() if a.waiting)
+                for worker in failed:
+                    self._arrivals[worker].waiting = False
+                return Decision(tuple(released), failed=failed)
+            return Decision((*released, *self._go_on()))
+        contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items())
+        commitment = Commitment(self.step, contributors)
+        self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
+        self.step += 1
+        released += [Released(worker, self.step, True) for worker, a in self._arrivals.items() if a.waiting]
+        self._arrivals.clear()
+        self._absent = dict(self._live)
+        self._count = 0
+        self._first_at = None
+        return Decision(tuple(released), commitment)
+
+    def _complete(self, missing: int) -> bool:
+        if not self._count:
+            return False
+        if self.aggregate is not None:
+            # fewer workers than gradients needed and all of them waiting cannot happen: see _go_on
+            return self._count >= self.aggregate
+        return not missing and not self._absent
+
+    def _go_on(self) -> list[Released]:
+        """Let arrived workers bring another gradient to this step while too few are on their way."""
+        if self.aggregate is None:
+            return []
+        waiting = [worker for worker, a in self._arrivals.items() if a.waiting and worker in self._live]
+        needed = self.aggregate - self._count - (len(self._live) - len(waiting))
+        released = waiting[: max(0, needed)]
+        for worker in released:
+            self._arrivals[worker].waiting = False
+        return [Released(worker, self.step, True) for worker in released]
+
+    def awaited(self) -> Iterable[bytes]:
+        """Return the live workers that have not arrived, once somebody waits."""
+        if not any(arrival.waiting for arrival in self._arrivals.values()):
+            return ()
+        return [w for w in self._live if w not in self._arrivals or not self._arrivals[w].waiting]
+
+    def why(self, missing: int) -> str:
+        """Say what is needed."""
+        if self.aggregate is not None:
+            return f"step {self.step} has {self._count} of the {self.aggregate} gradients it aggregates"
+        text = f"step {self.step} has the gradients of {len(self._arrivals)} workers, "
+        text += f"{len(self._absent)} live workers are awaited"
+        return text + (f", {missing} have not joined yet" if missing else "")
+
+    def next_deadline(self) -> float | None:
+        """Return when those who have not arrived are late."""
+        patience = self.clock.patience
+        if patience is None or self._first_at is None or self.on_straggler == "wait":
+            return None
+        if not any(arrival.waiting for arrival in self._arrivals.values()):
+            return None
+        return self._patient_from + patience
+
+    def status(self) -> dict[str, object]:
+        """Return the step's state."""
+        return {
+            "step": self.step,
+            "arrived": len(self._arrivals),
+            "aggregate": self.aggregate,
+            "dropped": self.dropped,
+            "on_straggler": self.on_straggler,
+            "patience_s": self.clock.patience,
+        }
+
+    def validate(self) -> None:
+        """Assert that whoever waits is alive and has arrived, and whoever is absent lives and has not."""
+        assert set(self._absent) == set(self._live) - set(self._arrivals)
+        assert not self._paused & set(self._live)
+        assert all(worker in {*self._live, *self._paused} for worker, a in self._arrivals.items() if a.waiting)
+        assert (self._first_at is None) == (not self._arrivals)

@@ -1,0 +1,217 @@
+"""Index ranges of a data set, handed out to workers so that every example is used once per pass.
+
+The coordinator knows numbers only: how many examples there are, never what they are. A range is
+taken by one worker and *done* when that worker asks for the next one or finishes. What a lost,
+evicted or closed worker had taken is handed out again, before anything else. The next pass begins
+when all of this one is done: until then who asks for more waits, because a range may come back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.job.data import DataSpec, Number
+from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.messages import Range, Take, Waiting
+from zmqps.errors import LimitError, listed
+
+#: Data sets with a name of their own; a training has one, and perhaps one to evaluate with.
+MAX_DATA_SETS = 1024
+#: Of those whose ranges are awaited, so many are named.
+MOST_NAMED = 8
+
+
+class DataSet:
+    """Which ranges of one data set are to do, taken by whom, and done.
+
+    What is to do is a counter and the few ranges that came back, so its memory is bounded by the
+    number of workers, however many ranges there are.
+    """
+
+    def __init__(self, spec: DataSpec, owner: str) -> None:
+        self.spec = spec
+        self.owner = owner
+        self.data_pass = 0
+        self.taken: dict[bytes, int] = {}
+        self.waiting: dict[bytes, int] = {}  # incarnation -> request
+        self.num_done = 0  # in this pass
+        self.num_returned = 0  # ever
+        self._next = 0
+        self._returned: deque[int] = deque()
+
+    @property
+    def over(self) -> bool:
+        """Whether all passes are done."""
+        return self.data_pass == self.spec.passes
+
+    def done(self, worker: bytes, used: Number) -> None:
+        """A worker has used a range; ignored unless it is the one that the worker has."""
+        if used == (self.data_pass, self.taken.get(worker)):
+            self._done(worker)
+
+    def _done(self, worker: bytes) -> None:
+        del self.taken[worker]
+        self.num_done += 1
+        if self.num_done == self.spec.num_ranges:
+            self.data_pass, self.num_done, self._next = self.data_pass + 1, 0, 0
+
+    def take(self, worker: bytes) -> int | None:
+        """Give a worker a range, the one it has if it has one; None if there is none at the moment."""
+        if self.over:
+            return None
+        if worker not in self.taken:
+            if self._returned:
+                self.taken[worker] = self._returned.popleft()
+            elif self._next < self.spec.num_ranges:
+                self.taken[worker] = self._next
+                self._next += 1
+        return self.taken.get(worker)
+
+    def leave(self, worker: bytes, *, finished: bool) -> None:
+        """A worker has gone: its range is done if it has finished, and to do again otherwise."""
+        self.waiting.pop(worker, None)
+        if worker in self.taken:
+            if finished:
+                self._done(worker)
+            else:
+                self._returned.append(self.taken.pop(worker))
+                self.num_returned += 1
+
+    def range(self, request: int, number: int | None, step: int) -> Range:
+        """Return the answer that hands a range out, or says that there is none any more."""
+        if number is None:
+            return Range(request, self.data_pass, 0, 0, 0, step)
+        start = number * self.spec.shard_size
+        return Range(
+            request, self.data_pass, number, start, min(start + self.spec.shard_size, self.spec.num_examples), step
+        )
+
+    def validate(self) -> None:
+        """Assert that every range of the pass is in one place."""
+        assert 0 <= self.data_pass <= self.spec.passes
+        out = [*self.taken.values(), *self._returned]
+        assert len(set(out)) == len(out)
+        assert all(number < self._next for number in out)
+        assert self.num_done + len(out) == self._next <= self.spec.num_ranges
+        assert not self.waiting or not self.over
+        assert not set(self.waiting) & set(self.taken)
+
+
+class DataSets:
+    """The data sets of a job.
+
+    Parameters
+    ----------
+    members
+        The live members by incarnation; shared with the coordinator's membership.
+    pause
+        Called with a worker and a reason when it begins to wait for a range: it must not be waited for meanwhile, or it
+        and those whose ranges it waits for would wait for each other.
+    resume
+        Called when one gets its range; returns the clock it goes on with if it was paused, else 0.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[bytes, MemberInfo],
+        pause: Callable[[MemberInfo, str], None],
+        resume: Callable[[MemberInfo, str], int],
+    ) -> None:
+        self.by_name: dict[str, DataSet] = {}
+        self._members = members
+        self._pause = pause
+        self._resume = resume
+
+    def take(self, member: MemberInfo, message: Take) -> list[Action]:
+        """A worker asks for a range.
+
+        Raises
+        ------
+        JobMismatchError
+            Another worker has described this data set otherwise.
+        ConfigurationError, LimitError
+            It cannot be handed out.
+        """
+        spec = DataSpec.of(message)
+        data = self.by_name.get(spec.name)
+        if data is None:
+            if len(self.by_name) >= MAX_DATA_SETS:
+                raise LimitError(what="number of data sets", got=len(self.by_name) + 1, limit=MAX_DATA_SETS)
+            data = self.by_name[spec.name] = DataSet(spec, member.title)
+        data.spec.check_same(spec, data.owner)
+        if len(message.done) == 2:
+            data.done(member.incarnation, (message.done[0], message.done[1]))
+        data.waiting[member.incarnation] = message.request
+        actions = self._serve(data)
+        if member.incarnation in data.waiting:
+            self._pause(member, _reason(data))
+            actions.append(Send(member.peer, Waiting(message.request, self.waiting_for(data))))
+        return actions
+
+    def _serve(self, data: DataSet) -> list[Action]:
+        """Give those who wait what there is, in the order they came."""
+        actions: list[Action] = []
+        for worker, request in list(data.waiting.items()):
+            number = data.take(worker)
+            if number is not None or data.over:
+                del data.waiting[worker]
+                member = self._members[worker]
+                actions.append(member.answer(request, data.range(request, number, self._resume(member, _reason(data)))))
+        return actions
+
+    def withdraw(self, member: MemberInfo, request: int) -> None:
+        """A worker no longer waits for a range."""
+        for data in self.by_name.values():
+            if data.waiting.get(member.incarnation) == request:
+                del data.waiting[member.incarnation]
+                self._resume(member, _reason(data))
+
+    def leave(self, member: MemberInfo, *, finished: bool) -> list[Action]:
+        """A worker has gone."""
+        actions: list[Action] = []
+        for data in self.by_name.values():
+            data.leave(member.incarnation, finished=finished)
+            actions += self._serve(data)
+        return actions
+
+    def waiting_for(self, data: DataSet) -> str:
+        """Say who has the ranges that others wait for."""
+        texts = [f"{self._members[worker].title} (range {number})" for worker, number in data.taken.items()]
+        return f"{listed(texts, MOST_NAMED)}: the last ranges of pass {data.data_pass} of data set {data.spec.name!r}"
+
+    def waiters(self) -> Iterator[tuple[MemberInfo, int, str]]:
+        """Yield who waits, with the request, for what."""
+        for data in self.by_name.values():
+            text = self.waiting_for(data) if data.waiting else ""
+            for worker, request in data.waiting.items():
+                yield self._members[worker], request, text
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the progress for the status."""
+        return [
+            {
+                "name": data.spec.name,
+                "pass": data.data_pass,
+                "passes": data.spec.passes,
+                "done": data.num_done,
+                "ranges": data.spec.num_ranges,
+                "examples": data.spec.num_examples,
+                "taken": {self._members[worker].title: number for worker, number in data.taken.items()},
+                "returned": data.num_returned,
+                "waiting": [self._members[worker].title for worker in data.waiting],
+            }
+            for data in self.by_name.values()
+        ]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for data in self.by_name.values():
+            data.validate()
+            assert {*data.taken, *data.waiting} <= set(self._members)
+
+
+def _reason(data: DataSet) -> str:
+    return f"data set {data.spec.name!r}"

@@ -1,0 +1,208 @@
+"""From the first worker's ``init`` to a job everybody can train: place, build, load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec, attached
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Assign, Init, Job
+from zmqps.errors import PSError
+
+
+class Waiter(NamedTuple):
+    """Somebody whose init is not yet answered."""
+
+    member: MemberInfo
+    has_values: bool  # and could upload them
+
+
+Parked = dict[tuple[bytes, int], Waiter]  # by incarnation and request
+
+
+class Startup:
+    """The job of a cluster on its way to being trained.
+
+    Placing waits for all servers; then every server builds its shard; then one worker, the
+    loader, uploads the initial values; then every parked ``init`` is answered. A loader that
+    vanishes is replaced by another worker whose ``init`` is parked.
+
+    Parameters
+    ----------
+    num_servers
+        How many servers make the cluster.
+    slice_nbytes
+        Size of a slice.
+    begin
+        Called when a member is told the job; returns the clock it begins with.
+    num_workers
+        How many workers the cluster expects; None: whoever comes.
+    """
+
+    def __init__(
+        self,
+        num_servers: int,
+        slice_nbytes: int,
+        begin: Callable[[MemberInfo], int],
+        num_workers: int | None = None,
+    ) -> None:
+        self.num_servers = num_servers
+        self.num_workers = num_workers
+        self._begin = begin
+        self.epoch = 0
+        self._slice_nbytes = slice_nbytes
+        self._forget()
+
+    def _forget(self) -> None:
+        self.job: JobSpec | None = None
+        self.owner = ""
+        self.placement: Placement | None = None
+        self.servers: Sequence[MemberInfo] = ()
+        self.built: set[int] = set()
+        self.loaded: set[int] = set()
+        self.parked: Parked = {}
+        self.loader: tuple[bytes, int] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the job can be trained."""
+        return self.placement is not None and len(self.loaded) == self.num_servers
+
+    def init(self, member: MemberInfo, message: Init) -> list[Action]:
+        """A worker names its job; its request is parked until the job is ready."""
+        if message.job:
+            job = JobSpec.from_wire(message.job)
+            job.check_startable(self.num_workers)
+            if self.job is None:
+                self.job, self.owner = job, member.title
+            else:
+                self.job.check_same(job, self.owner)
+        else:
+            attached(self.job)
+        has_values = bool(message.job) and member.role == "worker"
+        key = member.incarnation, message.request
+        actions = self._say_again() if key == next(iter(self.parked), None) else []
+        self.parked[key] = Waiter(member, has_values)
+        if self.loader is None and has_values and self.placement is not None and not self.ready:
+            actions += self._choose_loader()
+        return actions + self._answer()
+
+    def place(self, servers: Sequence[MemberInfo]) -> list[Action]:
+        """Place the job as soon as all servers have joined."""
+        if self.job is None or self.placement is not None or len(servers) < self.num_servers:
+            return []
+        self.servers = servers
+        self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
+        self.epoch += 1
+        nbytes = self.placement.keyspace.nbytes
+        text = f"job of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, {self.job.mode}"
+        return [Log("info", text), *self._assign(servers)]
+
+    def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
+        assert self.job is not None
+        assert self.placement is not None
+        wire, cuts = self.job.to_wire(), self.placement.to_wire()
+        return [Send(server.peer, Assign(self.epoch, server.rank, wire, cuts)) for server in servers]
+
+    def _say_again(self) -> list[Action]:
+        """Repeat what is not answered yet, as a connection that broke may have lost it or the answer.
+
+        Nobody here looks at a clock for that: a worker that waits asks again every few seconds, and the
+        first of them sets the pace.
+        """
+        if self.placement is None or self.ready:
+            return []
+        actions = self._assign([server for server in self.servers if server.rank not in self.loaded])
+        if self.loader in self.parked:
+            actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
+        return actions
+
+    def progress(self, server: MemberInfo, epoch: int, loaded: bool) -> list[Action]:
+        """A server has built its shard, or has all its values."""
+        if epoch != self.epoch or self.placement is None:
+            return []  # of a job that was given up
+        self.built.add(server.rank)
+        if loaded:
+            self.loaded.add(server.rank)
+        if len(self.built) < self.num_servers:
+            return []
+        return self._answer() or ([] if self.loader else self._choose_loader())
+
+    def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
+        """A worker no longer waits for its init, or has gone."""
+        for key in [k for k in self.parked if k[0] == incarnation and request in (None, k[1])]:
+            del self.parked[key]
+        if not self.parked and not self.ready:
+            self._forget()  # nobody wants it any more; the next job may be another one
+        if self.loader is not None and self.loader not in self.parked and not self.ready:
+            self.loader = None
+            return self._choose_loader()
+        return []
+
+    def fail(self, error: PSError) -> list[tuple[MemberInfo, int, PSError]]:
+        """A server could not build its shard: forget the job; return whom to tell."""
+        failed = [(waiter.member, request, error) for (_, request), waiter in self.parked.items()]
+        self._forget()  # but not the epoch: the next job's is higher, so servers drop what they built
+        return failed
+
+    def _choose_loader(self) -> list[Action]:
+        if self.ready or len(self.built) < self.num_servers:
+            return []
+        for key, (member, has_values) in self.parked.items():
+            if has_values:
+                self.loader = key
+                return [Log("info", f"{member.title} uploads the initial values"), self._reply(member, key[1], load=1)]
+        return []
+
+    def _answer(self) -> list[Action]:
+        if not self.ready:
+            return []
+        replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
+        self.parked.clear()
+        return replies
+
+    def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
+        assert self.job is not None
+        assert self.placement is not None
+        servers = [{"name": server.hello.name, "endpoint": server.hello.endpoint} for server in self.servers]
+        placement = {**self.placement.to_wire(), "servers": servers}
+        step = 0 if load else self._begin(member)
+        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step)
+        return Send(member.peer, job) if load else member.answer(request, job)
+
+    def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[tuple[MemberInfo, int, str]]:
+        """Yield whose init is parked, with the request, and whom it waits for."""
+        text = self.waiting_for(servers) if self.parked else ""
+        for (_, request), waiter in self.parked.items():
+            yield waiter.member, request, text
+
+    def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
+        """Say whom a parked init waits for."""
+        if len(servers) < self.num_servers:
+            return f"{self.num_servers - len(servers)} of {self.num_servers} servers to join"
+        if self.placement is not None and len(self.built) < self.num_servers:
+            names = [server.title for server in self.servers if server.rank not in self.built]
+            return f"{', '.join(names)} to build its shard"
+        if self.loader is not None and self.loader in self.parked:
+            return f"{self.parked[self.loader].member.title} to upload the initial values"
+        return "a worker to upload the initial values"
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the job for the status."""
+        if self.job is None:
+            return {}
+        return {
+            "parameters": len(self.job.parameters),
+            "mode": self.job.mode,
+            "staleness": self.job.staleness,
+            "nonfinite": self.job.nonfinite,
+            "treatment": self.job.treatment,
+            "optimizer": dict(self.job.optimizer),
+            "owner": self.owner,
+            "nbytes": KeySpace(self.job.parameters).nbytes,
+            "placement": self.placement.rows() if self.placement else [],
+            "ready": self.ready,
+        }

@@ -1,0 +1,205 @@
+"""Steps of the job: carries a consistency policy's decisions to workers and servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from zmqps.core.coordinator.consistency import Commitment, Decision, Policy, make_policy
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Arrive, Commit, Error, Proceed
+from zmqps.errors import DeadlineError, listed
+
+#: A server answers a commit within milliseconds; one that did not may not have received it.
+COMMIT_RETRY_S = 1.0
+
+
+class Steps:
+    """The training workers, their arrivals, and the commits that servers have not confirmed.
+
+    Parameters
+    ----------
+    members
+        The live members by incarnation; shared with the coordinator's membership.
+    """
+
+    def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
+        self.policy: Policy | None = None
+        self._members = members
+        self._epoch = 0
+        self._servers: tuple[bytes, ...] = ()
+        self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
+        self._waits_for_all = False
+        self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
+        self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
+        self._unconfirmed: dict[bytes, list[Commit]] = {}  # by server, in order
+        self._retry_due: float | None = None
+        self._since: float | None = None  # when the first of those who wait arrived
+
+    def start(self, job: JobSpec, epoch: int, servers: Iterable[MemberInfo], *, waits_for_all: bool = False) -> None:
+        """A job was placed; ``waits_for_all``: the first step is not complete before all have begun to train."""
+        self.policy = make_policy(job)
+        self._waits_for_all = waits_for_all
+        self._epoch = epoch
+        self._servers = tuple(server.incarnation for server in servers)
+        self._unconfirmed = {incarnation: [] for incarnation in self._servers}
+
+    def stop(self) -> None:
+        """The job was given up before it began, or has lost a shard: no step is committed any more."""
+        self.policy = None
+        self._paused.clear()
+        self._requests.clear()
+        self._since = None
+
+    def begin(self, member: MemberInfo) -> int:
+        """A worker begins to train; return its clock."""
+        if self.policy is None or member.role != "worker":
+            return 0
+        self._ranks[member.incarnation] = member.rank
+        return self.policy.join(member.incarnation)
+
+    def pause(self, member: MemberInfo, reason: str) -> None:
+        """A worker waits for something else than steps, for others perhaps: nobody waits for it."""
+        if self.policy is not None and member.incarnation in self._ranks:
+            self._paused.setdefault(member.incarnation, set()).add(reason)
+            self.policy.pause(member.incarnation)
+
+    def resume(self, member: MemberInfo, reason: str) -> int:
+        """A worker that was paused goes on; return its clock. Of one that was not, or still is: 0."""
+        reasons = self._paused.get(member.incarnation, set())
+        if self.policy is None or reason not in reasons:
+            return 0
+        reasons.remove(reason)
+        if reasons:
+            return 0
+        del self._paused[member.incarnation]
+        return self.policy.join(member.incarnation)
+
+    def waiters(self, missing: int) -> Iterator[tuple[MemberInfo, int, str]]:
+        """Yield the workers that have arrived and may not go on yet, with their requests, and whom they wait for."""
+        text = self.waiting_for(missing)
+        for worker, request in self._requests.items():
+            yield self._members[worker], request, text
+
+    def arrive(self, member: MemberInfo, message: Arrive, now: float) -> None:
+        """A worker has completed a step; its answer may have to wait."""
+        if self.policy is None or self._requests.get(member.incarnation) == message.request:
+            return  # sent again
+        if member.incarnation not in self._ranks:
+            self.begin(member)
+        self._requests[member.incarnation] = message.request
+        if self._since is None:
+            self._since = now
+        self.policy.arrive(member.incarnation, message.step, tuple(message.attempts), now)
+
+    def leave(self, member: MemberInfo) -> None:
+        """A member has gone."""
+        self._requests.pop(member.incarnation, None)
+        self._paused.pop(member.incarnation, None)
+        self._unconfirmed.pop(member.incarnation, None)
+        if self.policy is not None and member.incarnation in self._ranks:
+            self.policy.leave(member.incarnation)
+            if self.policy.mode != "sync":
+                del self._ranks[member.incarnation]
+
+    def advance(self, missing: int, now: float) -> list[Action]:
+        """Do what the policy decides; called after everything that may let somebody go on."""
+        if self.policy is None:
+            return []
+        due = self.policy.next_deadline()
+        awaited = self.waiting_for(missing) if due is not None and now >= due else ""  # before waits fail
+        decision = self.policy.decide(self._to_begin(missing), now)
+        actions: list[Action] = []
+        if decision.commitment is not None:
+            actions += self._commit(decision.commitment, now)
+        for released in decision.released:
+            member, request = self._members.get(released.worker), self._requests.pop(released.worker, None)
+            if member is not None and request is not None:
+                actions.append(member.answer(request, Proceed(request, released.version, int(released.counted))))
+        actions += self._fail(decision, awaited, now)
+        if not self._requests:
+            self._since = None
+        if decision.commitment is not None:  # who is gone can be a contributor no more
+            self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
+        return actions
+
+    def _to_begin(self, missing: int) -> int:
+        """Return how many workers the first step waits for, besides those that train: who has joined may not yet."""
+        if not self._waits_for_all:
+            return missing
+        idle = sum(m.role == "worker" and m.incarnation not in self._ranks for m in self._members.values())
+        self._waits_for_all = missing + idle > 0
+        return missing + idle
+
+    def _commit(self, commitment: Commitment, now: float) -> list[Action]:
+        # in the order of ranks: the sum does not depend on who came first
+        contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
+        commit = Commit(self._epoch, commitment.step, tuple(contributors))
+        actions: list[Action] = []
+        for incarnation, commits in self._unconfirmed.items():
+            commits.append(commit)
+            if incarnation in self._members:
+                actions.append(Send(self._members[incarnation].peer, commit))
+        self._retry_due = now + COMMIT_RETRY_S
+        return actions
+
+    def _fail(self, decision: Decision, awaited: str, now: float) -> list[Action]:
+        if not decision.failed:
+            return []
+        waited = now - (self._since if self._since is not None else now)
+        error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
+        actions: list[Action] = [Log("warning", str(error))]
+        for worker in decision.failed:
+            member, request = self._members.get(worker), self._requests.pop(worker, None)
+            if member is not None and request is not None:
+                actions.append(member.answer(request, Error(request, error.code, str(error), error.facts())))
+        return actions
+
+    def confirmed(self, server: MemberInfo, step: int) -> None:
+        """A server has applied a step."""
+        commits = self._unconfirmed.get(server.incarnation, [])
+        commits[:] = [commit for commit in commits if commit.step > step]
+        if not any(self._unconfirmed.values()):
+            self._retry_due = None
+
+    def waiting_for(self, missing: int) -> str:
+        """Say whom those who have arrived wait for, and why."""
+        if self.policy is None or not self._requests:
+            return ""
+        titles = [self._members[w].title for w in self.policy.awaited() if w in self._members]
+        return f"{listed(titles, 8) or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        dues = (self._retry_due, self.policy.next_deadline() if self.policy else None)
+        return min((due for due in dues if due is not None), default=None)
+
+    def on_deadline(self, missing: int, now: float) -> list[Action]:
+        """Send unconfirmed commits again; let the policy see the time."""
+        actions: list[Action] = []
+        if self._retry_due is not None and now >= self._retry_due:
+            self._retry_due = now + COMMIT_RETRY_S
+            for incarnation, commits in self._unconfirmed.items():
+                if incarnation in self._members:
+                    actions += [Send(self._members[incarnation].peer, commit) for commit in commits]
+        return actions + self.advance(missing, now)
+
+    def status(self, missing: int, now: float) -> dict[str, Any]:
+        """Return the state for the status."""
+        if self.policy is None:
+            return {}
+        waited = 0.0 if self._since is None else round(now - self._since, 3)
+        return {
+            "mode": self.policy.mode,
+            **self.policy.status(),
+            "waiting": self.waiting_for(missing),
+            "since_s": waited,
+        }
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert {*self._requests, *self._paused} <= set(self._members)
+        if self.policy is not None:
+            self.policy.validate()

@@ -1,0 +1,237 @@
+"""What is trained: the parameters in their fixed order, the optimizer, the consistency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError
+
+#: dtype of a parameter -> dtype its values are kept, updated and sent in. Half precision loses the
+#: small updates training lives on, so the server keeps its master copy in float32.
+STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+_STORAGE = {name: np.dtype(storage) for name, storage in STORAGE_DTYPES.items()}
+MAX_PARAMETERS = 200_000
+#: Names stand in errors, logs and the status; real ones have tens of characters.
+MAX_NAME_CHARS = 512
+NONFINITE_POLICIES = ("reject", "allow")
+STRAGGLER_POLICIES = ("wait", "continue", "fail")
+#: Old versions that a job may keep readable; each is another copy of the model.
+MAX_RETAIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A named tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def storage_dtype(self) -> np.dtype[Any]:
+        """The dtype the servers keep it in."""
+        return _STORAGE[self.dtype]
+
+    def describe(self) -> str:
+        """Return, say, ``float32 (10, 4)``."""
+        return f"{self.dtype} {self.shape}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """Everything that must be equal on all workers of a job.
+
+    Parameters
+    ----------
+    parameters
+        In the order of the flat key space.
+    optimizer
+        The wire form of an optimizer (`zmqps.optim.OptimizerSpec.to_wire`).
+    staleness
+        How many clocks a read may lag: None asynchronous.
+    nonfinite
+        ``reject`` or ``allow`` gradients with NaN or infinity.
+    aggregate
+        Synchronous: how many gradients make a step; None: one of every live worker.
+    on_straggler
+        Synchronous: ``wait``, ``continue`` or ``fail`` when a step's deadline passes.
+    retain
+        Synchronous: how many versions before the current one stay readable.
+    push_codec, pull_codec
+        How gradients and values are encoded where a call does not say otherwise.
+    treatment
+        Not synchronous: what is done to stale gradients (`Treatment.to_wire`); None: nothing.
+    deterministic
+        Synchronous: refuse what would make the result depend on who comes first.
+    """
+
+    parameters: tuple[Parameter, ...]
+    optimizer: Mapping[str, Any]
+    staleness: int | None = None
+    nonfinite: str = "reject"
+    aggregate: int | None = None
+    on_straggler: str = "wait"
+    retain: int = 0
+    push_codec: str = "raw"
+    pull_codec: str = "raw"
+    treatment: Mapping[str, Any] | None = None
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            raise ConfigurationError("a job needs at least one parameter")
+        if len(self.parameters) > MAX_PARAMETERS:
+            raise ConfigurationError(f"a job has at most {MAX_PARAMETERS} parameters, not {len(self.parameters)}")
+        seen = set()
+        for parameter in self.parameters:
+            if len(parameter.name) > MAX_NAME_CHARS:
+                name = f"{parameter.name[:40]!r}..."
+                raise ConfigurationError(f"the name {name} is longer than {MAX_NAME_CHARS} characters")
+            if parameter.name in seen:
+                raise ConfigurationError(f"two parameters are named {parameter.name!r}")
+            seen.add(parameter.name)
+            if parameter.dtype not in STORAGE_DTYPES:
+                raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(STORAGE_DTYPES))
+        if self.nonfinite not in NONFINITE_POLICIES:
+            raise ConfigurationError(f"nonfinite is one of {NONFINITE_POLICIES}, not {self.nonfinite[:40]!r}")
+        if self.staleness is not None and self.staleness < 0:
+            raise ConfigurationError(
+                f"staleness={self.staleness}: pass 0 for synchronous, n for bounded, None for asynchronous training"
+            )
+        if self.on_straggler not in STRAGGLER_POLICIES:
+            raise ConfigurationError(f"on_straggler is one of {STRAGGLER_POLICIES}, not {self.on_straggler!r}")
+        if self.aggregate is not None and self.aggregate < 1:
+            raise ConfigurationError(f"aggregate is a number of gradients from 1, not {self.aggregate}")
+        check_codec(self.push_codec, pulls=False)
+        check_codec(self.pull_codec, pulls=True)
+        if not 0 <= self.retain <= MAX_RETAIN:
+            raise ConfigurationError(f"retain is 0 to {MAX_RETAIN} versions, not {self.retain}")
+        if self.mode != "sync" and (self.aggregate is not None or self.on_straggler != "wait" or self.retain):
+            raise ConfigurationError("aggregate, on_straggler and retain belong to synchronous training, staleness=0")
+        if make_treatment(self.treatment) is not None and self.mode == "sync":
+            raise ConfigurationError("treatment is for stale gradients; in synchronous training none is")
+        if self.deterministic:
+            self._check_deterministic()
+
+    def _check_deterministic(self) -> None:
+        """Raise where the contributors of a step would depend on who comes first."""
+        if self.mode != "sync":
+            raise ConfigurationError("deterministic training is synchronous: staleness=0")
+        if self.aggregate is not None:
+            raise ConfigurationError(
+                f"deterministic training takes one gradient of every worker, not the first {self.aggregate} that come: "
+                "leave out replicas_to_aggregate"
+            )
+        if self.on_straggler == "continue":
+            raise ConfigurationError(
+                "deterministic training cannot go on without a worker that is late: on_straggler is 'wait' or 'fail'"
+            )
+
+    def check_startable(self, num_workers: int | None) -> None:
+        """Raise `ConfigurationError` unless the job suits a cluster that expects so many workers (None: any number)."""
+        if self.deterministic and num_workers is None:
+            raise ConfigurationError(
+                "deterministic training waits for all workers before its first step, so the cluster must know how "
+                "many: start it with --workers, or LocalCluster(workers=...)"
+            )
+
+    @property
+    def mode(self) -> str:
+        """The mode in force, for logs and the status: async, ssp or sync."""
+        return "async" if self.staleness is None else "ssp" if self.staleness else "sync"
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the map that travels in `Init`, `Job` and `Assign`."""
+        return {
+            "parameters": [[p.name, list(p.shape), p.dtype] for p in self.parameters],
+            "optimizer": dict(self.optimizer),
+            **{name: getattr(self, name) for name in OPTIONS},
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> JobSpec:
+        """Return the job of a received map.
+
+        Raises
+        ------
+        ProtocolError
+            The map is not of that form.
+        ConfigurationError, DtypeError
+            It is, but the job it describes cannot be trained.
+        """
+        if set(wire) != {"parameters", "optimizer", *OPTIONS}:
+            known = ", ".join(("parameters", "optimizer", *OPTIONS))
+            raise ProtocolError(f"a job has {known}, not {sorted(wire)[:8]}")
+        entries, optimizer = wire["parameters"], wire["optimizer"]
+        if type(entries) is not list or type(optimizer) is not dict:
+            raise ProtocolError("a job's parameters are a list and its optimizer a map")
+        for name, types in OPTIONS.items():
+            if type(wire[name]) not in types:
+                raise ProtocolError(f"a job's {name} is {' or '.join(t.__name__ for t in types)}")
+        options = {name: wire[name] for name in OPTIONS}
+        return cls(tuple(_parameter(entry) for entry in entries), optimizer, **options)
+
+    def check_same(self, ours: JobSpec, owner: str) -> None:
+        """Raise `JobMismatchError` unless ``ours``, a later worker's word, is this job.
+
+        The order of the parameters need not be the same; theirs, the job's, counts.
+        """
+        job = {p.name: p for p in self.parameters}
+        worker = {p.name: p for p in ours.parameters}
+        for name in [*job, *worker]:
+            if job.get(name) != worker.get(name):
+                raise JobMismatchError(
+                    what=f"parameter {name!r}",
+                    ours=worker[name].describe() if name in worker else "no such parameter",
+                    theirs=job[name].describe() if name in job else "no such parameter",
+                    owner=owner,
+                )
+        for what in ("optimizer", *OPTIONS):
+            if getattr(self, what) != getattr(ours, what):
+                raise JobMismatchError(
+                    what=what, ours=repr(getattr(ours, what)), theirs=repr(getattr(self, what)), owner=owner
+                )
+
+
+#: The fields besides parameters and optimizer, and what each may be on the wire.
+OPTIONS: dict[str, tuple[type, ...]] = {
+    "staleness": (int, type(None)),
+    "nonfinite": (str,),
+    "aggregate": (int, type(None)),
+    "on_straggler": (str,),
+    "retain": (int,),
+    "push_codec": (str,),
+    "pull_codec": (str,),
+    "treatment": (dict, type(None)),
+    "deterministic": (bool,),
+}
+
+
+def _parameter(entry: Any) -> Parameter:
+    if type(entry) is not list or len(entry) != 3:
+        raise ProtocolError("a parameter is [name, shape, dtype]")
+    name, shape, dtype = entry
+    if type(name) is not str or type(dtype) is not str or type(shape) is not list:
+        raise ProtocolError("a parameter is [name, shape, dtype]")
+    if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 32 or math.prod(shape) >= 1 << 48:
+        raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
+    return Parameter(name, tuple(shape), dtype)
+
+
+def attached(job: JobSpec | None) -> JobSpec:
+    """Return the job, or raise `JobError` where there is none yet."""
+    if job is None:
+        raise JobError("no job is running yet; call worker.init(params, optimizer=...) first")
+    return job

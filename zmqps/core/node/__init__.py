@@ -1,0 +1,1 @@
+"""What every machine needs whatever its role: joining, asking for the status, saying things not too often."""

@@ -1,0 +1,63 @@
+"""Asks the coordinator for its status, without joining, until the answer will do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Exit, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.messages import Status, StatusRequest
+
+#: How soon to ask again after an answer that will not do yet.
+AGAIN_S = 0.05
+
+
+class Inquiry:
+    """One question, repeated until it is answered as hoped.
+
+    Parameters
+    ----------
+    endpoint
+        The coordinator's endpoint.
+    until
+        Whether a status will do; each one is kept in `status` in any case.
+    """
+
+    def __init__(self, endpoint: str, until: Callable[[Mapping[str, Any]], bool] = lambda status: True) -> None:
+        self.endpoint = endpoint
+        self.status: Mapping[str, Any] | None = None
+        self._until = until
+        self._due: float | None = None
+        self._retry_s = FIRST_RETRY_S
+
+    def start(self, now: float) -> list[Action]:
+        """Open the connection and ask."""
+        return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
+
+    def handle(self, event: Received | Undecodable | Stop, now: float) -> list[Action]:
+        """Take an answer; anything else is not for us."""
+        if isinstance(event, Stop):
+            return [Exit(exits.OK, event.reason)]
+        if isinstance(event, Received) and isinstance(event.message, Status):
+            self.status = event.message.status
+            if self._until(self.status):
+                self._due = None
+                return [Exit(exits.OK, "answered")]
+            self._due = now + AGAIN_S
+        return []
+
+    def next_deadline(self) -> float | None:
+        """Return when to ask again."""
+        return self._due
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask (again): the connection may not have been up, or the answer got lost."""
+        self._due = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+        return [Send(COORDINATOR, StatusRequest(1))]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert FIRST_RETRY_S <= self._retry_s <= SLOWEST_RETRY_S

@@ -1,0 +1,206 @@
+"""A node's membership with the coordinator: join, keep saying so, notice when nobody answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Peer, Send
+from zmqps.core.protocol.messages import (
+    MAGIC,
+    PROTOCOL_VERSION,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Leave,
+    Left,
+    Message,
+    Welcome,
+)
+
+#: A Hello is repeated at first quickly, because the connection comes up in milliseconds, then
+#: slowly, because the other side may take minutes to be started.
+FIRST_RETRY_S = 0.02
+SLOWEST_RETRY_S = 1.0
+#: A goodbye is said again after so long, so many times, unless it is answered: it may be lost with a connection.
+GOODBYE_RETRY_S = 0.5
+MAX_GOODBYES = 4
+#: How often a node that waits says for whom.
+REMINDER_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is, for `Hello`."""
+
+    role: str
+    incarnation: bytes
+    name: str
+    host: str
+    pid: int
+    endpoint: str = ""
+
+    def hello(self) -> Hello:
+        """Return the first message of a connection."""
+        return Hello(
+            MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint
+        )
+
+
+class Handshake:
+    """Repeats `Hello` on a connection until `Welcome` comes."""
+
+    def __init__(self, identity: Identity, peer: Peer, endpoint: str) -> None:
+        self.peer = peer
+        self.endpoint = endpoint
+        self.welcome: Welcome | None = None
+        self._hello = identity.hello()
+        self._retry_s = FIRST_RETRY_S
+        self._due: float | None = None
+
+    def start(self, now: float) -> list[Action]:
+        """Open the connection and say hello."""
+        return [Connect(self.peer, self.endpoint), *self.on_deadline(now)]
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        """The other side knows us."""
+        self.welcome = welcome
+        self._due = None
+
+    def stop(self) -> None:
+        """Say nothing any more."""
+        self._due = None
+
+    def next_deadline(self) -> float | None:
+        """Return when the next Hello is due."""
+        return self._due
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Say hello (again)."""
+        self._due = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+        return [Send(self.peer, self._hello)]
+
+
+class Member:
+    """The coordinator as seen by a server, worker or observer.
+
+    Parameters
+    ----------
+    identity
+        Who joins.
+    endpoint
+        The coordinator's endpoint.
+    counters
+        Called for each heartbeat; what it returns is shown in the status.
+    """
+
+    def __init__(self, identity: Identity, endpoint: str, counters: Callable[[], Mapping[str, Any]]) -> None:
+        self.identity = identity
+        self.handshake = Handshake(identity, COORDINATOR, endpoint)
+        self.rank = -1
+        self.num_workers = 0
+        self.num_servers = 0
+        self.lost = False
+        self.left = False
+        self.heard_at = 0.0
+        self._counters = counters
+        self._reminder_due: float | None = None
+        self._heartbeat_due: float | None = None
+        self._goodbye: Leave | None = None
+        self._goodbye_due: float | None = None
+        self._num_goodbyes = 0
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The coordinator's answer, once it has come."""
+        return self.handshake.welcome
+
+    @property
+    def joined(self) -> bool:
+        """Whether the coordinator counts on us."""
+        return self.welcome is not None and not self.lost and not self.left
+
+    @property
+    def known(self) -> bool:
+        """Whether the coordinator knows us, and so answers."""
+        return self.welcome is not None and not self.lost
+
+    def start(self, now: float) -> list[Action]:
+        """Begin to join."""
+        self.heard_at = now
+        self._reminder_due = now + REMINDER_INTERVAL_S
+        return self.handshake.start(now)
+
+    def on_message(self, message: Message, now: float) -> list[Action]:
+        """Take a message of the coordinator; any is a sign of life."""
+        self.heard_at = now
+        if isinstance(message, Welcome) and self.welcome is None:
+            self.handshake.on_welcome(message)
+            self.rank = message.rank
+            self.num_workers, self.num_servers = message.num_workers, message.num_servers
+            self._reminder_due = None
+            self._heartbeat_due = now + message.heartbeat_interval
+            return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
+        if isinstance(message, HeartbeatAck):
+            self.num_workers = message.num_workers
+        if isinstance(message, Left):
+            self._goodbye_due = None
+        return []
+
+    def leave(self, reason: str, now: float) -> list[Action]:
+        """Say goodbye, also to a coordinator that has not answered yet: it may know us for all that."""
+        if self.left:
+            return []
+        known = self.joined
+        self.abandon()
+        if self.lost:
+            return []
+        self._goodbye = Leave(reason)
+        # the last word on what it has done, which the status keeps showing
+        counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self._counters())))] if known else []
+        return [*counters, *self._say_goodbye(now)]
+
+    def abandon(self) -> None:
+        """Have no more to do with the coordinator, and say nothing."""
+        self.left = True
+        self.handshake.stop()
+        self._reminder_due = self._heartbeat_due = None
+
+    def _say_goodbye(self, now: float) -> list[Action]:
+        assert self._goodbye is not None
+        self._num_goodbyes += 1
+        self._goodbye_due = now + GOODBYE_RETRY_S if self._num_goodbyes < MAX_GOODBYES else None
+        return [Send(COORDINATOR, self._goodbye)]
+
+    def silence(self, now: float) -> float:
+        """Return for how many seconds the coordinator has not been heard."""
+        return now - self.heard_at
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        dues = (self.handshake.next_deadline(), self._reminder_due, self._heartbeat_due, self._goodbye_due)
+        return min((due for due in dues if due is not None), default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Repeat Hello or Leave, remind of whom we wait for, send heartbeats, notice silence (``lost``)."""
+        actions: list[Action] = []
+        hello_due = self.handshake.next_deadline()
+        if hello_due is not None and now >= hello_due:
+            actions += self.handshake.on_deadline(now)
+        if self._reminder_due is not None and now >= self._reminder_due:
+            self._reminder_due = now + REMINDER_INTERVAL_S
+            where, waited = self.handshake.endpoint, self.silence(now)
+            actions.append(Log("warning", f"waiting for the coordinator at {where}, {waited:.0f} s so far"))
+        if self._heartbeat_due is not None and now >= self._heartbeat_due and self.welcome is not None:
+            if now - self._heartbeat_due >= self.welcome.heartbeat_timeout / 2:
+                self.heard_at = now  # this process was stopped: what came meanwhile is yet to be read
+            self._heartbeat_due = now + self.welcome.heartbeat_interval
+            actions.append(Send(COORDINATOR, Heartbeat(dict(self._counters()))))
+            if self.silence(now) > self.welcome.heartbeat_timeout:
+                self.lost = True
+                self._heartbeat_due = None
+        if self._goodbye_due is not None and now >= self._goodbye_due:
+            actions += self._say_goodbye(now)
+        return actions

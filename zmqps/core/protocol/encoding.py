@@ -1,0 +1,141 @@
+"""Arrays of a message in a codec: each part is one blob, one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqps.codecs import MIN_NBYTES, Codec, parse
+from zmqps.core.protocol.arrays import Array
+from zmqps.errors import ConfigurationError, ProtocolError
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+RAW = "raw"
+
+
+def choose(codec: str, nbytes: int) -> Codec | None:
+    """Return the codec for a payload; None where it goes as it is, because raw was asked for or it is small."""
+    return None if codec == RAW or nbytes < MIN_NBYTES else parse(codec)
+
+
+def check_for_values(codec: str) -> None:
+    """Raise `ProtocolError` unless values may travel in the codec that a message names."""
+    found = named(codec)
+    if found is not None and found.error_feedback:
+        raise ProtocolError(f"{found.name} leaves values out; values travel in raw, bf16, fp16 or int8")
+
+
+def named(codec: str) -> Codec | None:
+    """Return the codec that a message names; None for raw."""
+    return None if codec == RAW else parse(codec)
+
+
+def check(codec: str | Codec, *, pulls: bool) -> str:
+    """Return the text of a codec that the user named.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none of that name, or it cannot encode what is pulled.
+    """
+    text = codec.spec if isinstance(codec, Codec) else codec
+    if not isinstance(text, str):
+        raise ConfigurationError(f"a codec is one of zmqps.codecs or its name, say 'bf16', not {text!r:.60}")
+    try:
+        found = named(text)
+    except ProtocolError as error:
+        raise ConfigurationError(str(error)) from None
+    if pulls and found is not None and found.error_feedback:
+        raise ConfigurationError(
+            f"{found.name} leaves values out and sends them later; what is pulled is read once: use bf16, fp16 or int8"
+        )
+    return text
+
+
+def compress(
+    codec: Codec,
+    parts: Iterable[Sequence[Array]],
+    residuals: Sequence[Sequence[Array]] | None = None,
+    seed: int = 0,
+    xp: ModuleType | None = None,
+) -> list[Array]:
+    """Return a blob for each part.
+
+    Parameters
+    ----------
+    codec
+        How.
+    parts
+        For each part its pieces, 1-D and of one dtype, one behind the other.
+    residuals
+        For each part the pieces of what earlier blobs left out; updated in place. For codecs with
+        error feedback.
+    seed
+        For stochastic rounding.
+    xp
+        The namespace of the arrays, if it is not numpy; then the blobs are of it, too.
+    """
+    encode = codec.encode if xp is None else partial(codec.encode_in, xp)
+    blobs = []
+    for number, pieces in enumerate(parts):
+        array = _joined(pieces, xp)
+        if residuals is None or not codec.error_feedback:
+            blobs.append(encode(array, seed=seed))
+            continue
+        kept = residuals[number]
+        residual = _joined(kept, xp)
+        blobs.append(encode(array, residual, seed=seed))
+        if len(kept) > 1:
+            position = 0
+            for piece in kept:
+                piece[:] = residual[position : position + piece.size]
+                position += piece.size
+    return blobs
+
+
+def decompress(
+    codec: Codec,
+    payload: Sequence[Buffer],
+    sizes: Iterable[tuple[int, np.dtype[Any]]],
+    read: Callable[[Any, int, np.dtype[Any]], tuple[Any, int]] | None = None,
+) -> list[Any]:
+    """Return the array of each part.
+
+    Parameters
+    ----------
+    codec, payload
+        How the parts are encoded, one behind the other.
+    sizes
+        Elements and dtype of each part.
+    read
+        What makes something of the blob a view starts with, and tells its bytes; by default `Codec.decode`.
+
+    Raises
+    ------
+    ProtocolError
+        The payload does not hold these parts in this codec.
+    """
+    read = codec.decode if read is None else read
+    buffers = iter(payload)
+    view = memoryview(b"")
+    arrays = []
+    for size, dtype in sizes:
+        if not view.nbytes and size:
+            view = memoryview(next(buffers, b"")).cast("B")
+        array, consumed = read(view, size, dtype)
+        view = view[consumed:]
+        arrays.append(array)
+    if view.nbytes or any(memoryview(rest).nbytes for rest in buffers):
+        raise ProtocolError("the payload is longer than the parts it is for")
+    return arrays
+
+
+def _joined(pieces: Sequence[Array], xp: ModuleType | None) -> Array:
+    joined: Array = pieces[0] if len(pieces) == 1 else (xp or np).concatenate(pieces)
+    return joined

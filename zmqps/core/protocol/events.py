@@ -1,0 +1,165 @@
+"""What goes into a machine and what comes out of it; the driver loop moves both.
+
+A *peer* is named by the transport: ``COORDINATOR`` or ``server_peer(rank)`` for a connection this
+node opened, the routing id for one that was opened to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from zmqps.core.protocol.messages import Message
+from zmqps.errors import PSError
+
+Peer = bytes
+COORDINATOR: Peer = b"coordinator"
+
+
+def server_peer(rank: int) -> Peer:
+    """Return the name of the connection to the server of this rank."""
+    return b"server-%d" % rank
+
+
+class Reader(Protocol):
+    """Somebody still reads a buffer: a message that the transport has not fully written."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the buffer is free again; once True, always True."""
+
+
+class Pending(Protocol):
+    """Something that is still being done aside, by a device."""
+
+    def wait(self) -> None:
+        """Block until it is done."""
+
+
+# --- into a machine ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came."""
+
+    peer: Peer
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Undecodable:
+    """Something came that is no message."""
+
+    peer: Peer
+    error: PSError
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A connection that was asked for cannot be had, now or later."""
+
+    peer: Peer
+    error: PSError
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The process was asked to end (a signal, ``close()``)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The work of a `Run` is done; ``value`` is its result or the exception it raised."""
+
+    tag: Any
+    value: Any
+
+
+# --- out of a machine -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message.
+
+    ``readers``: the transport appends a `Reader` to each of these lists if it keeps reading the
+    payload after the send; nobody writes to the payload's buffers before all are done.
+    ``after``: the payload is whole only when this is done, so the message leaves after it, and later
+    ones may overtake it.
+    """
+
+    peer: Peer
+    message: Message
+    readers: Sequence[list[Reader]] = ()
+    after: Pending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a connection and call it ``peer`` from now on."""
+
+    peer: Peer
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Say something; ``level`` is debug, info, warning or error."""
+
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The node's work is over; see `zmqps.core.protocol.exits` for the codes."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Work that takes longer than a heartbeat; done aside, its outcome comes back as `Returned`."""
+
+    tag: Any
+    work: Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """An operation of the user is done; ``value`` is its result or the exception to raise."""
+
+    operation: Any
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """Some parameters of a pull, by number, are where they belong while others are still awaited."""
+
+    operation: Any
+    parameters: tuple[int, ...]
+
+
+Action = Landed | Send | Connect | Log | Exit | Run | Resolve
+
+
+class Machine(Protocol):
+    """The one door of every state machine of the core."""
+
+    def handle(self, event: Any, now: float) -> list[Action]:
+        """Take an event at time ``now`` (seconds of a monotonic clock) and say what to do."""
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called, or None."""
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Do what was due by ``now``."""
+
+    def validate(self) -> None:
+        """Assert the invariants; called by tests after every event."""

@@ -1,0 +1,10 @@
+"""Limits that both ends of a connection keep."""
+
+from __future__ import annotations
+
+#: A worker keeps fewer pushes than this unacknowledged at a server, which remembers as many results: a
+#: push that is sent again is always among them.
+PUSH_WINDOW = 4096
+#: Bytes sent or asked for and not yet answered, a server: enough to keep both directions of a
+#: connection busy, little enough that a slow server costs no memory.
+WINDOW_NBYTES = 16 << 20

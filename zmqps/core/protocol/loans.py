@@ -1,0 +1,51 @@
+"""Frames that lie in somebody else's memory, which keeps them as they are while they are looked at.
+
+A transport may hand out such frames (docs/lane.md). Who lends them is told of it by a `Loan` among the
+readers of what it sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zmqps.core.protocol.arrays import Array
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Loan:
+    """A `zmqps.core.protocol.events.Reader` that may read for longer than it takes to write a message."""
+
+    __slots__ = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether the buffer is free again; once True, always True."""
+        raise NotImplementedError
+
+
+class Borrowed(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes ``[start, stop)`` of a memory that stay as they are while ``hold`` is referred to."""
+
+    memory: Bytes
+    start: int
+    hold: Any
+
+
+def borrow(memory: Bytes, start: int, stop: int, hold: Any) -> memoryview:
+    """Return bytes of a memory; all that is made of them, slices and arrays alike, keeps ``hold`` alive."""
+    borrowed = memory[start:stop].view(Borrowed)
+    borrowed.memory, borrowed.start, borrowed.hold = memory, start, hold
+    # numpy would leave the array out of the chain that keeps memory alive, but not a memoryview
+    return memoryview(borrowed)  # type: ignore[arg-type]
+
+
+def lender_of(array: Array) -> Borrowed | None:
+    """Return the borrowed bytes that an array made of a frame lies in; None if there are none."""
+    base = array.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    owner = base.obj if isinstance(base, memoryview) else None
+    return owner if isinstance(owner, Borrowed) else None

@@ -1,0 +1,287 @@
+"""Message <-> list of frames, and the limits a receiver holds a sender to.
+
+A message is one msgpack header frame, ``[kind, field, field, ...]`` in the order of its dataclass,
+followed by its array frames. The header's last field says what follows: the payload itself when it
+is small, else the byte length of each frame, so that a frame that is missing, truncated or too
+long is noticed before anything is read from it. Array bytes are little-endian.
+
+`decode` returns a message or raises a documented `ProtocolError`, whatever the bytes; it
+allocates nothing in proportion to what a header merely claims.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from zmqps.core.protocol.messages import BY_KIND, Message
+from zmqps.errors import LimitError, ProtocolError
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: A job of 50,000 parameters with long names fits; nothing honest is larger.
+MAX_HEADER_NBYTES = 8 << 20
+#: Above 32 MiB malloc maps and faults every buffer anew (measured 3 times slower), so no sender of
+#: ours comes near it.
+MAX_FRAME_NBYTES = 64 << 20
+#: An atomic push sends a shard as one message: 4 MiB frames of a 16 GiB shard.
+MAX_FRAMES = 4096
+#: Up to here a payload travels inside the header: one frame less is worth more than one copy.
+INLINE_NBYTES = 4096
+MAX_TEXT_CHARS = 4096
+MAX_DEPTH = 8
+
+#: Looks at a few items a level only: what a peer sent may be megabytes, or nested beyond the stack.
+_brief = reprlib.Repr()
+_brief.maxlevel = 2
+
+
+def _integer(bits: int) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not int or not 0 <= value < 1 << bits:
+            raise ProtocolError(f"{_show(value)} is not an unsigned integer of {bits} bits")
+        return value
+
+    return check
+
+
+def _text(value: Any) -> Any:
+    if type(value) is not str:
+        raise ProtocolError(f"{_show(value)} is not a string")
+    if len(value) > MAX_TEXT_CHARS:
+        raise LimitError(what="a text's length", got=len(value), limit=MAX_TEXT_CHARS)
+    return value
+
+
+def _seconds(value: Any) -> Any:
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise ProtocolError(f"{_show(value)} is not a duration in seconds")
+    return float(value)
+
+
+def _incarnation(value: Any) -> Any:
+    if type(value) is not bytes or len(value) != 16:
+        raise ProtocolError(f"{_show(value)} is not an incarnation of 16 bytes")
+    return value
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if type(value) is dict:
+        if depth == MAX_DEPTH:
+            raise LimitError(what="nesting", got=depth + 1, limit=MAX_DEPTH)
+        for key, item in value.items():
+            if type(key) is not str:
+                raise ProtocolError(f"map key {_show(key)} is not a string")
+            _plain(item, depth + 1)
+    elif type(value) is list:
+        if depth == MAX_DEPTH:
+            raise LimitError(what="nesting", got=depth + 1, limit=MAX_DEPTH)
+        for item in value:
+            _plain(item, depth + 1)
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise ProtocolError(f"{_show(value)} is not a string, number, truth value, list or map")
+    return value
+
+
+def _map(value: Any) -> Any:
+    if type(value) is not dict:
+        raise ProtocolError(f"{_show(value)} is not a map")
+    return _plain(value)
+
+
+def _facts(value: Any) -> Any:
+    if any(type(item) in (dict, list) for item in _map(value).values()):
+        raise ProtocolError("the facts of an error are strings, numbers, truth values or nil")
+    return value
+
+
+def _texts(value: Any) -> Any:
+    return tuple(_text(item) for item in _list(value))
+
+
+def _versions(value: Any) -> Any:
+    return tuple(_u64(item) for item in _list(value))
+
+
+def _parts(value: Any) -> Any:
+    parts = []
+    for part in _list(value):
+        if type(part) is not list or len(part) != 3:
+            raise ProtocolError(f"{_show(part)} is not a part [slice, version, ranges]")
+        index, version, ranges = part
+        if type(ranges) is not list or len(ranges) % 2:
+            raise ProtocolError(f"{_show(ranges)} is not a list of starts and stops")
+        last = -1
+        for i, bound in enumerate(ranges):
+            # starts may touch the previous stop; a stop lies behind its start
+            if _u32(bound) < last or (i % 2 and bound == last):
+                raise ProtocolError(f"ranges {_show(ranges)} are not ascending")
+            last = bound
+        parts.append((_u32(index), _u64(version), tuple(ranges)))
+    return tuple(parts)
+
+
+def _contributors(value: Any) -> Any:
+    contributors = []
+    for entry in _list(value):
+        if type(entry) is not list or len(entry) != 2:
+            raise ProtocolError(f"{_show(entry)} is not a contributor [incarnation, attempts]")
+        contributors.append((_incarnation(entry[0]), _versions(entry[1])))
+    return tuple(contributors)
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ProtocolError(f"{_show(value)} is not a list")
+    return value
+
+
+def _show(value: Any) -> str:
+    text = _brief.repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_u32, _u64 = _integer(32), _integer(64)
+
+#: Annotation in messages.py -> check. A check returns the value as the dataclass wants it.
+CHECKS: dict[str, Callable[[Any], Any]] = {
+    "U8": _integer(8),
+    "U32": _u32,
+    "U64": _u64,
+    "Text": _text,
+    "Seconds": _seconds,
+    "Incarnation": _incarnation,
+    "Plain": _map,
+    "Facts": _facts,
+    "Texts": _texts,
+    "Versions": _versions,
+    "Parts": _parts,
+    "Contributors": _contributors,
+}
+
+
+def _schema(cls: type[Message]) -> tuple[tuple[str, ...], tuple[Callable[[Any], Any], ...], bool]:
+    fields = {n: str(t) for n, t in cls.__annotations__.items() if "ClassVar" not in str(t)}
+    has_payload = "payload" in fields
+    if has_payload:
+        assert list(fields)[-1] == "payload", f"{cls.__name__}: the payload comes last"
+        del fields["payload"]
+    return tuple(fields), tuple(CHECKS[t] for t in fields.values()), has_payload
+
+
+SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
+
+
+def encode(message: Message) -> list[Buffer]:
+    """Return the frames of a message: the header, then its payload's buffers as they are.
+
+    Payload buffers are C-contiguous and are not copied, so they must not be written to before
+    the transport has let go of them; a payload of up to `INLINE_NBYTES` is copied into the header.
+    """
+    names, _, has_payload = SCHEMAS[type(message)]
+    header: list[Any] = [message.kind]
+    header.extend(getattr(message, name) if name != "text" else _cut(message.text) for name in names)  # type: ignore[attr-defined]
+    if not has_payload:
+        return [_pack(header)]
+    payload: Sequence[Buffer] = message.payload  # type: ignore[attr-defined]
+    views = [memoryview(buffer).cast("B") for buffer in payload if memoryview(buffer).nbytes]
+    sizes = [view.nbytes for view in views]
+    if sum(sizes) <= INLINE_NBYTES:
+        header.append(b"".join(views))
+        return [_pack(header)]
+    if len(views) > MAX_FRAMES:
+        raise LimitError(what="number of array frames", got=len(views), limit=MAX_FRAMES)
+    if max(sizes) > MAX_FRAME_NBYTES:
+        raise LimitError(what="size of an array frame", got=max(sizes), limit=MAX_FRAME_NBYTES)
+    header.append(sizes)
+    return [_pack(header), *views]
+
+
+def _cut(text: str) -> str:
+    """Shorten words for people: an error that names a hundred workers must still be delivered."""
+    return text if len(text) <= MAX_TEXT_CHARS else text[: MAX_TEXT_CHARS - 1] + "…"
+
+
+def _pack(header: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb(header)
+    if len(packed) > MAX_HEADER_NBYTES:
+        raise LimitError(what="size of the header", got=len(packed), limit=MAX_HEADER_NBYTES)
+    return packed
+
+
+def peek(frames: Sequence[Buffer]) -> tuple[str, int]:
+    """Return the name of a message that `encode` made and its request (0: none), without decoding the rest."""
+    values = msgpack.unpackb(frames[0])
+    cls = BY_KIND[values[0]]
+    return cls.__name__, values[1] if SCHEMAS[cls][0][:1] == ("request",) else 0
+
+
+def decode(frames: Sequence[Buffer]) -> Message:
+    """Return the message that ``frames`` hold.
+
+    The payload aliases the frames (or the bytes inside the header); nothing is copied.
+
+    Raises
+    ------
+    LimitError
+        A size or count beyond this module's limits.
+    ProtocolError
+        Anything else that is not a message of docs/protocol.md.
+    """
+    if not frames:
+        raise ProtocolError("a message without frames")
+    header = memoryview(frames[0])
+    if header.nbytes > MAX_HEADER_NBYTES:
+        raise LimitError(what="size of the header", got=header.nbytes, limit=MAX_HEADER_NBYTES)
+    try:
+        values = msgpack.unpackb(header)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise ProtocolError(f"the header is not msgpack: {_show(error)}") from error
+    if type(values) is not list or not values or type(values[0]) is not int:
+        raise ProtocolError(f"the header is not [kind, field, ...]: {_show(values)}")
+    cls = BY_KIND.get(values[0])
+    if cls is None:
+        raise ProtocolError(f"no message is of kind {values[0]}")
+    names, checks, has_payload = SCHEMAS[cls]
+    if len(values) != 1 + len(names) + has_payload:
+        raise ProtocolError(f"{cls.__name__} has {len(names) + has_payload} fields, not {len(values) - 1}")
+    try:
+        # a tuple keeps the fields in their order; the checks see each value once
+        fields = [check(value) for check, value in zip(checks, values[1:], strict=False)]
+    except ProtocolError as error:
+        if isinstance(error, LimitError):
+            raise
+        raise ProtocolError(f"{cls.__name__}: {error}") from None
+    if has_payload:
+        fields.append(_payload(values[-1], frames[1:]))
+    elif len(frames) != 1:
+        raise ProtocolError(f"{cls.__name__} carries no array frames, got {len(frames) - 1}")
+    return cls(*fields)
+
+
+def _payload(declared: Any, frames: Sequence[Buffer]) -> tuple[memoryview, ...]:
+    if type(declared) is bytes:
+        if frames:
+            raise ProtocolError(f"the payload is inside the header, yet {len(frames)} frames follow")
+        if len(declared) > INLINE_NBYTES:
+            raise LimitError(what="size of an inline payload", got=len(declared), limit=INLINE_NBYTES)
+        return (memoryview(declared),) if declared else ()
+    sizes = _list(declared)
+    if len(sizes) > MAX_FRAMES:
+        raise LimitError(what="number of array frames", got=len(sizes), limit=MAX_FRAMES)
+    if len(sizes) != len(frames):
+        raise ProtocolError(f"{len(sizes)} array frames were announced, {len(frames)} came")
+    views = []
+    for size, frame in zip(sizes, frames, strict=True):
+        view = memoryview(frame).cast("B")
+        if view.nbytes != _u64(size):
+            raise ProtocolError(f"an array frame of {size} bytes was announced, {view.nbytes} came")
+        if view.nbytes > MAX_FRAME_NBYTES:
+            raise LimitError(what="size of an array frame", got=view.nbytes, limit=MAX_FRAME_NBYTES)
+        views.append(view)
+    return tuple(views)

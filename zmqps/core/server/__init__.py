@@ -1,0 +1,1 @@
+"""The server's machine: shards, the ledger, and the answers to workers."""

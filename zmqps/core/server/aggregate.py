@@ -1,0 +1,221 @@
+"""Gradients of a synchronous step, kept by contributor until the step is committed.
+
+They are not added up on arrival: who contributes is known only at the commit (a worker may die
+between two slices, or be one too many), and a sum of floats cannot be taken back. Kept apart they
+are also added in the order the coordinator names, so the result does not depend on who came first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zmqps.core.job.keyspace import Slice
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.memory import HostMemory, Memory
+from zmqps.errors import LimitError, ProtocolError
+
+#: Steps whose gradients may wait at the same time: the one being collected, and the next, whose
+#: first gradients can overtake the commit on another connection.
+OPEN_STEPS = 2
+#: Gradients of a worker that a step may hold beyond those it needs: of pushes that failed halfway and were repeated.
+SPARE_GRADIENTS = 4
+#: What keeping one part costs beside its elements, and how much of that a worker may cause in a step: it may divide
+#: its gradient into sixty thousand pushes, but not into any number.
+PART_NBYTES = 256
+PARTS_NBYTES = 16 << 20
+
+#: One push of one worker: (incarnation, attempt).
+Contributor = tuple[bytes, int]
+
+
+class Contribution(NamedTuple):
+    """What a push brings to one slice: pieces (`Memory`) of the gradient within ``bounds``, one behind the other."""
+
+    piece: Slice
+    bounds: Sequence[tuple[int, int]]  # ascending, disjoint
+    pieces: Sequence[Any]
+
+    @property
+    def size(self) -> int:
+        """How many elements that are."""
+        return sum(stop - start for start, stop in self.bounds)
+
+
+class Brought:
+    """What one push brought to one slice: gradients of its elements within some bounds, packed."""
+
+    __slots__ = ("_origins", "_starts", "bounds", "buffer", "examples", "whole")
+
+    def __init__(self, part: Contribution, buffer: Array, examples: int) -> None:
+        self.bounds = part.bounds
+        self.buffer = buffer
+        self.examples = examples
+        self.whole = buffer.size == part.piece.size
+        self._starts = [start for start, _ in part.bounds]
+        self._origins = [0, *accumulate(stop - start for start, stop in part.bounds)]
+
+    def between(self, start: int, stop: int) -> Array | None:
+        """Return the gradients of elements ``[start, stop)`` if all of them were brought."""
+        i = bisect_right(self._starts, start) - 1
+        if i < 0 or stop > self.bounds[i][1]:
+            return None
+        origin = self._origins[i] - self._starts[i]
+        return self.buffer[origin + start : origin + stop]
+
+
+class Stage:
+    """The gradients of the open steps of one shard, apart for each push and slice.
+
+    Memory is bounded by `OPEN_STEPS` times, for each worker, the gradients that a step may need of it, and
+    `SPARE_GRADIENTS`; buffers of whole slices are used again.
+
+    Parameters
+    ----------
+    nbytes
+        Of the shard's values, and so of a gradient.
+    gradients
+        How many whole ones of one worker a step may need.
+    memory
+        Where they are kept.
+    """
+
+    def __init__(self, nbytes: int, gradients: int = 1, memory: Memory | None = None) -> None:
+        self._memory = memory or HostMemory()
+        self._limit = (gradients + SPARE_GRADIENTS) * nbytes + PARTS_NBYTES
+        self._steps: dict[int, dict[Contributor, dict[int, Brought]]] = {}
+        self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
+        self._spares: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
+        self._totals: dict[np.dtype[Any], Array] = {}
+
+    def add(self, step: int, contributor: Contributor, parts: Sequence[Contribution], examples: int) -> None:
+        """Keep what a message brings: all of it, or nothing if that is too much.
+
+        Raises
+        ------
+        LimitError
+            The worker has brought more to this step than it may.
+        ProtocolError
+            This push has brought one of the slices before.
+        """
+        slices = self._steps.get(step, {}).get(contributor, {})
+        if any(part.piece.index in slices for part in parts):
+            raise ProtocolError("a push has one message for each slice")
+        nbytes = PART_NBYTES * max(1, len(parts)) + sum(piece.nbytes for part in parts for piece in part.pieces)
+        used = self._used.setdefault(step, Counter())
+        if used[contributor[0]] + nbytes > self._limit:
+            got = used[contributor[0]] + nbytes
+            raise LimitError(what="bytes of one worker's gradients of a step", got=got, limit=self._limit)
+        used[contributor[0]] += nbytes
+        slices = self._steps.setdefault(step, {}).setdefault(contributor, {})
+        for part in parts:
+            if part.pieces:
+                slices[part.piece.index] = self._keep(part, examples)
+
+    def _keep(self, part: Contribution, examples: int) -> Brought:
+        dtype = part.pieces[0].dtype
+        spares = self._spares.get((part.size, dtype)) if part.size == part.piece.size else None
+        buffer = spares.pop() if spares else self._memory.empty(part.size, dtype)
+        start = 0
+        for piece in part.pieces:
+            buffer[start : start + piece.size] = self._memory.take(piece)
+            start += piece.size
+        return Brought(part, buffer, examples)
+
+    def mean(self, step: int, index: int, contributors: Sequence[Contributor]) -> list[tuple[int, Array]]:
+        """Return the mean of the contributors' gradients of a slice, added in their order.
+
+        Each counts as often as it has examples. Whoever did not push an element has no part in its mean,
+        neither in the sum nor in the number of examples that divides it: so the workers of one
+        replica may push different parameters (model parallelism), even within one slice.
+
+        To be asked once for each slice: what was brought may be used up. The mean of finite gradients is
+        finite, however large they are and however many their examples.
+
+        Returns
+        -------
+        list of (start, mean)
+            The stretches of the slice that somebody pushed, ascending. The arrays are valid until
+            the next call.
+        """
+        slices = self._steps.get(step, {})
+        brought = [slices[c][index] for c in contributors if c in slices and index in slices[c]]
+        if len(brought) == 1:
+            alone = brought[0]
+            return [(lo, array) for lo, hi in alone.bounds if (array := alone.between(lo, hi)) is not None]
+        bounds = sorted({bound for b in brought for pair in b.bounds for bound in pair})
+        total = self._total(bounds[-1], brought[0].buffer.dtype) if brought else None
+        stretches: list[tuple[int, int]] = []
+        for lo, hi in pairwise(bounds):
+            some = [(array, b.examples) for b in brought if (array := b.between(lo, hi)) is not None]
+            if some and total is not None:
+                _average(total[lo:hi], [array for array, _ in some], [examples for _, examples in some])
+                if stretches and stretches[-1][1] == lo:
+                    stretches[-1] = stretches[-1][0], hi
+                else:
+                    stretches.append((lo, hi))
+        return [(lo, total[lo:hi]) for lo, hi in stretches if total is not None]
+
+    def _total(self, size: int, dtype: np.dtype[Any]) -> Array:
+        if dtype not in self._totals or self._totals[dtype].size < size:
+            self._totals[dtype] = self._memory.empty(size, dtype)
+        return self._totals[dtype]
+
+    def close(self, step: int) -> set[Contributor]:
+        """Forget a step and all before it; return who had brought something to it."""
+        contributors: set[Contributor] = set()
+        for old in [number for number in self._used if number <= step]:
+            del self._used[old]
+        for old in [number for number in self._steps if number <= step]:
+            for contributor, slices in self._steps.pop(old).items():
+                contributors.add(contributor)
+                for buffer in (brought.buffer for brought in slices.values() if brought.whole):
+                    self._spares.setdefault((buffer.size, buffer.dtype), []).append(buffer)
+        return contributors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, spare ones included."""
+        used = (b.buffer for step in self._steps.values() for slices in step.values() for b in slices.values())
+        spare = (b for buffers in self._spares.values() for b in buffers)
+        return sum(buffer.nbytes for buffers in (used, spare, self._totals.values()) for buffer in buffers)
+
+    def validate(self) -> None:
+        """Assert that only open steps are kept, and what they cover is in order."""
+        assert len(self._steps) <= OPEN_STEPS
+        assert all(used <= self._limit for counter in self._used.values() for used in counter.values())
+        for brought in (b for step in self._steps.values() for slices in step.values() for b in slices.values()):
+            bounds = [bound for pair in brought.bounds for bound in pair]
+            assert bounds == sorted(bounds)
+            assert brought.buffer.size == sum(stop - start for start, stop in brought.bounds)
+
+
+def _average(total: Array, summands: Sequence[Array], examples: Sequence[int]) -> None:
+    """Write the mean of the summands, each counted as often as it has examples, to ``total``."""
+    first, *rest = summands
+    if not rest:
+        total[:] = first
+        return
+    scalar = total.dtype.type
+    if isinstance(total, np.ndarray) and min(examples) == max(examples):  # a GPU does not tell of an overflow
+        try:
+            with np.errstate(over="raise", invalid="ignore"):
+                np.add(first, rest[0], out=total)
+                for summand in rest[1:]:
+                    total += summand
+            total *= scalar(1.0 / len(summands))
+            return
+        except FloatingPointError:
+            pass  # the sum is beyond what the dtype holds, the mean is not
+    # each times its part first, so that nothing grows
+    parts = [scalar(count / sum(examples)) for count in examples]
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(first, parts[0], out=total)
+        for summand, part in zip(rest, parts[1:], strict=True):
+            np.multiply(summand, part, out=summand)
+            total += summand

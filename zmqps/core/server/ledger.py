@@ -1,0 +1,49 @@
+"""What a shard remembers of applied pushes, so that a push sent twice is applied once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.errors import LedgerError
+
+Result = tuple[tuple[int, ...], tuple[int, ...]]  # versions and staleness of the parts
+
+
+class Ledger:
+    """The pushes of one worker incarnation: a bounded window of results above a floor.
+
+    Sequence numbers start at 1 and may arrive in any order within the window. At or below the
+    floor nothing is remembered but that the worker has long had its answer.
+    """
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.results: OrderedDict[int, Result] = OrderedDict()
+
+    def recall(self, seq: int) -> Result | None:
+        """Return the result of an applied push, None for a new one.
+
+        Raises
+        ------
+        LedgerError
+            ``seq`` lies below the window: it cannot be told whether it was applied.
+        """
+        if seq <= self.floor:
+            raise LedgerError(f"push {seq} is older than the {PUSH_WINDOW} pushes remembered; it was not applied now")
+        return self.results.get(seq)
+
+    def record(self, seq: int, result: Result) -> None:
+        """Remember that ``seq`` was applied with this result."""
+        assert seq > self.floor
+        assert seq not in self.results
+        self.results[seq] = result
+        while len(self.results) > PUSH_WINDOW:
+            oldest = min(self.results) if next(iter(self.results)) > self.floor + 1 else next(iter(self.results))
+            del self.results[oldest]
+            self.floor = max(self.floor, oldest)
+
+    def validate(self) -> None:
+        """Assert that the window is bounded and lies above the floor."""
+        assert len(self.results) <= PUSH_WINDOW
+        assert all(seq > self.floor for seq in self.results)

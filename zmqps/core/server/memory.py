@@ -1,0 +1,118 @@
+"""Where a shard's arrays live, and how payloads get there and back.
+
+In the memory of this host a payload is read where it came to lie and values are sent from where they
+are, so there is nothing to do. A device has memory of its own: gradients are copied there before a
+kernel reads them, values back before they are sent. A shard only says when it needs which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from zmqps.codecs import Codec
+from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.protocol.encoding import compress, decompress
+from zmqps.core.protocol.events import Pending, Reader
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: Elements and dtype.
+Size = tuple[int, np.dtype[Any]]
+
+
+class Outgoing(NamedTuple):
+    """Values on their way out.
+
+    ``readers`` as in `Send`; ``after``: what must be awaited before the payload may be read.
+    """
+
+    payload: Sequence[Array]
+    readers: Sequence[list[Reader]]
+    after: Pending | None
+
+
+class Memory(Protocol):
+    """What a shard asks of the memory its arrays are in.
+
+    A *piece* is a stretch of a gradient as it came. It has ``size``, ``nbytes`` and ``dtype``; what else
+    it is, is between `decode`, `scatter` and `take`.
+    """
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new array of one dimension, uninitialised."""
+
+    def values(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return one for values, which others may be shown."""
+
+    def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
+        """Return what `scatter` takes instead of a payload in a codec, one item a part.
+
+        ``checked``: nobody will look at the pieces but `take`. Raises `ProtocolError` as
+        `zmqps.core.protocol.encoding.decompress` does; what it returns can be taken without error.
+        """
+
+    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Any]]:
+        """Yield ``(run, offset, piece)`` as `zmqps.core.protocol.arrays.scatter` does."""
+
+    def take(self, piece: Any) -> Array:
+        """Return a piece as an array that kernels can read, until the next is taken."""
+
+    def send(
+        self, codec: Codec | None, parts: Sequence[Sequence[Array]], seed: int, readers: Sequence[list[Reader]]
+    ) -> Outgoing:
+        """Return a payload of the arrays of each part, as they are at this moment.
+
+        ``readers``: of the slices they belong to; a reader appended to them keeps the arrays as they are.
+        """
+
+    def counters(self) -> Mapping[str, Any]:
+        """Return what to show in the status."""
+
+
+class HostMemory:
+    """The memory of this host.
+
+    Parameters
+    ----------
+    values
+        Allocates arrays for values, say where other processes can read them: ``values(size, dtype)``.
+    """
+
+    def __init__(self, values: Callable[[int, np.dtype[Any]], Array] = np.empty) -> None:
+        self._values = values
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new array."""
+        return np.empty(size, dtype)
+
+    def values(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new array for values."""
+        return self._values(size, dtype)
+
+    def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
+        """Return the decoded arrays."""
+        return decompress(codec, payload, sizes)
+
+    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Array]]:
+        """Yield pieces that alias the payload."""
+        return scatter(payload, runs)
+
+    def take(self, piece: Array) -> Array:
+        """Return the piece."""
+        return piece
+
+    def send(
+        self, codec: Codec | None, parts: Sequence[Sequence[Array]], seed: int, readers: Sequence[list[Reader]]
+    ) -> Outgoing:
+        """Return the arrays themselves; encoded they are a copy, which nobody else reads."""
+        if codec is None:
+            return Outgoing(gather(array for pieces in parts for array in pieces), readers, None)
+        return Outgoing(compress(codec, parts, seed=seed), [], None)
+
+    def counters(self) -> Mapping[str, Any]:
+        """Return what device it is."""
+        return {"device": "cpu"}

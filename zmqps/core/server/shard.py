@@ -1,0 +1,471 @@
+"""The values of one shard and how a gradient changes them; no messages, no peers.
+
+A slice is updated in one go, so its update is atomic. A buffer that the transport still reads
+(a pull being sent without a copy) is never written: the update then goes to a spare buffer, which
+takes its place. So a pull never sees a slice half updated, and nobody waits for a lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import Reader
+from zmqps.core.protocol.messages import Contributor, Part
+from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, Stage
+from zmqps.core.server.buffers import Buffers
+from zmqps.core.server.memory import HostMemory, Memory
+from zmqps.core.server.slices import Pin, SliceState, bounds_of
+from zmqps.core.treatments import ReadCopies, Treatment
+from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError, listed
+
+if TYPE_CHECKING:
+    from zmqps.codecs import Codec
+    from zmqps.core.protocol.messages import Buffer
+
+#: Readers of a slice noted before those that are done are forgotten.
+MAX_DONE_READERS = 64
+
+
+class Kernel(Protocol):
+    """One optimizer rule, compiled: ``step`` is the number of this update, from 1."""
+
+    def __call__(self, w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, /) -> None:
+        """Write the updated ``w`` to ``out`` (which may be ``w``) and update ``slots`` in place."""
+
+
+class Rules(Protocol):
+    """What the shard needs of an optimizer; `zmqps.optim` builds it."""
+
+    @property
+    def slot_fill(self) -> tuple[float, ...]:
+        """The initial value of each slot."""
+
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+        """Return the kernels in use (None: frozen) and, for each parameter, which one is its."""
+
+    def all_finite(self, g: Array, /) -> bool:
+        """Whether an array holds neither NaN nor infinity."""
+
+
+class Shard:
+    """One server's part of the model.
+
+    Parameters
+    ----------
+    placement, index
+        The placement, and which shard of it this is.
+    rules
+        The optimizer.
+    reject_nonfinite
+        Whether gradients with NaN or infinity are refused.
+    synchronous
+        Gradients are kept by contributor until `commit`; otherwise they are applied on arrival.
+    aggregate
+        Synchronous: how many gradients make a step; None: one of every worker.
+    retain
+        Synchronous: how many versions before the current one stay readable.
+    treatment
+        Not synchronous: what is done to stale gradients before they are applied.
+    memory
+        Where values, slots and gradients are kept.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        index: int,
+        rules: Rules,
+        *,
+        reject_nonfinite: bool = True,
+        synchronous: bool = False,
+        aggregate: int | None = None,
+        retain: int = 0,
+        treatment: Treatment | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.placement = placement
+        self.index = index
+        self.counters: Counter[str] = Counter()
+        self.memory = memory = memory or HostMemory()
+        self._rules = rules
+        self._reject_nonfinite = reject_nonfinite
+        self._retain = retain
+        self._treatment = treatment
+        self.copies = ReadCopies() if treatment is not None and treatment.needs_read else None
+        self.version = 0  # synchronous: steps committed
+        self._kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
+        self.slices: list[SliceState] = []
+        self.arena_nbytes = 0
+        tables, dtypes = placement.keyspace.tables, [table.dtype for table in placement.keyspace.tables]
+        bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
+        self._buffers = Buffers(bounds, dtypes, memory, self.counters)
+        arenas: list[list[Array]] = []  # the slots of each table
+        for table, (_, size) in zip(tables, bounds, strict=True):
+            slots = [memory.empty(size, table.dtype) for _ in rules.slot_fill]
+            for slot, fill in zip(slots, rules.slot_fill, strict=True):
+                slot.fill(fill)
+            arenas.append(slots)
+            self.arena_nbytes += size * table.dtype.itemsize * (1 + len(slots))
+        for piece in placement.slices[index]:
+            origin, slots = bounds[piece.table][0], arenas[piece.table]
+            where = slice(piece.start - origin, piece.stop - origin)
+            home = self._buffers.home(piece)
+            self.slices.append(SliceState(piece, home, tuple(slot[where] for slot in slots), kernel_of))
+        self._missing = {piece.index for piece in placement.slices[index]}
+        self.stage = Stage(placement.nbytes(index), aggregate or 1, memory) if synchronous else None
+
+    @property
+    def loaded(self) -> bool:
+        """Whether every slice has its initial values."""
+        return not self._missing
+
+    def load(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
+        """Take initial values of whole slices; ignored once the shard is loaded."""
+        states = self._resolve(parts)
+        if any(ranges for _, _, ranges in parts):
+            raise SliceRangeError("initial values come in whole slices")
+        pieces = self._walk(states, parts, payload)
+        if self.loaded:
+            return
+        for state, start, piece in pieces:
+            state.value[start : start + piece.size] = self.memory.take(piece)
+        self._missing.difference_update(index for index, _, _ in parts)
+
+    def push(
+        self,
+        parts: Sequence[Part],
+        payload: Sequence[Buffer],
+        worker: str,
+        *,
+        checked: bool = False,
+        reader: bytes = b"",
+    ) -> list[tuple[int, int]]:
+        """Apply the gradients of all parts, or none of them.
+
+        Parameters
+        ----------
+        parts, payload
+            As in `Push`; or what `decode` made of its payload.
+        worker
+            Who is to blame.
+        checked
+            The gradients are known to be finite.
+        reader
+            Whose copies (`pull`) say what the gradients were computed from.
+
+        Returns
+        -------
+        list of (version, staleness)
+            A part: the slice's version after the update, and how many updates it had had since the
+            worker read it. A part that the treatment drops changes nothing, the version neither.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError
+            The parts do not exist or the payload does not fit them.
+        NonFiniteGradientError
+            Names ``worker`` and the parameters.
+        """
+        states = self._resolve(parts)
+        pieces = self._walk(states, parts, payload)
+        if self._reject_nonfinite and not checked:
+            self._check_finite(pieces, worker)
+        if self._treatment is not None:
+            return self._push_treated(self._treatment, states, parts, pieces, reader)
+        return self._update(states, parts, pieces)
+
+    def _push_treated(
+        self,
+        treatment: Treatment,
+        states: Sequence[SliceState],
+        parts: Sequence[Part],
+        pieces: Sequence[tuple[SliceState, int, Array]],
+        reader: bytes,
+    ) -> list[tuple[int, int]]:
+        """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
+        results = {i: (s.version, max(0, s.version - read)) for s, (i, read, _) in zip(states, parts, strict=True)}
+        kept = [(s, part) for s, part in zip(states, parts, strict=True) if not treatment.drops(results[part[0]][1])]
+        self.counters["dropped"] += len(parts) - len(kept)
+        read: dict[int, Array | None] = {}
+        if self.copies is not None:
+            for _, (index, version, _) in kept:
+                read[index] = self.copies.find(reader, index, version)
+                self.counters["uncompensated"] += results[index][1] > 0 and read[index] is None
+        indices = {index for _, (index, _, _) in kept}
+
+        def correct(state: SliceState, start: int, gradient: Array, value: Array) -> Array:
+            copy = read.get(state.piece.index)
+            copy = None if copy is None else copy[start : start + gradient.size]
+            return treatment.correct(gradient, value, copy, results[state.piece.index][1])
+
+        pieces = [piece for piece in pieces if piece[0].piece.index in indices]
+        applied = self._update([state for state, _ in kept], [part for _, part in kept], pieces, correct)
+        results.update(zip([index for _, (index, _, _) in kept], applied, strict=True))
+        return list(results.values())
+
+    def _update(
+        self,
+        states: Sequence[SliceState],
+        parts: Sequence[Part],
+        pieces: Sequence[tuple[SliceState, int, Any]],
+        correct: Callable[[SliceState, int, Array, Array], Array] | None = None,
+    ) -> list[tuple[int, int]]:
+        sources = {state.piece.index: state.value for state in states}
+        for state, (_, _, ranges) in zip(states, parts, strict=True):
+            self._buffers.make_writable(state)
+            if ranges and state.value is not sources[state.piece.index]:
+                state.value[:] = sources[state.piece.index]  # what this push leaves out stays
+        for state, start, piece in pieces:
+            gradient, source = self.memory.take(piece), sources[state.piece.index]
+            if correct is not None:
+                gradient = correct(state, start, gradient, source[start : start + piece.size])
+            self._apply(state, source, start, gradient)
+        results = []
+        for state, (_, read_version, ranges) in zip(states, parts, strict=True):
+            for start, stop in bounds_of(state, ranges):
+                first, last = state.segments(start, stop)
+                state.steps[first:last] += 1
+            staleness = max(0, state.version - read_version)
+            state.version += 1
+            results.append((state.version, staleness))
+        return results
+
+    def _apply(self, state: SliceState, source: Array, start: int, gradient: Array) -> None:
+        """Update elements from ``start`` of a slice, out of ``source`` into its value."""
+        for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
+            kernel = self._kernels[kernel_index]
+            if kernel is not None:
+                slots, out = tuple(slot[lo:hi] for slot in state.slots), state.value[lo:hi]
+                w = out if source is state.value else source[lo:hi]
+                kernel(w, gradient[lo - start : hi - start], out, slots, step + 1)
+            elif source is not state.value:
+                state.value[lo:hi] = source[lo:hi]
+
+    def collect(
+        self,
+        parts: Sequence[Part],
+        payload: Sequence[Buffer],
+        contributor: tuple[bytes, int],
+        step: int,
+        examples: int,
+        worker: str,
+        *,
+        checked: bool = False,
+    ) -> list[tuple[int, int]]:
+        """Keep gradients for a step of the synchronous mode; as `push`, but nothing is applied yet.
+
+        Gradients of a step that is over are dropped and counted (``late``); the coordinator, who
+        closed it without them, tells the worker.
+
+        Parameters
+        ----------
+        contributor
+            Incarnation and attempt.
+        step
+            The step they belong to: this shard's version, or the next, if the commit in between is
+            still on its way.
+        examples
+            How often they count in the mean.
+        worker
+            Who is to blame.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError, NonFiniteGradientError
+            As `push`.
+        LimitError
+            The worker has brought more to this step than it may; nothing is kept.
+        """
+        assert self.stage is not None
+        states = self._resolve(parts)
+        pieces = self._walk(states, parts, payload)
+        if step >= self.version + OPEN_STEPS:
+            raise ProtocolError(f"a gradient of step {step}, but this shard is at {self.version}")
+        if self._reject_nonfinite and not checked:
+            self._check_finite(pieces, worker)
+        staleness = max(0, self.version - step)
+        if staleness:
+            self.counters["late"] += 1
+        else:
+            gradients: dict[int, list[Any]] = {state.piece.index: [] for state in states}
+            for state, _, piece in pieces:
+                gradients[state.piece.index].append(piece)
+            brought = [
+                Contribution(state.piece, bounds_of(state, ranges), gradients[state.piece.index])
+                for state, (_, _, ranges) in zip(states, parts, strict=True)
+            ]
+            self.stage.add(step, contributor, brought, examples)
+        return [(self.version, staleness)] * len(parts)
+
+    def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
+        """Apply the mean of the contributors' gradients of a step, added in their order.
+
+        A contributor that did not push a parameter has no part in that parameter's mean; what no
+        contributor pushed is not updated.
+        """
+        assert self.stage is not None
+        assert step == self.version
+        brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
+        for state in self.slices:
+            self._keep(state)
+            means = self.stage.mean(step, state.piece.index, brought)
+            if means:
+                source = state.value
+                self._buffers.make_writable(state)
+                if source is not state.value and sum(gradient.size for _, gradient in means) < source.size:
+                    state.value[:] = source  # what nobody pushed stays
+                for start, gradient in means:
+                    self._apply(state, source, start, gradient)
+                for start, gradient in means:
+                    first, last = state.segments(start, start + gradient.size)
+                    state.steps[first:last] += 1
+            state.version += 1
+        self.version += 1
+        dropped = self.stage.close(step) - set(brought)
+        if dropped:
+            self.counters["dropped"] += len(dropped)
+
+    def _keep(self, state: SliceState) -> None:
+        """Keep the current version of a slice readable for the next `retain` versions."""
+        if self._retain:
+            pin = Pin()
+            state.readers.append(pin)
+            state.history.append((state.version, state.value, state.readers, pin))
+            if len(state.history) > self._retain:
+                state.history.popleft()[3].done = True
+
+    def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
+        """Return elements and dtype of each part; raise `SliceRangeError` where there is none."""
+        states = self._resolve(parts)
+        bounds = [bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
+        totals = (sum(stop - start for start, stop in pairs) for pairs in bounds)
+        return [(total, state.value.dtype) for total, state in zip(totals, states, strict=True)]
+
+    def available(self, parts: Sequence[Part], version: int, *, exact: bool = False) -> bool:
+        """Whether a pull of this version, or a later one, can be answered.
+
+        Raises
+        ------
+        SliceRangeError
+            The parts do not exist.
+        VersionError
+            Exactly that version was asked for, and it is not kept any more.
+        """
+        states = self._resolve(parts)
+        if exact:
+            for state in states:
+                if version < state.version and all(version != kept[0] for kept in state.history):
+                    oldest = state.history[0][0] if state.history else state.version
+                    raise VersionError(version=version, oldest=oldest, newest=state.version)
+        return all(state.version >= version for state in states)
+
+    def pull(
+        self, parts: Sequence[Part], exact: int | None = None, reader: bytes = b""
+    ) -> tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]:
+        """Return the values of the parts, without a copy.
+
+        Parameters
+        ----------
+        parts
+            What to read.
+        exact
+            Which version; None: the current one. It must be `available`.
+        reader
+            A worker that may push what it computes from them; empty: it will not.
+
+        Returns
+        -------
+        parts
+            For each part its pieces; they alias the arena.
+        versions
+            A version a part.
+        readers
+            Lists to append to while somebody still reads the payload.
+        """
+        states = self._resolve(parts)
+        for state in states:
+            if len(state.readers) >= MAX_DONE_READERS:  # many pulls, no push that would clear them
+                state.readers[:] = [reader for reader in state.readers if not reader.done]
+        found = [state.at(exact) for state in states]
+        if self.copies is not None and reader:
+            for state, (version, value, _) in zip(states, found, strict=True):
+                self.copies.note(reader, state.piece.index, version, value)
+        pieces = [
+            [value[start:stop] for start, stop in bounds_of(state, ranges)]
+            for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
+        ]
+        return pieces, tuple(version for version, _, _ in found), [readers for _, _, readers in found]
+
+    def decode(self, codec: Codec, parts: Sequence[Part], payload: Sequence[Buffer], *, checked: bool) -> Sequence[Any]:
+        """Return what `push` and `collect` take instead of a payload in a codec.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError
+            The parts do not exist, or the payload does not hold them in this codec.
+        """
+        checked = checked or not self._reject_nonfinite
+        return self.memory.decode(codec, payload, self.sizes(parts), checked=checked)
+
+    def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
+        """Return the slice of each part; every range falls on parameter boundaries."""
+        states = []
+        for index, _, ranges in parts:
+            if index >= len(self.slices):
+                raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, none is number {index}")
+            state = self.slices[index]
+            size = state.piece.size
+            for bound in ranges:
+                i = bisect_left(state.positions, bound)
+                if bound != size and (i == len(state.positions) or state.positions[i] != bound):
+                    raise SliceRangeError(f"element {bound} of slice {index} is no boundary of a parameter")
+            states.append(state)
+        if len({id(state) for state in states}) != len(states):
+            raise SliceRangeError("a message names a slice twice")
+        return states
+
+    def _walk(
+        self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
+    ) -> list[tuple[SliceState, int, Any]]:
+        runs = [
+            (state, start, stop)
+            for state, (_, _, ranges) in zip(states, parts, strict=True)
+            for start, stop in bounds_of(state, ranges)
+        ]
+        sizes = ((stop - start, state.value.dtype) for state, start, stop in runs)
+        pieces = self.memory.scatter(payload, sizes)
+        return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
+
+    def _check_finite(self, pieces: Sequence[tuple[SliceState, int, Array]], worker: str) -> None:
+        bad = [piece for piece in pieces if not self._rules.all_finite(piece[2])]
+        if bad:
+            self.counters["nonfinite"] += 1
+            names = list(dict.fromkeys(repr(name) for piece in bad for name in self._culprits(*piece)))
+            raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
+
+    def _culprits(self, state: SliceState, start: int, gradient: Array) -> Iterator[str]:
+        for segment in state.piece.segments:
+            lo, hi = segment.position - start, segment.position + segment.size - start
+            part = gradient[max(0, lo) : max(0, hi)]
+            if not np.isfinite(part).all():
+                yield self.placement.keyspace.parameters[segment.parameter].name
+
+    def validate(self) -> None:
+        """Assert that slices cover the shard and that steps add up."""
+        pieces = self.placement.slices[self.index]
+        assert [state.piece for state in self.slices] == list(pieces)
+        for state in self.slices:
+            assert state.value.size == state.piece.size
+            assert all(slot.size == state.piece.size for slot in state.slots)
+            assert all(0 <= steps <= state.version for steps in state.steps)
+            assert len(state.history) <= self._retain
+            assert self.stage is None or state.version == self.version
+        if self.stage is not None:
+            self.stage.validate()

@@ -1,0 +1,67 @@
+"""What a shard keeps of one slice."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from zmqps.core.job.keyspace import Slice
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import Reader
+
+
+class Pin:
+    """Keeps a buffer as it is until ``done``: a version that may still be asked for."""
+
+    __slots__ = ("done",)
+
+    def __init__(self) -> None:
+        self.done = False
+
+
+class SliceState:
+    """A slice of the shard: its values, slots and version."""
+
+    __slots__ = ("groups", "history", "piece", "places", "positions", "readers", "slots", "steps", "value", "version")
+
+    def __init__(self, piece: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
+        self.piece = piece
+        self.value = value
+        self.slots = slots
+        self.version = 0
+        self.readers: list[Reader] = []  # who still reads ``value``
+        self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and who reads there
+        self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
+        self.positions = [segment.position for segment in piece.segments]
+        self.groups = np.array([kernel_of[segment.parameter] for segment in piece.segments], np.int32)
+        # updates each parameter has had: a push of some parameters is no step of the others
+        self.steps = np.zeros(len(piece.segments), np.int64)
+
+    def segments(self, start: int, stop: int) -> tuple[int, int]:
+        """Return first and one-past-last number of the segments that ``[start, stop)`` touches."""
+        return bisect_right(self.positions, start) - 1, bisect_left(self.positions, stop)
+
+    def at(self, version: int | None) -> tuple[int, Array, list[Reader]]:
+        """Return a version (None: the current one) with its values and who reads them."""
+        for number, value, readers, _ in self.history:
+            if number == version:
+                return number, value, readers
+        return self.version, self.value, self.readers
+
+    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield ``(start, stop, kernel, updates so far)`` of stretches that one kernel call can take."""
+        first, last = self.segments(start, stop)
+        keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
+        while keys:
+            same = next((i for i, key in enumerate(keys) if key != keys[0]), len(keys))
+            end = stop if same == len(keys) else self.positions[first + same]
+            yield start, end, *keys[0]
+            start, first, keys = end, first + same, keys[same:]
+
+
+def bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the ranges of a part as pairs; none means the whole slice."""
+    return list(zip(ranges[::2], ranges[1::2], strict=True)) if ranges else [(0, state.piece.size)]

@@ -1,0 +1,302 @@
+"""A worker's connection to one server: what is queued, in flight, and when to send it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqps.core.node.member import Handshake
+from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.protocol.encoding import RAW, choose, compress, decompress, named
+from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
+from zmqps.core.protocol.messages import Ack, Load, Message, Part, Pull, Push, Values, Welcome
+from zmqps.core.worker.operations import Cargo, Transfer
+from zmqps.core.worker.outbox import Outbox, Request
+from zmqps.errors import ProtocolError, PSError
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: No answer of any kind for this long, and what is in flight is sent again; doubled each time.
+RETRY_S = 3.0
+SLOWEST_RETRY_S = 30.0
+
+
+class Link:
+    """The connection to one server.
+
+    Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any
+    order. A request is sent again when nothing was answered for a while; and at once where a later one
+    was answered before a push, which servers answer in order: so the push was lost with a connection that
+    broke. A pull that was answered without a push that had been asked for before it is asked again behind it.
+
+    Parameters
+    ----------
+    title
+        How errors call the server.
+    handshake
+        Of the connection.
+    epoch, num_slices
+        Of the job, and of the server's shard.
+    numbers
+        Of the requests: never one twice on a connection, even if the job on it is another one now.
+    """
+
+    def __init__(
+        self, title: str, handshake: Handshake, epoch: int, num_slices: int, numbers: Iterator[int] | None = None
+    ) -> None:
+        self.peer = handshake.peer
+        self.title = title
+        self.handshake = handshake
+        self.lost: PSError | None = None
+        self.in_flight: dict[int, Request] = {}
+        self.in_flight_nbytes = 0
+        self.queue = Outbox()
+        self.counts: Counter[str] = Counter()
+        self.heard_at = 0.0
+        self._epoch = epoch
+        self._versions = [0] * num_slices  # of each slice, when last read
+        self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
+        self._numbers = count(1) if numbers is None else numbers
+        self._next_seq = 1
+        self._num_sent = 0
+        self._overtaken: list[Request] = []  # to be sent again, in this order
+        self._retry_s = RETRY_S
+        self._retry_due: float | None = None
+
+    def enqueue(self, transfer: Transfer, cargoes: tuple[Cargo, ...]) -> None:
+        """Queue the requests of one transfer."""
+        # encoded they would travel; and whether something small goes raw must not depend on its neighbours
+        in_place = transfer.in_place if transfer.codec == transfer.reply_codec == RAW else 0
+        for group in [cargoes] if transfer.atomic else _batches(cargoes, in_place):
+            if group:
+                nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
+                self.queue.add(Request(transfer, group, nbytes))
+                transfer.remaining += 1
+
+    def pump(self, now: float) -> list[Action]:
+        """Send what the window has room for."""
+        actions: list[Action] = []
+        if self.handshake.welcome is None or self.lost is not None:
+            return actions
+        actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
+        self._overtaken.clear()
+        while (next_one := self.queue.peek()) is not None:
+            request = next_one
+            if request.transfer.done:
+                self.queue.pop()
+                continue
+            if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
+                break
+            if request.transfer.kind in ("push", "push_pull"):
+                oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
+                if self._next_seq - oldest >= PUSH_WINDOW:
+                    break  # a resend of the oldest must still be inside the server's ledger
+                request.seq = self._next_seq
+                self._next_seq += 1
+            self.queue.pop()
+            request.number = next(self._numbers)
+            self.in_flight[request.number] = request
+            self.in_flight_nbytes += request.nbytes
+            if self._retry_due is None:
+                self._restart_retry(now)
+            actions.append(self._send(request))
+        return actions
+
+    def _again(self, request: Request) -> Action:
+        self.counts["retries"] += 1
+        return self._send(request)
+
+    def _send(self, request: Request) -> Action:
+        self._num_sent += 1
+        request.sent_as = self._num_sent
+        return Send(self.peer, self._message(request))
+
+    def _message(self, request: Request) -> Message:
+        transfer, epoch = request.transfer, self._epoch
+        parts: list[Part] = [
+            (cargo.slice.index, self._versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
+        ]
+        if transfer.kind == "pull":
+            return Pull(request.number, epoch, transfer.version, int(transfer.exact), transfer.reply_codec, parts)
+        if transfer.kind == "load":
+            payload = gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
+            self.counts["bytes_sent"] += request.nbytes
+            return Load(request.number, epoch, parts, payload)
+        codec, payload = self._encoded(request)
+        self.counts["bytes_sent"] += sum(buffer.nbytes for buffer in payload)
+        return Push(
+            request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
+            int(transfer.kind == "push_pull"), int(transfer.checked), codec, transfer.reply_codec, parts, payload,
+        )  # fmt: skip
+
+    def _encoded(self, request: Request) -> tuple[str, list[Array]]:
+        """Return the gradients of a request and the codec they are in.
+
+        Encoding changes the residuals, so it is done once and kept for a resend.
+        """
+        if request.encoded is not None:
+            return request.encoded
+        transfer = request.transfer
+        if transfer.encoded is not None:
+            found = [transfer.encoded[cargo] for cargo in request.cargoes]
+            return found[0][0], [blob for _, blob in found]
+        codec = choose(transfer.codec, request.nbytes)
+        if codec is None:
+            return RAW, gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
+        residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
+        blobs = compress(codec, map(transfer.pieces, request.cargoes), residuals, request.seq)
+        request.encoded = codec.spec, blobs
+        return request.encoded
+
+    def _residuals(self, cargo: Cargo) -> list[Array]:
+        piece = cargo.slice
+        if piece.index not in self._left_out:
+            self._left_out[piece.index] = np.zeros(piece.size, cargo.dtype)
+        return [self._left_out[piece.index][start:stop] for start, stop in cargo.bounds]
+
+    def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
+        """The server knows us: start to send."""
+        self.handshake.on_welcome(welcome)
+        self.heard_at = now
+        return self.pump(now)
+
+    def on_answer(self, message: Ack | Values, now: float) -> Transfer | None:
+        """Take an answer; return its transfer if that is still of interest, and may be complete."""
+        request = self.in_flight.get(message.request)
+        if request is None or request.transfer.done:
+            self.answered(message.request, now)
+            return None
+        if self._note_overtaken(request, now):
+            return None
+        transfer = request.transfer
+        if isinstance(message, Values):
+            if transfer.kind not in ("pull", "push_pull") or len(message.versions) != len(request.cargoes):
+                raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
+            self._land(request, message)
+            for cargo, version in zip(request.cargoes, message.versions, strict=True):
+                self._versions[cargo.slice.index] = version
+                transfer.landed(cargo, version)
+        elif transfer.kind in ("pull", "push_pull"):
+            raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
+        self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
+        transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
+        transfer.remaining -= 1
+        return transfer
+
+    def _note_overtaken(self, request: Request, now: float) -> bool:
+        """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""
+        pull = request.transfer.kind == "pull"
+        unseen = False
+        for earlier in self.in_flight.values():  # in the order of sending, so this ends at once where nothing was lost
+            if earlier is request:
+                break
+            if earlier.transfer.done or earlier.transfer.kind == "pull" or earlier.sent_as > request.sent_as:
+                continue
+            missed = pull and not request.slices.isdisjoint(earlier.slices)
+            # values leave when they have been copied, acknowledgements at once
+            if missed or earlier.transfer.kind == "push":
+                self._overtaken.append(earlier)
+            unseen |= missed
+        if unseen:
+            self._overtaken.append(request)
+            self.heard_at = now
+        return unseen
+
+    def answered(self, number: int, now: float) -> Request | None:
+        """Take a request out of flight; None if it was answered before."""
+        self.heard_at = now
+        request = self.in_flight.pop(number, None)
+        if request is not None:
+            self.in_flight_nbytes -= request.nbytes
+        self._restart_retry(now)
+        return request
+
+    def _land(self, request: Request, message: Values) -> None:
+        transfer = request.transfer
+        targets = [(t, cargo.dtype) for cargo in request.cargoes for t in transfer.targets(cargo)]
+        payload: Sequence[Buffer] = message.payload
+        self.counts["bytes_received"] += sum(memoryview(buffer).nbytes for buffer in payload)
+        codec = named(message.codec)
+        if codec is not None:
+            sizes = ((cargo.nbytes // cargo.dtype.itemsize, cargo.dtype) for cargo in request.cargoes)
+            payload = decompress(codec, payload, sizes)
+        # the wire has the table's dtype, the caller's arrays may have another
+        for run, offset, array in scatter(payload, ((t.size, dtype) for t, dtype in targets)):
+            target = targets[run][0][offset : offset + array.size]
+            if transfer.views is None:
+                np.copyto(target, array, casting="unsafe")
+            else:
+                transfer.views.land(target, array)
+
+    def fail(self, error: PSError) -> list[Transfer]:
+        """The server is gone: return the transfers that now fail."""
+        self.lost = error
+        self.handshake.stop()
+        failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
+        self.queue.clear()
+        self._overtaken.clear()
+        self.in_flight.clear()
+        self.in_flight_nbytes = 0
+        self._retry_due = None
+        return list(failed)
+
+    def waiting_for(self, transfer: Transfer, now: float) -> str:
+        """Say what a transfer still waits for here, or nothing."""
+        if self.handshake.welcome is None:
+            return f"{self.title} to accept the connection"
+        missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
+        if not missing:
+            return ""
+        return f"{self.title}: {missing} answers missing, last one {now - self.heard_at:.1f} s ago"
+
+    def _restart_retry(self, now: float) -> None:
+        self._retry_s = RETRY_S
+        self._retry_due = now + RETRY_S if self.in_flight else None
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        dues = (self._retry_due, self.handshake.next_deadline())
+        return min((due for due in dues if due is not None), default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Say hello again, or send again what was not answered."""
+        due = self.handshake.next_deadline()
+        actions: list[Action] = self.handshake.on_deadline(now) if due is not None and now >= due else []
+        if self._retry_due is None or now < self._retry_due:
+            return actions
+        for number, request in list(self.in_flight.items()):
+            if request.transfer.done:  # given up: make room, never send it again
+                del self.in_flight[number]
+                self.in_flight_nbytes -= request.nbytes
+            else:
+                actions.append(self._again(request))
+        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+        self._retry_due = now + self._retry_s if self.in_flight else None
+        return actions + self.pump(now)
+
+    def validate(self) -> None:
+        """Assert that the window holds."""
+        self.queue.validate()
+        assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
+        assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
+        assert (self._retry_due is not None) == bool(self.in_flight)
+        assert all(number == request.number for number, request in self.in_flight.items())
+
+
+def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
+    """Yield cargoes in groups of up to so many bytes, or one by one."""
+    batch: list[Cargo] = []
+    room = 0
+    for cargo in cargoes:
+        if batch and cargo.nbytes > room:
+            yield tuple(batch)
+            batch = []
+        room = (room if batch else nbytes) - cargo.nbytes
+        batch.append(cargo)
+    yield tuple(batch)

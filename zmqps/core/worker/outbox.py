@@ -1,0 +1,93 @@
+"""What a worker has to say to one server, and in which order it leaves."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.worker.operations import Cargo, Transfer
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One message and its answer."""
+
+    transfer: Transfer
+    cargoes: tuple[Cargo, ...]
+    nbytes: int
+    number: int = 0
+    seq: int = 0
+    encoded: tuple[str, list[Array]] | None = None
+    sent_as: int = 0  # the how manieth message of the connection, when last sent
+    place: int = 0  # in the order asked
+    behind: int = 0  # a pull's: the place of the last push before it that touches its slices
+
+    @property
+    def slices(self) -> set[int]:
+        """The numbers of the slices it is about."""
+        return {cargo.slice.index for cargo in self.cargoes}
+
+
+class Outbox:
+    """Requests that are not sent yet.
+
+    Pushes leave in the order asked, and so do pulls. A pull overtakes pushes, except those asked for before it
+    that touch one of its slices: it must see what they change.
+    """
+
+    def __init__(self) -> None:
+        self._pushes: deque[Request] = deque()  # and loads
+        self._pulls: deque[Request] = deque()
+        self._last_push: dict[int, int] = {}  # slice -> place
+        self._next_place = 1
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        request.place = self._next_place
+        self._next_place += 1
+        if request.transfer.kind == "pull":
+            request.behind = max((self._last_push.get(number, 0) for number in request.slices), default=0)
+            self._pulls.append(request)
+        else:
+            self._last_push.update(dict.fromkeys(request.slices, request.place))
+            self._pushes.append(request)
+
+    @property
+    def _next(self) -> deque[Request]:
+        waits = self._pulls and self._pushes and self._pushes[0].place <= self._pulls[0].behind
+        return self._pulls if self._pulls and not waits else self._pushes
+
+    def peek(self) -> Request | None:
+        """Return what leaves next; None: there is nothing."""
+        return self._next[0] if self else None
+
+    def pop(self) -> Request:
+        """Take out what leaves next."""
+        return self._next.popleft()
+
+    def drop(self, transfer: Transfer) -> None:
+        """Forget the requests of a transfer."""
+        if any(request.transfer is transfer for request in self):
+            self._pushes = deque(request for request in self._pushes if request.transfer is not transfer)
+            self._pulls = deque(request for request in self._pulls if request.transfer is not transfer)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._pushes.clear()
+        self._pulls.clear()
+
+    def __bool__(self) -> bool:
+        return bool(self._pushes or self._pulls)
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._pushes, self._pulls)
+
+    def validate(self) -> None:
+        """Assert that what was asked first is first, and that no pull waits for a later push."""
+        for queue in (self._pushes, self._pulls):
+            places = [request.place for request in queue]
+            assert places == sorted(places)
+        assert all(request.behind < request.place for request in self._pulls)

@@ -1,0 +1,134 @@
+"""The worker's side of the consistency gate: its clock, and what is held until it may go on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zmqps.core.protocol.messages import Arrive, Message, Proceed
+from zmqps.core.worker.operations import Advance, Operation, Transfer
+
+
+class Pace:
+    """Where a worker is in its sequence of steps.
+
+    A push of the whole model (or an explicit `Advance` after partial pushes) *closes* the gate: when
+    all shards have acknowledged it the worker arrives at the coordinator, and later transfers are
+    held until that lets it proceed.
+    """
+
+    def __init__(self) -> None:
+        self.mode = "async"
+        self.clock = 0  # the step the next gradients belong to
+        self.version = 0  # what reads demand at least
+        self.closing: Operation | None = None
+        self.arrive: Arrive | None = None
+        self.awaited = ""
+        self.held: deque[Transfer | Advance] = deque()
+        self._unacknowledged: set[Operation] = set()  # pushes of this step that are under way
+        self._attempts: list[int] = []
+        self._next_attempt = 1
+        self._failed = False  # the last wait ended with an error; the worker has still arrived
+
+    def attach(self, mode: str, clock: int) -> None:
+        """The job is known."""
+        self.mode, self.clock = mode, max(clock, self.clock)
+        self.version = self.clock if mode == "sync" else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether transfers are held."""
+        return self.closing is not None or self.arrive is not None
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the coordinator may not know yet that we have arrived: it has not said a word to it."""
+        return self.arrive is not None and not self.awaited
+
+    @property
+    def waits_again(self) -> bool:
+        """Whether the next transfer has to wait for a step whose wait has failed before."""
+        return self._failed and not self.closed
+
+    def waits_for(self, message: Message) -> bool:
+        """Whether a message of the coordinator is about our arrival."""
+        return self.arrive is not None and getattr(message, "request", 0) == self.arrive.request
+
+    def start(self, transfer: Transfer) -> None:
+        """A transfer leaves; say which step it belongs to."""
+        if self.mode == "async":
+            return
+        if transfer.kind == "push":
+            transfer.step, transfer.attempt = self.clock, self._next_attempt
+            self._next_attempt += 1
+            self._unacknowledged.add(transfer)
+            if transfer.whole:
+                self.closing = transfer
+        elif transfer.kind == "pull" and not transfer.exact:  # who asks for an older version wants that one
+            transfer.version = max(transfer.version, self.version)
+
+    def pushed(self, transfer: Transfer) -> None:
+        """All shards have acknowledged a push."""
+        if self.mode != "async":
+            self._unacknowledged.discard(transfer)
+            self._attempts.append(transfer.attempt)
+
+    def forget(self, operation: Operation) -> None:
+        """An operation has ended, well or not; a push that failed completes no step, and may be repeated."""
+        if operation is self.closing and (isinstance(operation, Advance) or operation in self._unacknowledged):
+            self.closing = None
+        self._unacknowledged.discard(operation)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all pushes of a step that is being closed are acknowledged, in whatever order that happens."""
+        return self.closing is not None and not self._unacknowledged
+
+    @property
+    def brought(self) -> bool:
+        """Whether anything of this step is acknowledged or under way."""
+        return bool(self._attempts or self._unacknowledged)
+
+    def arriving(self, request: int) -> Arrive:
+        """Return the message that says the step is complete; the gate is closed until its answer."""
+        self.closing = None
+        attempts: tuple[int, ...] = ()
+        if not self._failed:
+            attempts = tuple(sorted(self._attempts))
+            self._attempts.clear()
+        self._failed = False
+        self.arrive = Arrive(request, self.clock, attempts)
+        return self.arrive
+
+    def proceed(self, message: Proceed) -> None:
+        """The coordinator lets this worker go on."""
+        assert self.arrive is not None
+        if self.mode == "sync":
+            self.clock = self.version = max(self.clock, message.version)
+        else:
+            self.clock = max(self.clock, self.arrive.step + 1)
+        self._open()
+
+    def resume(self, clock: int) -> bool:
+        """The others did not wait for this worker for a while, and are at ``clock`` or beyond ours.
+
+        Return whether gradients were lost by it: of a step that was not complete and is over now.
+        """
+        if self.mode == "async" or clock <= self.clock:
+            return False
+        self.attach(self.mode, clock)
+        lost = bool(self._attempts)
+        self._attempts.clear()
+        return lost
+
+    def failed(self) -> None:
+        """The wait ended with an error; the next transfer waits again."""
+        self._failed = True
+        self._open()
+
+    def _open(self) -> None:
+        self.arrive, self.awaited = None, ""
+
+    def validate(self) -> None:
+        """Assert that nothing is held without a reason."""
+        assert self.closed or not self.held
+        assert all(not transfer.done for transfer in self.held)

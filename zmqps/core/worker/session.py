@@ -1,0 +1,412 @@
+"""The worker's machine: the user's operations in, messages to coordinator and servers out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity, Member
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Exit,
+    Log,
+    Received,
+    Resolve,
+    Send,
+    Stop,
+    Undecodable,
+    Unreachable,
+)
+from zmqps.core.protocol.messages import Enter as EnterMessage
+from zmqps.core.protocol.messages import (
+    Error,
+    Job,
+    Left,
+    Lost,
+    Message,
+    Range,
+    Released,
+    Shutdown,
+    Status,
+    StatusRequest,
+    Waiting,
+    Welcome,
+    Withdraw,
+)
+from zmqps.core.protocol.messages import Init as InitMessage
+from zmqps.core.protocol.messages import Leave as LeaveMessage
+from zmqps.core.worker.link import RETRY_S
+from zmqps.core.worker.operations import (
+    Advance,
+    AskStatus,
+    Attached,
+    Enter,
+    Finish,
+    Init,
+    Join,
+    Operation,
+    Statistics,
+    Take,
+    Tally,
+    Transfer,
+    plan,
+)
+from zmqps.core.worker.transfers import Transfers
+from zmqps.errors import (
+    ClosedError,
+    DeadlineError,
+    PeerLostError,
+    PSError,
+    ShutdownError,
+    from_wire,
+)
+
+#: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before that was read.
+FAREWELL_S = 2.0
+
+
+def _all_finite(arrays: Sequence[Array]) -> bool:
+    return all(np.isfinite(array).all() for array in arrays)
+
+
+class SessionMachine:
+    """A worker or observer without its sockets.
+
+    `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved
+    exactly once, by its result, an error, or at its deadline.
+
+    Parameters
+    ----------
+    identity
+        Who this is.
+    coordinator
+        The coordinator's endpoint.
+    all_finite
+        Whether flat arrays hold neither NaN nor infinity; asked before a push sends anything, so
+        that a refused push changes nothing anywhere.
+    """
+
+    def __init__(
+        self, identity: Identity, coordinator: str, all_finite: Callable[[Sequence[Array]], bool] = _all_finite
+    ) -> None:
+        self.member = Member(identity, coordinator, self.counters)
+        self.attached: Attached | None = None
+        self._epoch = 0
+        self.tally = Tally()
+        self.operations: dict[Operation, None] = {}  # in the order they came
+        self.transfers = Transfers(self, all_finite)
+        self.now = 0.0  # of the event being handled
+        self._requests: dict[int, Operation] = {}  # at the coordinator
+        self._unanswered: dict[int, Message] = {}  # what was asked there, arrivals included
+        self._resend_due: float | None = None
+        self._farewell_due: float | None = None
+        self._next_request = 1
+        self._fatal: PSError | None = None
+        self._finishing: Finish | None = None
+        self._reminder_due: float | None = None
+
+    def start(self, now: float) -> list[Action]:
+        """Begin to join."""
+        return self.member.start(now)
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def statistics(self) -> Statistics:
+        """Return what was done so far."""
+        counts = self.transfers.counts
+        for name in ("bytes_sent", "bytes_received", "retries"):
+            self.tally.counts[name] = counts[name]
+        mode = self.attached.job.mode if self.attached else ""
+        return self.tally.statistics(self.transfers.in_flight_nbytes, mode, self.transfers.pace.clock)
+
+    def counters(self) -> Mapping[str, Any]:
+        """Return the counters shown in the status."""
+        s = self.statistics()
+        names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
+        staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
+        return {**{name: getattr(s, name) for name in names}, **staleness}
+
+    @property
+    def title(self) -> str:
+        """Who this worker is, for errors."""
+        identity = self.member.identity
+        return f"{identity.role} {self.member.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
+
+    # --- the door ------------------------------------------------------------------------------
+
+    def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
+        """Take an event."""
+        self.now = now
+        if isinstance(event, Operation):
+            return self._begin(event, now)
+        if isinstance(event, Stop):
+            return [*self._goodbye(event.reason), *self._fail_all(ClosedError("the worker was closed")), Exit(0, "")]
+        if isinstance(event, Undecodable):
+            return [Log("warning", f"dropped what {event.peer!r} sent: {event.error}")]
+        if isinstance(event, Unreachable):
+            return [Log("error", str(event.error)), *self.transfers.unreachable(event.peer, event.error)]
+        if event.peer == COORDINATOR:
+            return self._from_coordinator(event.message, now)
+        return self.transfers.handle(event.peer, event.message, now)
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        dues = [
+            self.member.next_deadline(),
+            self._reminder_due,
+            self._resend_due,
+            self._farewell_due,
+            self.transfers.next_deadline(),
+        ]
+        dues += [operation.deadline for operation in self.operations]
+        return min((due for due in dues if due is not None), default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Heartbeats, resends, timeouts."""
+        self.now = now
+        actions: list[Action] = []
+        due = self.member.next_deadline()
+        if due is not None and now >= due:
+            actions += self.member.on_deadline(now)
+            if self.member.lost:
+                actions += self._lose_coordinator(now)
+        actions += self.transfers.on_deadline(now)
+        if self._farewell_due is not None and now >= self._farewell_due:
+            self._farewell_due = None
+            if self._finishing is not None and not self._finishing.done:
+                actions += self.resolve(self._finishing, None)
+        if self._resend_due is not None and now >= self._resend_due:
+            self._resend_due = now + RETRY_S if self._unanswered else None
+            actions += [Send(COORDINATOR, message) for message in self._unanswered.values()]
+        if self._reminder_due is not None and now >= self._reminder_due:
+            actions += self._remind(now)
+        for operation in [operation for operation in self.operations if now >= operation.deadline]:
+            actions += self._give_up(operation, now)
+        return actions
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert all(not operation.done for operation in self.operations)
+        assert set(self._requests.values()) <= set(self.operations)
+        self.transfers.validate()
+
+    # --- operations ----------------------------------------------------------------------------
+
+    def _begin(self, operation: Operation, now: float) -> list[Action]:
+        operation.started_at = now
+        if self._fatal is not None:
+            return self.resolve(operation, None if isinstance(operation, Finish) else self._fatal)
+        if self._finishing is not None:
+            return self.resolve(operation, ClosedError("the worker has finished"))
+        if self.member.lost and isinstance(operation, (Init, Enter, Take, AskStatus)):
+            return self.resolve(operation, self._coordinator_lost(now))
+        self.operations[operation] = None
+        if self._reminder_due is None:
+            self._reminder_due = now + REMINDER_INTERVAL_S
+        if isinstance(operation, (Transfer, Advance)):
+            return self.transfers.begin(operation, now)
+        if isinstance(operation, Join):
+            return self.resolve(operation, None) if self.member.joined else []
+        if isinstance(operation, Finish):
+            self._finishing = operation
+            return self._finish_if_idle()
+        assert isinstance(operation, (Init, Enter, Take, AskStatus))
+        operation.request = self.new_request()
+        self._requests[operation.request] = operation
+        if isinstance(operation, Init):
+            job = operation.job.to_wire() if operation.job else {}
+            return self.ask(InitMessage(operation.request, job), now)
+        if isinstance(operation, Enter):
+            return self.ask(EnterMessage(operation.request, operation.barrier), now)
+        if isinstance(operation, Take):
+            assert operation.data is not None
+            return self.ask(operation.data.take(operation.request, operation.used), now)
+        return self.ask(StatusRequest(operation.request), now)
+
+    def new_request(self) -> int:
+        """Return the number of a request to the coordinator."""
+        self._next_request += 1
+        return self._next_request - 1
+
+    def ask(self, message: Any, now: float) -> list[Action]:
+        """Send a request to the coordinator, and again until it is answered."""
+        self._unanswered[message.request] = message
+        if self._resend_due is None:
+            self._resend_due = now + RETRY_S
+        return [Send(COORDINATOR, message)]
+
+    def resolve(self, operation: Operation, value: Any) -> list[Action]:
+        """An operation is done; ``value`` is its result or the exception to raise."""
+        assert not operation.done
+        operation.done = True
+        self.operations.pop(operation, None)
+        if isinstance(operation, (Init, Enter, Take, AskStatus)):
+            self._requests.pop(operation.request, None)
+            self._unanswered.pop(operation.request, None)
+        actions: list[Action] = [Resolve(operation, value)]
+        if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
+            actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
+        actions += self.transfers.forget(operation)
+        if operation is not self._finishing:
+            actions += self._finish_if_idle()
+        return actions
+
+    def _give_up(self, operation: Operation, now: float) -> list[Action]:
+        if operation.done:
+            return []
+        seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
+        error = DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
+        return self.resolve(operation, error)
+
+    def _remind(self, now: float) -> list[Action]:
+        """Say what has been waited for long, so that nobody stares at a silent terminal."""
+        self._reminder_due = now + REMINDER_INTERVAL_S if self.operations else None
+        slow = [
+            operation
+            for operation in self.operations
+            if now - operation.started_at >= REMINDER_INTERVAL_S and not isinstance(operation, Join)
+        ]
+        texts = [f"{o.title}: {now - o.started_at:.0f} s so far, waiting for {self._awaited(o, now)}" for o in slow]
+        return [Log("warning", text) for text in texts]
+
+    def _awaited(self, operation: Operation, now: float) -> str:
+        """Say whom an operation waits for."""
+        pace = self.transfers.pace
+        if isinstance(operation, (Transfer, Advance)) and operation in pace.held:
+            return pace.awaited or "the step before it"
+        if operation.child is not None and not operation.child.done:
+            operation = operation.child
+        if isinstance(operation, Transfer):
+            return self.transfers.waiting_for(operation, now)
+        others = [other.title for other in self.operations if isinstance(other, Transfer)]
+        if isinstance(operation, Finish) and others:
+            return f"operations under way: {', '.join(others)}"
+        if isinstance(operation, Join) or not self.member.joined:
+            return f"the coordinator at {self.member.handshake.endpoint}"
+        return operation.waiting_for or "the coordinator's answer"
+
+    def _finish_if_idle(self) -> list[Action]:
+        """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation.
+
+        Not before the coordinator has our last step: it counts although we do not wait for its end.
+        """
+        finishing = self._finishing
+        busy = any(isinstance(operation, (Transfer, Advance)) for operation in self.operations)
+        unheard = self.member.joined and self.transfers.pace.unheard
+        if finishing is None or finishing.done or busy or unheard:
+            return []
+        actions = self._goodbye(finishing.reason)
+        return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
+
+    def _goodbye(self, reason: str) -> list[Action]:
+        if self.member.left:
+            return []
+        known = [link for link in self.transfers.links if link.handshake.welcome is not None and link.lost is None]
+        reason = "finished" if reason == "finished" else "closed"
+        self._farewell_due = self.now + FAREWELL_S
+        return [*(Send(link.peer, LeaveMessage(reason)) for link in known), *self.member.leave(reason, self.now)]
+
+    def _fail_all(self, error: PSError) -> list[Action]:
+        self._fatal = self._fatal or error
+        actions: list[Action] = []
+        for operation in list(self.operations):
+            if not operation.done:
+                is_finish = isinstance(operation, Finish)
+                actions += self.resolve(operation, None if is_finish else error)
+        return actions
+
+    # --- the coordinator -----------------------------------------------------------------------
+
+    def _from_coordinator(self, message: Message, now: float) -> list[Action]:
+        actions = self.member.on_message(message, now)
+        if isinstance(message, Welcome):
+            for join in [o for o in self.operations if isinstance(o, Join)]:
+                actions += self.resolve(join, None)
+        elif isinstance(message, Lost):
+            if message.role == "server":
+                actions += self.transfers.lose_server(message)
+        elif isinstance(message, Shutdown):
+            actions += self.member.leave("closed", now)  # the coordinator waits for it
+            actions += self._fail_all(ShutdownError(f"the cluster has ended: {message.reason}"))
+        elif isinstance(message, Left):
+            if self._finishing is not None and not self._finishing.done:
+                actions += self.resolve(self._finishing, None)
+                actions += self._fail_all(ClosedError("the worker has finished"))
+        elif isinstance(message, Error) and message.request == 0:
+            self.member.abandon()
+            actions += self._fail_all(from_wire(message.code, message.text, message.facts))
+        elif self.transfers.pace.waits_for(message):
+            if not isinstance(message, Waiting):
+                del self._unanswered[message.request]  # type: ignore[attr-defined]
+            actions += [*self.transfers.proceed(message, now), *self._finish_if_idle()]
+        else:
+            operation = self._requests.get(getattr(message, "request", 0))
+            if operation is not None:
+                actions += self._answer(operation, message, now)
+        return actions
+
+    def _answer(self, operation: Operation, message: Message, now: float) -> list[Action]:
+        if isinstance(message, Waiting):
+            operation.waiting_for = message.text
+            return []
+        if isinstance(message, Error):
+            return self.resolve(operation, from_wire(message.code, message.text, message.facts))
+        if isinstance(message, Job) and isinstance(operation, Init):
+            try:
+                return self._job(operation, message, now)
+            except PSError as error:
+                return self.resolve(operation, error)
+        if isinstance(message, Released) and isinstance(operation, Enter):
+            return [*self.transfers.resume(message.step), *self.resolve(operation, None)]
+        if isinstance(message, Range) and isinstance(operation, Take):
+            return [*self.transfers.resume(message.step), *self.resolve(operation, message)]
+        if isinstance(message, Status) and isinstance(operation, AskStatus):
+            return self.resolve(operation, message.status)
+        return []
+
+    def _job(self, init: Init, message: Job, now: float) -> list[Action]:
+        actions: list[Action] = []
+        if self.attached is None or message.epoch != self._epoch:  # another one if the first could not be started
+            job = JobSpec.from_wire(message.job)
+            placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
+            actions += self.transfers.connect(self.member.identity, placement, message, now)
+            self.attached, self._epoch = Attached(job, placement), message.epoch
+        if not message.load:
+            self.transfers.pace.attach(self.attached.job.mode, message.step)
+        if not message.load:
+            return actions + self.resolve(init, self.attached)
+        if init.child is None:
+            assert init.job is not None
+            # our order of the parameters may differ from the job's
+            index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
+            values = [init.values[index[parameter.name]] for parameter in self.attached.job.parameters]
+            cargoes = plan(self.attached.placement)
+            init.child = Transfer(init.deadline, kind="load", cargoes=cargoes, source=values, owner=init)
+            init.child.started_at = now
+            self.operations[init.child] = None
+            actions += self.transfers.start(init.child, now)
+        return actions
+
+    def coordinator_lost(self, now: float) -> PSError | None:
+        """Return the error for what only the coordinator can allow; None while it is there."""
+        return self._coordinator_lost(now) if self.member.lost else None
+
+    def _coordinator_lost(self, now: float) -> PSError:
+        name, silent_s = f"the coordinator at {self.member.handshake.endpoint}", round(self.member.silence(now), 3)
+        advice = "pull and push go on while the servers live; start the cluster again"
+        return PeerLostError(role="coordinator", name=name, silent_s=silent_s, advice=advice)
+
+    def _lose_coordinator(self, now: float) -> list[Action]:
+        error = self._coordinator_lost(now)
+        actions: list[Action] = [Log("error", str(error))]
+        for operation in list(self.operations):
+            goes_on = isinstance(operation, Transfer) and operation not in self.transfers.pace.held
+            if not goes_on and not isinstance(operation, Finish) and not operation.done:
+                actions += self.resolve(operation, error)
+        return actions + self._finish_if_idle()

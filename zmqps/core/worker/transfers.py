@@ -1,0 +1,357 @@
+"""A worker's transfers: through the consistency gate, over the links to the servers, to their end."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import Parameter
+from zmqps.core.node.member import Handshake, Identity
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
+from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
+from zmqps.core.protocol.wire import MAX_FRAMES
+from zmqps.core.worker.link import Link
+from zmqps.core.worker.operations import Advance, Attached, Cargo, Operation, Tally, Transfer
+from zmqps.core.worker.pace import Pace
+from zmqps.errors import LimitError, NonFiniteGradientError, PeerLostError, ProtocolError, PSError, from_wire, listed
+
+
+class Host(Protocol):
+    """What transfers need of the session they belong to."""
+
+    now: float
+    attached: Attached | None
+    tally: Tally
+    operations: dict[Operation, None]
+
+    @property
+    def title(self) -> str:
+        """Who this worker is, for errors."""
+
+    def resolve(self, operation: Operation, value: Any) -> list[Action]:
+        """An operation is done."""
+
+    def new_request(self) -> int:
+        """Return the number of a request to the coordinator."""
+
+    def ask(self, message: Any, now: float) -> list[Action]:
+        """Send a request to the coordinator until it is answered."""
+
+    def coordinator_lost(self, now: float) -> PSError | None:
+        """Return the error for what only the coordinator can allow, if it is gone."""
+
+
+class Transfers:
+    """The transfers of one session.
+
+    Parameters
+    ----------
+    host
+        The session.
+    all_finite
+        Whether flat arrays hold neither NaN nor infinity.
+    """
+
+    def __init__(self, host: Host, all_finite: Callable[[Sequence[Array]], bool]) -> None:
+        self.links: list[Link] = []
+        self.pace = Pace()
+        self._host = host
+        self._all_finite = all_finite
+        self._by_peer: dict[Peer, Link] = {}
+        self._endpoints: dict[str, Peer] = {}  # connections to servers
+        self._numbers = count(1)  # of requests to servers
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What the links have counted."""
+        return sum((link.counts for link in self.links), Counter())
+
+    @property
+    def in_flight_nbytes(self) -> int:
+        """Bytes sent or asked for and not yet answered."""
+        return sum(link.in_flight_nbytes for link in self.links)
+
+    def next_deadline(self) -> float | None:
+        """Return when a link wants to do something."""
+        return min((due for link in self.links if (due := link.next_deadline()) is not None), default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Hellos and resends."""
+        actions: list[Action] = []
+        for link in self.links:
+            due = link.next_deadline()
+            if due is not None and now >= due:
+                actions += link.on_deadline(now)
+        return actions
+
+    def waiting_for(self, transfer: Transfer, now: float) -> str:
+        """Say what a transfer waits for."""
+        texts = [link.waiting_for(transfer, now) for link in self.links]
+        return "; ".join(text for text in texts if text) or "nobody"
+
+    def forget(self, operation: Operation) -> list[Action]:
+        """An operation is done, well or not: have no more to do with it, and let others go on."""
+        for part in (operation, operation.child):
+            if isinstance(part, Transfer):
+                self.drop(part)
+            if part is not None:
+                self.pace.forget(part)
+        if isinstance(operation, (Transfer, Advance)) and operation in self.pace.held:
+            self.pace.held.remove(operation)
+        return [*self._arrive_if_complete(self._host.now), *self.release(self._host.now)]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self.pace.validate()
+        requests = [request for link in self.links for request in [*link.queue, *link.in_flight.values()]]
+        for link in self.links:
+            link.validate()
+        for operation in self._host.operations:
+            if isinstance(operation, Transfer):
+                assert operation.remaining == sum(request.transfer is operation for request in requests)
+
+    def begin(self, operation: Transfer | Advance, now: float) -> list[Action]:
+        """Begin a transfer, or hold it until the consistency gate is open."""
+        pace = self.pace
+        actions = self._arrive(now) if pace.waits_again else []
+        if pace.closed:
+            if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
+                return actions + self._host.resolve(operation, lost)
+            pace.held.append(operation)
+            return actions
+        if isinstance(operation, Advance):
+            if pace.mode == "async" or not pace.brought:
+                return self._host.resolve(operation, None)
+            pace.closing = operation
+            return self._arrive_if_complete(now)
+        if operation.kind == "push_pull" and pace.mode != "async":
+            push = replace(operation, kind="push", owner=operation, future=None, out=None, tables=None, versions={})
+            operation.child, operation.kind, operation.asked = push, "pull", "push_pull"
+            self._host.operations[push] = None
+            return self.start(push, now)
+        return self.start(operation, now)
+
+    def _arrive_if_complete(self, now: float) -> list[Action]:
+        """Arrive once everything that belongs to the step has been acknowledged."""
+        closing = self.pace.closing
+        if not self.pace.complete:
+            return []
+        actions = self._arrive(now)
+        return actions + self._host.resolve(closing, None) if isinstance(closing, Advance) else actions
+
+    def _arrive(self, now: float) -> list[Action]:
+        return self._host.ask(self.pace.arriving(self._host.new_request()), now)
+
+    def proceed(self, message: Message, now: float) -> list[Action]:
+        """Take what the coordinator says to our arrival."""
+        pace = self.pace
+        if isinstance(message, Waiting):
+            pace.awaited = message.text
+            return []
+        actions: list[Action] = []
+        if isinstance(message, Proceed):
+            if not message.counted:
+                self._host.tally.dropped()
+                actions.append(
+                    Log("warning", f"step {pace.clock} was over before our gradients were complete: dropped")
+                )
+            pace.proceed(message)
+        elif isinstance(message, Error):
+            pace.failed()
+            error = from_wire(message.code, message.text, message.facts)
+            held, pace.held = list(pace.held), deque()
+            for operation in held:
+                waits = operation.outermost if isinstance(operation, Transfer) else operation
+                actions += self._host.resolve(waits, error)
+        return actions + self.release(now)
+
+    def resume(self, clock: int) -> list[Action]:
+        """The others did not wait for this worker for a while."""
+        if not self.pace.resume(clock):
+            return []
+        self._host.tally.dropped()
+        return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
+
+    def release(self, now: float) -> list[Action]:
+        """Begin what was held, until something closes the gate again."""
+        actions: list[Action] = []
+        while self.pace.held and not self.pace.closed:
+            operation = self.pace.held.popleft()
+            if not operation.done:
+                actions += self.begin(operation, now)
+        return actions
+
+    def start(self, transfer: Transfer, now: float) -> list[Action]:
+        """Queue the requests of a transfer."""
+        self.pace.start(transfer)
+        if transfer.missing is not None and self.pace.mode == "sync":
+            transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
+        for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
+            if link.lost is not None and cargoes:
+                return self._host.resolve(transfer.outermost, link.lost)
+        if transfer.kind in ("push", "push_pull") and (error := self._nonfinite(transfer)) is not None:
+            self._host.tally.refused()
+            return self._host.resolve(transfer.outermost, error)
+        shards = transfer.cargoes if transfer.atomic else ()
+        if (most := max((sum(len(cargo.pieces) for cargo in cargoes) for cargoes in shards), default=0)) > MAX_FRAMES:
+            too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
+            return self._host.resolve(transfer.outermost, too_much)
+        actions: list[Action] = []
+        for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
+            link.enqueue(transfer, cargoes)
+        for link in self.links:
+            actions += link.pump(now)
+        return [*actions, *self._complete(transfer)]  # of no arrays, it is complete already
+
+    def _nonfinite(self, transfer: Transfer) -> PSError | None:
+        if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
+            return None
+        if transfer.nonfinite:
+            names = [repr(name) for name in transfer.nonfinite]
+            return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
+        pairs = [
+            (parameter, array)
+            for parameter, array in zip(self._host.attached.job.parameters, transfer.source, strict=True)
+            if array is not None
+        ]
+        as_sent = [array for parameter, array in pairs if array.dtype == parameter.storage_dtype]
+        others = [pair for pair in pairs if pair[1].dtype != pair[0].storage_dtype]
+        if transfer.source_tables is not None:  # the same, in fewer pieces
+            as_sent = list(transfer.source_tables)
+        if self._all_finite(as_sent) and all(self._all_finite([_converted(*pair)]) for pair in others):
+            transfer.checked = True
+            return None
+        names = [repr(pair[0].name) for pair in pairs if not np.isfinite(_converted(*pair)).all()]
+        return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
+
+    def _complete(self, transfer: Transfer) -> list[Action]:
+        """Go on after an answer, if it was the last one."""
+        if transfer.remaining:
+            return []
+        now, owner = self._host.now, transfer.owner
+        if transfer.kind == "load":
+            self.drop(transfer)
+            return []  # the coordinator answers the init
+        if self.pace.mode == "sync" and transfer.kind == "pull" and (outdated := transfer.outdated()):
+            return self._read_again(transfer, outdated)
+        self._host.tally.completed(transfer)
+        if transfer.kind != "pull" and self._host.attached and self._host.attached.drops(transfer.staleness):
+            self._host.tally.dropped()
+        if transfer.kind == "push":
+            self.pace.pushed(transfer)
+        actions = self._arrive_if_complete(now)
+        if owner is None:
+            return actions + self._host.resolve(transfer, None)
+        assert isinstance(owner, Transfer)  # the push of a push_pull is done: now its pull
+        self.drop(transfer)
+        owner.child = None
+        return actions + self.begin(owner, now)
+
+    def _read_again(self, transfer: Transfer, outdated: tuple[Cargo, ...]) -> list[Action]:
+        """A step was committed between two slices: read the older ones again, so that all are of one version."""
+        transfer.version = max(transfer.versions.values())
+        for cargo in outdated:
+            del transfer.versions[cargo]
+            if transfer.views is not None:
+                for target in transfer.targets(cargo):
+                    transfer.views.forget(target)
+        actions: list[Action] = []
+        for rank, link in enumerate(self.links):
+            link.enqueue(transfer, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
+            actions += link.pump(self._host.now)
+        return actions
+
+    def drop(self, transfer: Transfer) -> None:
+        """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
+        transfer.done = True
+        self._host.operations.pop(transfer, None)
+        for link in self.links:
+            link.queue.drop(transfer)
+
+    def connect(self, identity: Identity, placement: Placement, message: Job, now: float) -> list[Action]:
+        """Open the links to the servers of a job."""
+        servers = message.placement.get("servers")
+        if type(servers) is not list or len(servers) != placement.num_shards:
+            raise ProtocolError("a job names one server a shard")
+        for server in servers:
+            if type(server) is not dict or any(type(server.get(key)) is not str for key in ("name", "endpoint")):
+                raise ProtocolError("a server has a name and an endpoint")
+        actions: list[Action] = []
+        self.links = []
+        for rank, server in enumerate(servers):
+            endpoint = server["endpoint"]
+            title = f"server {rank} ({server['name']}, {endpoint})"
+            is_open = endpoint in self._endpoints  # a second connection would take the first one's place
+            peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
+            handshake = Handshake(identity, peer, endpoint)
+            self.links.append(Link(title, handshake, message.epoch, len(placement.slices[rank]), self._numbers))
+            actions += handshake.on_deadline(now) if is_open else handshake.start(now)
+        self._by_peer = {link.peer: link for link in self.links}
+        return actions
+
+    def lose_server(self, lost: Lost) -> list[Action]:
+        """A server vanished: what needs it fails."""
+        if lost.rank >= len(self.links):
+            return []
+        link = self.links[lost.rank]
+        advice = "the values of its shard are gone; start the cluster again"
+        error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
+        return [Log("error", str(error)), *self._fail_link(link, error)]
+
+    def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
+        """A server cannot be talked to."""
+        link = self._by_peer.get(peer)
+        return [] if link is None else self._fail_link(link, error)
+
+    def _fail_link(self, link: Link, error: PSError) -> list[Action]:
+        actions: list[Action] = []
+        for transfer in link.fail(error):
+            if not transfer.done:
+                actions += self._host.resolve(transfer.outermost, error)
+        return actions
+
+    def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+        """Take a server's message."""
+        link = self._by_peer.get(peer)
+        if link is None:
+            return []
+        if isinstance(message, Welcome):
+            return link.on_welcome(message, now)
+        if isinstance(message, (Ack, Values)):
+            try:
+                transfer = link.on_answer(message, now)
+            except ProtocolError as broken:
+                return self._fail_link(link, broken)
+            actions = link.pump(now)
+            if transfer is not None:
+                if transfer.arrived:
+                    actions.append(Landed(transfer, tuple(transfer.arrived)))
+                    transfer.arrived.clear()
+                actions += self._complete(transfer)
+            return actions
+        if isinstance(message, Error):
+            error = from_wire(message.code, message.text, message.facts)
+            if message.request == 0:
+                return self._fail_link(link, error)
+            if isinstance(error, NonFiniteGradientError):
+                self._host.tally.refused()
+            request = link.answered(message.request, now)
+            actions = link.pump(now)
+            if request is not None and not request.transfer.done:
+                transfer = request.transfer
+                actions += self._host.resolve(transfer.outermost, error)
+            return actions
+        return []
+
+
+def _converted(parameter: Parameter, array: Array) -> Array:
+    """Return a gradient in the dtype it is sent in, which may hold less than its own."""
+    with np.errstate(over="ignore"):
+        return array.astype(parameter.storage_dtype, copy=False)

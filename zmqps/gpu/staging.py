@@ -1,0 +1,361 @@
+"""A shard's memory on a device: gradients are staged there, values fetched from there.
+
+Three streams: *inbound* copies slice i+1 to the device while *compute* applies slice i, and *outbound*
+copies values back to this host. The host only enqueues. It answers a push at once, because whatever is
+asked of the shard later comes after the update in the compute stream; values leave when their copy is
+done, for which the driver waits aside (`zmqps.core.protocol.events.Send.after`).
+
+Page-locked memory is bounded: a ring of slots for what comes, and a pool of blocks for what goes. A
+ring that is full makes the host wait for the device, a pool that is empty makes values go through
+ordinary memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqps.codecs import Codec
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.arrays import Array, scatter
+from zmqps.core.protocol.encoding import compress, decompress
+from zmqps.core.protocol.events import Reader
+from zmqps.core.server.memory import Outgoing, Size
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import DeviceMemoryError
+from zmqps.gpu.device import Device, Event, Stream
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: Slices on their way to the device: one being copied to the slot, one to the device, one applied, and
+#: as many again so that none waits for the scheduler.
+INBOUND_SLOTS = 8
+#: Page-locked memory for values on their way out, as long as that is this many blocks or fewer.
+OUTBOUND_NBYTES = 64 << 20
+MAX_OUTBOUND_BLOCKS = 64
+#: Temporary arrays of a codec or a treatment, in slices.
+SCRATCH_SLICES = 16
+
+
+class Streams:
+    """The streams of a server; every thread that touches the shard's arrays enters them first."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.inbound: Stream = device.new_stream()
+        self.compute: Stream = device.new_stream()
+        self.outbound: Stream = device.new_stream()
+
+    def enter(self) -> None:
+        """Let this thread's array expressions run on the device, in the compute stream."""
+        self.device.use()
+        self.compute.use()
+
+
+def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
+    """Return the bytes that a shard of a job takes on a device, by what they are for."""
+    values = placement.nbytes(index)
+    slice_nbytes = largest_slice(placement, index)
+    treatment = make_treatment(job.treatment)
+    return {
+        "values": values,
+        "optimizer slots": values * num_slots,
+        "kept versions": values * job.retain,
+        f"gradients of {num_workers} workers": values * num_workers if job.mode == "sync" else 0,
+        f"copies of what {num_workers} workers read": values * num_workers if treatment and treatment.needs_read else 0,
+        "staging": slice_nbytes * (INBOUND_SLOTS + SCRATCH_SLICES),
+    }
+
+
+def largest_slice(placement: Placement, index: int) -> int:
+    """Return the bytes of the largest slice of a shard."""
+    tables = placement.keyspace.tables
+    return max((piece.size * tables[piece.table].dtype.itemsize for piece in placement.slices[index]), default=1)
+
+
+def device_memory(
+    streams: Streams, placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int
+) -> DeviceMemory:
+    """Return the memory for a shard of a job.
+
+    Raises
+    ------
+    DeviceMemoryError
+        The device is too small; says how many bytes the shard needs, what for, and how many are free.
+    """
+    streams.enter()
+    check_room(streams.device, placement, index, required_nbytes(placement, index, num_slots, job, max(1, num_workers)))
+    return DeviceMemory(streams, largest_slice(placement, index))
+
+
+def check_room(device: Device, placement: Placement, index: int, required: Mapping[str, int]) -> None:
+    """Raise `DeviceMemoryError` unless a device has the memory for a shard; says what takes how much."""
+    needed, free = sum(required.values()), device.memory().free_nbytes
+    if needed > free:
+        parts = ", ".join(f"{what} {nbytes:,}" for what, nbytes in required.items() if nbytes)
+        what = f"shard {index} of {placement.num_shards} ({parts})"
+        raise DeviceMemoryError(device=device.name, what=what, needed_nbytes=needed, free_nbytes=free)
+
+
+class _Slot:
+    """A place for one piece on its way to the device."""
+
+    __slots__ = ("array", "free", "pinned")
+
+    def __init__(self, array: Any, pinned: Array) -> None:
+        self.array = array
+        self.pinned = pinned
+        self.free: Event | None = None  # done once the kernels that read it are
+
+
+class _Blocks:
+    """Page-locked blocks for values on their way out.
+
+    A block is lent as an array and free again when nobody refers to that any more, neither the message
+    nor the transport that may still be reading it.
+    """
+
+    def __init__(self, pinned: Array, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.num_blocks = pinned.nbytes // nbytes
+        self._pinned = pinned
+        self._free = deque(range(self.num_blocks))
+
+    @property
+    def num_lent(self) -> int:
+        return self.num_blocks - len(self._free)
+
+    def lend(self, nbytes: int) -> Array | None:
+        """Return an array of bytes, None if it is too large or no block is free."""
+        if nbytes > self.nbytes or not self._free:
+            return None
+        number = self._free.popleft()
+        # numpy's views refer to the owner of the memory, whichever view they are made from; so give it one a loan
+        owner: Any = (ctypes.c_uint8 * nbytes).from_address(self._pinned.ctypes.data + number * self.nbytes)
+        weakref.finalize(owner, self._give_back, self._pinned, number).atexit = False
+        octets: Array = np.frombuffer(owner, np.uint8)
+        return octets
+
+    def _give_back(self, pinned: Array, number: int) -> None:
+        self._free.append(number)
+
+
+class _Read:
+    """A copy out of an array. Whoever asks whether it is done will write there, and is put behind it."""
+
+    __slots__ = ("_compute", "_event")
+
+    def __init__(self, event: Event, compute: Stream) -> None:
+        self._event: Event | None = event
+        self._compute = compute
+
+    @property
+    def done(self) -> bool:
+        if self._event is not None:
+            self._compute.wait(self._event)
+            self._event = None
+        return True
+
+
+class _Copied:
+    """Values on their way to this host; keeps what is read on the device until they are here."""
+
+    __slots__ = ("_event", "_kept")
+
+    def __init__(self, event: Event, kept: Sequence[Any]) -> None:
+        self._event = event
+        self._kept = kept
+
+    def wait(self) -> None:
+        self._event.wait()
+        self._kept = ()
+
+
+class _Blob:
+    """A part of a push in a codec, checked but not decoded."""
+
+    __slots__ = ("codec", "dtype", "octets", "size")
+
+    def __init__(self, codec: Codec, octets: Array, size: int, dtype: np.dtype[Any]) -> None:
+        self.codec = codec
+        self.octets = octets
+        self.size = size
+        self.dtype = dtype
+
+
+class _Stretch:
+    """A piece of a part that is still a blob."""
+
+    __slots__ = ("blob", "dtype", "size", "start")
+
+    def __init__(self, blob: _Blob, start: int, size: int) -> None:
+        self.blob = blob
+        self.start = start
+        self.size = size
+        self.dtype = blob.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+
+class DeviceMemory:
+    """The memory of a device (`zmqps.core.server.memory.Memory`).
+
+    Parameters
+    ----------
+    streams
+        The server's; the calling thread has entered them, here and in every method.
+    slice_nbytes
+        Of the largest slice: no piece is larger.
+    inbound_slots
+        Pieces that may be on their way to the device.
+    outbound_nbytes
+        Page-locked memory for values on their way out.
+
+    Raises
+    ------
+    DeviceError, DeviceMemoryError
+        There is no room on the device, or this host refuses to lock so much.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        slice_nbytes: int,
+        *,
+        inbound_slots: int = INBOUND_SLOTS,
+        outbound_nbytes: int = OUTBOUND_NBYTES,
+    ) -> None:
+        self._device = device = streams.device
+        self._streams = streams
+        self._counts: Counter[str] = Counter()
+        nbytes = -(-slice_nbytes // 512) * 512  # so that every slot begins where any dtype may
+        num_blocks = max(1, min(MAX_OUTBOUND_BLOCKS, outbound_nbytes // nbytes))
+        self._pinned_nbytes = nbytes * (inbound_slots + num_blocks)
+        inbound, outbound = device.pinned(nbytes * inbound_slots), device.pinned(nbytes * num_blocks)
+        bounds = [slice(i * nbytes, (i + 1) * nbytes) for i in range(inbound_slots)]
+        staged = device.empty(nbytes * inbound_slots, np.dtype(np.uint8))
+        self._slots = deque(_Slot(staged[part], inbound[part]) for part in bounds)
+        self._blocks = _Blocks(outbound, nbytes)
+        self._last: _Slot | None = None
+        self._decoded: tuple[_Blob, Any] | None = None
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """Return a new array on the device."""
+        return self._device.empty(size, dtype)
+
+    def values(self, size: int, dtype: np.dtype[Any]) -> Any:
+        """Return a new array on the device."""
+        return self._device.empty(size, dtype)
+
+    # --- what comes -----------------------------------------------------------------------------
+
+    def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
+        """Return blobs, which are decoded on the device so that the smaller form crosses the bus.
+
+        What somebody will look at before it is taken is decoded on this host, and so is what cannot be
+        judged without decoding it, or is larger than the values themselves.
+        """
+        sizes = list(sizes)
+        fits = all(codec.encoded_nbytes(size, dtype) <= self._blocks.nbytes for size, dtype in sizes)
+        if not (checked and fits and codec.portable and codec.checkable):
+            return decompress(codec, payload, sizes)
+
+        def read(view: Any, size: int, dtype: np.dtype[Any]) -> tuple[_Blob, int]:
+            octets = codec.check(view, size, dtype)
+            return _Blob(codec, octets, size, dtype), octets.nbytes
+
+        return decompress(codec, payload, sizes, read)
+
+    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Any]]:
+        """Yield pieces on this host, which alias the payload, or stretches of blobs."""
+        if not payload or not isinstance(payload[0], _Blob):
+            yield from scatter(payload, runs)
+            return
+        blobs = iter(payload)
+        blob, position = next(blobs), 0
+        for run, (size, _) in enumerate(runs):
+            offset = 0
+            while offset < size:
+                while position == blob.size:
+                    blob, position = next(blobs), 0
+                count = min(size - offset, blob.size - position)
+                yield run, offset, _Stretch(blob, position, count)
+                offset, position = offset + count, position + count
+
+    def take(self, piece: Any) -> Any:
+        """Copy a piece to the device; return it as it will be for what is enqueued from now on.
+
+        The piece itself is free when this returns.
+        """
+        if not isinstance(piece, _Stretch):
+            return self._stage(piece)
+        blob = piece.blob
+        if self._decoded is None or self._decoded[0] is not blob:
+            octets = self._stage(blob.octets)
+            self._decoded = blob, blob.codec.decode_in(self._device.xp, octets, blob.size, blob.dtype)
+        return self._decoded[1][piece.start : piece.start + piece.size]
+
+    def _stage(self, array: Array) -> Any:
+        compute, inbound = self._streams.compute, self._streams.inbound
+        if self._last is not None:
+            self._last.free = compute.record()  # all that reads it has been enqueued
+        self._last = slot = self._slots.popleft()
+        self._slots.append(slot)
+        if slot.free is not None and not slot.free.done:
+            self._counts["staging_waits"] += 1
+            slot.free.wait()
+        staged, target = slot.pinned[: array.nbytes].view(array.dtype), slot.array[: array.nbytes].view(array.dtype)
+        np.copyto(staged, array)
+        self._device.copy_in(staged, target, inbound)
+        compute.wait(inbound.record())
+        return target
+
+    # --- what goes ------------------------------------------------------------------------------
+
+    def send(
+        self, codec: Codec | None, parts: Sequence[Sequence[Any]], seed: int, readers: Sequence[list[Reader]]
+    ) -> Outgoing:
+        """Enqueue the copies of all parts to this host, one buffer a part; in a codec, once they are encoded there."""
+        compute, outbound = self._streams.compute, self._streams.outbound
+        if codec is not None:
+            parts = [[blob] for blob in compress(codec, parts, seed=seed, xp=self._device.xp)]
+        outbound.wait(compute.record())
+        payload = [self._fetch(pieces) for pieces in parts]
+        event = outbound.record()
+        if codec is not None:
+            return Outgoing(payload, (), _Copied(event, parts))
+        for slice_readers in readers:
+            slice_readers.append(_Read(event, compute))
+        return Outgoing(payload, (), event)
+
+    def _fetch(self, pieces: Sequence[Any]) -> Array:
+        nbytes = sum(piece.nbytes for piece in pieces)
+        buffer = self._blocks.lend(nbytes)
+        if buffer is None:
+            self._counts["staging_overflows"] += 1
+            buffer = np.empty(nbytes, np.uint8)
+        position = 0
+        for piece in pieces:
+            target = buffer[position : position + piece.nbytes]
+            self._device.copy_out(piece, target, self._streams.outbound)
+            position += piece.nbytes
+        return buffer
+
+    def counters(self) -> Mapping[str, Any]:
+        """Return what the status shows: the device, its free memory, and what is locked of this host's."""
+        return {
+            "device": self._device.name,
+            "device_free_nbytes": self._device.memory().free_nbytes,
+            "pinned_nbytes": self._pinned_nbytes,
+            "pinned_lent": self._blocks.num_lent,
+            **self._counts,
+        }

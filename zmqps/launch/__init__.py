@@ -1,0 +1,1 @@
+"""Starting processes and ending them: clusters on this machine, their logs, and no orphans."""

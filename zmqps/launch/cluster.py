@@ -1,0 +1,338 @@
+"""A coordinator and its servers as child processes: `LocalCluster`, and what ``zmqps up`` shares with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from zmqps.core.coordinator.machine import GOODBYE_S, CoordinatorOptions
+from zmqps.errors import ClosedError, DeadlineError
+from zmqps.gpu.pinning import spread, visible_gpus
+from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
+from zmqps.nodes.coordinator import CoordinatorConfig
+from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
+from zmqps.nodes.server import ServerConfig
+
+T = TypeVar("T")
+
+#: How long a node may take to end when asked to. The coordinator says goodbye first.
+GRACE_S = GOODBYE_S + 2.0
+START_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """What a cluster on this host consists of.
+
+    Parameters
+    ----------
+    options
+        The coordinator's.
+    address
+        Where the coordinator is reached; port 0 takes a free one.
+    kernels
+        ``numba`` or ``numpy``, for the servers.
+    insecure
+        Allow to bind beyond loopback.
+    log_level
+        debug, info, warning or error.
+    log_json
+        Log one JSON object a line.
+    apply_threads
+        How many threads update one slice, for the servers.
+    devices
+        Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``, in turn.
+    """
+
+    options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
+    address: str = "tcp://127.0.0.1:0"
+    kernels: str = "numba"
+    insecure: bool = False
+    log_level: str = "info"
+    log_json: bool = False
+    apply_threads: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+
+    def coordinator(self) -> list[str]:
+        """Return the command that runs the coordinator."""
+        o = self.options
+        flags = [
+            f"--address={self.address}", f"--servers={o.servers}", f"--heartbeat-interval={o.heartbeat_interval}",
+            f"--heartbeat-timeout={o.heartbeat_timeout}", f"--idle-timeout={o.idle_timeout}",
+            f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
+        ]  # fmt: skip
+        return node_command("coordinator", *flags, *self._common("coordinator"))
+
+    def server(self, index: int, coordinator: str) -> list[str]:
+        """Return the command that runs a server, on the same interface as the coordinator."""
+        bind = f"{coordinator.rpartition(':')[0]}:0" if coordinator.startswith("tcp://") else "tcp://127.0.0.1:0"
+        flags = [
+            f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}",
+            f"--apply-threads={self.apply_threads}", f"--device={self.devices[index % len(self.devices)]}",
+        ]  # fmt: skip
+        return node_command("server", *flags, *self._common(f"server-{index}"))
+
+    def _common(self, name: str) -> list[str]:
+        switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
+        return [f"--name={name}", f"--log-level={self.log_level}", *switches]
+
+
+class Nodes:
+    """The coordinator and servers of a cluster, from their start to their end.
+
+    Parameters
+    ----------
+    config
+        What to start.
+    spawn
+        Starts one: ``spawn(name, command)``.
+    """
+
+    def __init__(self, config: ClusterConfig, spawn: Callable[[str, Sequence[str]], Process]) -> None:
+        self.address = ""
+        self.processes: list[Process] = []
+        self._config = config
+        self._spawn = spawn
+        self._missing = "the coordinator to start"
+
+    @property
+    def coordinator(self) -> Process:
+        """The coordinator's process."""
+        return self.processes[0]
+
+    @property
+    def servers(self) -> list[Process]:
+        """The servers' processes."""
+        return self.processes[1:]
+
+    async def start(self, timeout: float) -> None:
+        """Start all; return when all servers have joined.
+
+        Raises
+        ------
+        AddressInUseError, ConfigurationError, NodeFailedError
+            What kept a node from starting.
+        DeadlineError
+            Says what is missing, with its last log lines.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                await self._start()
+        except TimeoutError:
+            logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self.processes)
+            text = f"{self._missing}; the last log lines:{logs}"
+            raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
+
+    async def _start(self) -> None:
+        self._add("coordinator", self._config.coordinator())
+        self.address = await self.coordinator.announcement()
+        num_servers = self._config.options.servers
+        for index in range(num_servers):
+            self._add(f"server-{index}", self._config.server(index, self.address))
+        for server in self.servers:
+            self._missing = f"{server.name} to start"
+            await server.announcement()
+
+        def joined(status: Mapping[str, Any]) -> bool:
+            here: int = sum(member["role"] == "server" for member in status["members"])
+            self._missing = f"{num_servers - here} of {num_servers} servers to join"
+            return here == num_servers
+
+        await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined))
+
+    def _add(self, name: str, command: Sequence[str]) -> None:
+        self.processes.append(self._spawn(name, command))
+
+    async def _while_all_run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for something, or for the first node that ends before."""
+        task = asyncio.ensure_future(work)
+        exits = {asyncio.ensure_future(process.exited()): process for process in self.processes}
+        try:
+            await asyncio.wait([task, *exits], return_when=asyncio.FIRST_COMPLETED)
+            for ended, process in exits.items():
+                if ended.done() and not task.done():
+                    raise process.failure(ended.result())
+            return await task
+        finally:
+            for future in [task, *exits]:
+                future.cancel()
+            await asyncio.gather(task, *exits, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End all: the coordinator tells the servers (and any worker), then what is left is ended."""
+        await end(self.processes[:1], signal.SIGTERM, GRACE_S)
+        await end(self.servers, signal.SIGTERM, GRACE_S)
+
+    async def ended_by_themselves(self) -> bool:
+        """Give the servers of a coordinator that has ended the time to follow it."""
+        return await all_exited(self.processes, GRACE_S)
+
+    def close(self) -> None:
+        """Release what this process holds of them."""
+        for process in self.processes:
+            process.close()
+
+
+class LocalCluster:
+    """A coordinator and servers as processes on this host, for tests, notebooks and small jobs.
+
+    They are the processes ``zmqps up`` starts. They end with the ``with`` statement, and at the
+    latest with this process, however it ends.
+
+    Parameters
+    ----------
+    servers : int
+        How many servers.
+    workers : int, optional
+        How many workers the job expects at its start; by default whoever comes.
+    heartbeat_interval, heartbeat_timeout : float
+        Seconds between signs of life, and of silence after which a node is lost.
+    idle_timeout : float
+        Seconds without a worker after which the cluster ends; 0: never, it ends with `stop`.
+    slice_nbytes : int
+        Size of a slice.
+    kernels : {"numba", "numpy"}
+        What the servers compute with.
+    apply_threads : int
+        How many threads update one slice on each server; docs/operations.md says when more than one pays.
+    device : str
+        Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
+    servers_per_gpu : int, optional
+        So many servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` so
+        many on the processor if there is none.
+    timeout : float
+        Seconds to wait for the start.
+    directory : path, optional
+        Where the nodes' logs go, and stay; by default a temporary directory.
+    log_level : {"info", "debug", "warning", "error"}
+        What they log.
+
+    Examples
+    --------
+    >>> with zmqps.LocalCluster(servers=2) as cluster:  # doctest: +SKIP
+    ...     with zmqps.connect(cluster.address) as worker:
+    ...         worker.init({"w": np.zeros(10, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1))
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        workers: int | None = None,
+        *,
+        heartbeat_interval: float = CoordinatorOptions().heartbeat_interval,
+        heartbeat_timeout: float = CoordinatorOptions().heartbeat_timeout,
+        idle_timeout: float = 0.0,
+        slice_nbytes: int = CoordinatorOptions().slice_nbytes,
+        kernels: str = "numba",
+        apply_threads: int = 1,
+        device: str = "cpu",
+        servers_per_gpu: int | None = None,
+        timeout: float = START_TIMEOUT,
+        directory: str | Path | None = None,
+        log_level: str = "info",
+    ) -> None:
+        devices = spread(device, servers_per_gpu, visible_gpus() if servers_per_gpu else ())
+        options = CoordinatorOptions(
+            len(devices) if devices else servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout,
+            slice_nbytes,
+        )  # fmt: skip
+        CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
+        ServerConfig("tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads, device=device)
+        config = ClusterConfig(
+            options, kernels=kernels, log_level=log_level, apply_threads=apply_threads, devices=devices or (device,)
+        )
+        self._nodes = Nodes(config, self._spawn)
+        self._timeout = timeout
+        self._stack = contextlib.ExitStack()
+        self._directory = Path(directory) if directory is not None else None
+        self._state = "not started"
+
+    @property
+    def address(self) -> str:
+        """The coordinator's endpoint, which `zmqps.connect` takes."""
+        self._check()
+        return self._nodes.address
+
+    @property
+    def directory(self) -> Path:
+        """Where the nodes' logs are, one file a node; the temporary directory goes with the cluster."""
+        self._check()
+        assert self._directory is not None
+        return self._directory
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids of the nodes, by name."""
+        return {process.name: process.popen.pid for process in self._nodes.processes}
+
+    def start(self) -> Self:
+        """Start the processes; return when all servers have joined.
+
+        Raises
+        ------
+        DeadlineError
+            Says what is missing, with the last log lines. Nothing is left behind.
+        ConfigurationError, NodeFailedError
+            What kept a node from starting. Nothing is left behind.
+        """
+        if self._state != "not started":
+            raise ClosedError(f"the cluster is {self._state}; make another LocalCluster")
+        if self._directory is None:
+            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-")))
+        else:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self._state = "running"
+        try:
+            run_blocking(self._nodes.start(self._timeout))
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`."""
+        if self._state != "running":
+            return
+        self._state = "stopped"
+        try:
+            run_blocking(self._nodes.stop())
+        finally:
+            self._nodes.close()
+            self._stack.close()
+
+    def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it.
+
+        Raises
+        ------
+        DeadlineError
+            The coordinator does not answer.
+        """
+        return ask_status(self.address, timeout=timeout)
+
+    def _spawn(self, name: str, command: Sequence[str]) -> Process:
+        assert self._directory is not None
+        log = self._directory / f"{name}.log"
+        with log.open("wb") as file:
+            return Process(name, command, stdout=file, log=log, env=node_environment(), is_node=True)
+
+    def _check(self) -> None:
+        if self._state != "running":
+            raise ClosedError(f"the cluster is {self._state}; use it in a with statement, or call start()")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        where = f" at {self._nodes.address}" if self._state == "running" else ""
+        return f"<zmqps.LocalCluster of {len(self._nodes.servers)} servers{where}, {self._state}>"

@@ -1,0 +1,290 @@
+"""Processes this one starts and is responsible for: nodes of a cluster, and workers.
+
+No child outlives its parent. A node holds one end of a socket pair (``--parent-fd``) and stops when
+the other end closes; a worker is killed by the kernel (`zmqps.launch.leash`). Each child has a process
+group of its own, so that Ctrl-C in a terminal reaches the parent alone, which ends the children in
+order, and so that what a worker started itself can be ended with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from zmqps.errors import NodeFailedError, PSError, from_wire
+from zmqps.launch.logs import read_message
+from zmqps.trace import VARIABLE as TRACE
+
+LEASH = Path(__file__).with_name("leash.py")
+#: What a node tells its parent instead of its endpoint when it cannot start: this and a JSON object.
+REFUSAL = "error "
+#: An announcement is an endpoint or an error; more is not one.
+MAX_ANNOUNCEMENT_NBYTES = 64 << 10
+TAIL_LINES = 10
+TAIL_NBYTES = 16 << 10
+
+
+class Process:
+    """A child process.
+
+    Parameters
+    ----------
+    name
+        How messages call it.
+    command
+        What to run.
+    stdout
+        Where its output goes, both streams: a file or `subprocess.PIPE`.
+    log
+        The file in which that output ends up, for error messages.
+    env
+        Its environment; by default this process's.
+    is_node
+        Give it ``--parent-fd``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        stdout: int | IO[bytes],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        is_node: bool = False,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.channel: socket.socket | None = None
+        theirs: socket.socket | None = None
+        if is_node:
+            self.channel, theirs = socket.socketpair()
+            self.channel.setblocking(False)
+            command = [*command, "--parent-fd", str(theirs.fileno())]
+        try:
+            self.popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.STDOUT, env=env, process_group=0,
+                pass_fds=[theirs.fileno()] if theirs else [],
+            )  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if theirs is not None:
+                theirs.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended and was waited for."""
+        return self.popen.returncode is not None
+
+    async def announcement(self) -> str:
+        """Wait for what a node announces, its endpoint; raise the error that kept it from starting."""
+        assert self.channel is not None
+        loop = asyncio.get_running_loop()
+        line = b""
+        while not line.endswith(b"\n") and len(line) < MAX_ANNOUNCEMENT_NBYTES:
+            data = await loop.sock_recv(self.channel, 4096)
+            if not data:
+                raise self.failure(await self.exited())
+            line += data
+        text = line.decode().rstrip("\n")
+        if text.startswith(REFUSAL):
+            await self.exited()
+            raise from_wire(**json.loads(text.removeprefix(REFUSAL)))
+        return text
+
+    def failure(self, code: int) -> NodeFailedError:
+        """Return the error that says how it ended, with its last words."""
+        return NodeFailedError(name=self.name, how=describe_exit(code), tail=tail(self.log))
+
+    async def exited(self) -> int:
+        """Wait until it has ended; return its exit code, negative for a signal."""
+        if not self.ended:
+            try:
+                fd = os.pidfd_open(self.popen.pid)
+            except (AttributeError, OSError):  # not Linux, or an old one
+                return await asyncio.to_thread(self.popen.wait)
+            try:
+                await _readable(fd)
+            finally:
+                os.close(fd)
+            self.kill()  # what it started and left running, while its number cannot be anybody else's yet
+        return self.popen.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal unless it has ended."""
+        if not self.ended:  # not Popen.send_signal, which might reap it before `exited` has seen it
+            with contextlib.suppress(ProcessLookupError):  # somebody else has reaped it
+                os.kill(self.popen.pid, number)
+
+    def kill(self) -> None:
+        """End it, and what it has started, at once."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.popen.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close what this process holds of it; a node that still runs ends by itself."""
+        if self.channel is not None:
+            self.channel.close()
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+
+    def notice() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(fd, notice)
+    try:
+        await future
+    finally:
+        loop.remove_reader(fd)
+
+
+async def all_exited(processes: Iterable[Process], timeout: float) -> bool:
+    """Wait for processes to end; return whether all have."""
+    waits = [asyncio.ensure_future(process.exited()) for process in processes if not process.ended]
+    if not waits:
+        return True
+    _, pending = await asyncio.wait(waits, timeout=timeout)
+    for wait in pending:
+        wait.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    return not pending
+
+
+async def end(processes: Iterable[Process], number: signal.Signals, grace: float) -> None:
+    """Ask processes to end, and after ``grace`` seconds make them."""
+    processes = [process for process in processes if not process.ended]
+    for process in processes:
+        process.send_signal(number)
+    if not await all_exited(processes, grace):
+        for process in processes:
+            process.kill()
+        await all_exited(processes, grace)
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process, which need not be a child, has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # not Linux, or an old one: there is no event to wait for, only looking
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+                await asyncio.sleep(0.05)
+        return
+    try:
+        await _readable(fd)
+    finally:
+        os.close(fd)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the children of a process, where ``/proc`` tells."""
+    return [process.pid for process in _process_table() if process.parent == pid]
+
+
+def session_of(leader: int) -> list[int]:
+    """Return what is left of the session of a leader that has ended, where ``/proc`` tells."""
+    processes = [process for process in _process_table() if process.state != "Z"]
+    if any(process.pid == leader for process in processes):
+        return []  # its number has been given to somebody else, which takes that its session is no more
+    return [process.pid for process in processes if process.session == leader]
+
+
+class _Entry(NamedTuple):
+    pid: int
+    state: str
+    parent: int
+    session: int
+
+
+def _process_table() -> Iterator[_Entry]:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            _, _, fields = path.read_text().rpartition(")")  # the name before it may hold anything
+            state, parent, _, session = fields.split()[:4]
+            yield _Entry(int(path.parent.name), state, int(parent), int(session))
+
+
+# --- what to run ------------------------------------------------------------------------------
+
+
+def node_command(role: str, *flags: str) -> list[str]:
+    """Return the command that runs a node under this Python; ``-P``: whatever the current directory holds."""
+    return [sys.executable, "-P", "-m", "zmqps", role, *flags]
+
+
+def node_environment() -> dict[str, str]:
+    """Return a node's environment: all it needs stands in its flags, and it finds this very package.
+
+    Only whether it records what takes its time (`zmqps.trace`) is the environment's to say.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_") or name == TRACE}
+    home = str(Path(__file__).parents[1])
+    if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # those must stay behind the stdlib
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))
+    return env
+
+
+def worker_command(command: Sequence[str]) -> list[str]:
+    """Return the command that runs a worker on the leash of this process."""
+    return [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *command]
+
+
+def worker_environment(address: str, index: int) -> dict[str, str]:
+    """Return a worker's environment; ``python`` in its command is the Python that runs this."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {
+        **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
+        "ZMQPS_COORDINATOR": address, "ZMQPS_WORKER_INDEX": str(index),
+    }  # fmt: skip
+
+
+# --- what to say ------------------------------------------------------------------------------
+
+
+def refuse(parent_fd: int, error: PSError) -> None:
+    """Tell the parent why this node cannot start."""
+    text = REFUSAL + json.dumps({"code": error.code, "text": str(error), "facts": error.facts()}) + "\n"
+    with contextlib.suppress(OSError):  # it is gone
+        os.write(parent_fd, text.encode())
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process has ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def tail(log: Path, num_lines: int = TAIL_LINES) -> str:
+    """Return the last messages of a log, indented."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_NBYTES))
+            lines = deque(file.read(TAIL_NBYTES).decode(errors="replace").splitlines(), maxlen=num_lines)
+    except OSError:
+        return "  (no log)"
+    return "\n".join(f"  {read_message(line)}" for line in lines) or "  (it said nothing)"

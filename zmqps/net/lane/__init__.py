@@ -1,0 +1,1 @@
+"""The lane: arrays between processes of one host through shared memory."""

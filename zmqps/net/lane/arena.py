@@ -1,0 +1,158 @@
+"""Memory of one process that others on its host map and read: anonymous files, which leave nothing behind.
+
+A file made by ``memfd_create`` has no name and ends with the last process that has it open or
+mapped. Others open it by way of ``/proc/<pid>/fd/<number>``. It cannot shrink, so looking at it is
+safe whatever its owner does, and its last bytes say which one it is, because numbers of processes
+and files are used again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+import secrets
+import stat
+import weakref
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.loans import Bytes
+
+KEY_NBYTES = 16
+PAGE_NBYTES = mmap.PAGESIZE
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+#: Less is not worth a file.
+MIN_NBYTES = 64 << 10
+
+
+class ArenaError(Exception):
+    """Memory cannot be shared; says why."""
+
+
+class Description(NamedTuple):
+    """What others need to map an arena."""
+
+    pid: int
+    fd: int
+    nbytes: int
+    key: bytes
+
+
+class Arena:
+    """Where an array of this process lies; does not keep the array alive."""
+
+    def __init__(self, root: Bytes, description: Description) -> None:
+        self.description = description
+        self.address = int(root.__array_interface__["data"][0])
+        self._root = weakref.ref(root)
+
+    @property
+    def alive(self) -> bool:
+        """Whether anybody here still refers to the memory."""
+        return self._root() is not None
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Whether a piece of memory lies in here."""
+        return self.address <= address and address + nbytes <= self.address + self.description.nbytes
+
+
+class Arenas:
+    """The arenas of one process."""
+
+    def __init__(self) -> None:
+        self._arenas: list[Arena] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all arenas that are in use."""
+        return sum(arena.description.nbytes for arena in self._arenas if arena.alive)
+
+    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
+        """Return a new 1-D array that others can map; one of this process's own where that cannot be."""
+        nbytes = size * np.dtype(dtype).itemsize
+        if nbytes >= MIN_NBYTES:
+            try:
+                root, arena = _create(nbytes)
+            except OSError:  # no memfd here, or no descriptors left: nobody will see it, and all goes on
+                return np.empty(size, dtype)
+            self._arenas = [*(a for a in self._arenas if a.alive), arena]  # others may be looking at the list
+            return root[:nbytes].view(dtype)
+        return np.empty(size, dtype)
+
+    def find(self, frame: Any) -> tuple[Arena, int] | None:
+        """Return the arena that a buffer lies in and where, or None."""
+        if not self._arenas:
+            return None
+        array = np.frombuffer(frame, np.uint8)
+        address = int(array.__array_interface__["data"][0])
+        for arena in self._arenas:
+            if arena.holds(address, array.size) and arena.alive:
+                return arena, address - arena.address
+        return None
+
+
+def _create(nbytes: int) -> tuple[Bytes, Arena]:
+    total = _total(nbytes)
+    if not hasattr(os, "memfd_create"):
+        raise OSError("no memfd_create on this system")
+    fd = os.memfd_create("zmqps", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, total)
+        if _OVERCOMMIT.exists() and _OVERCOMMIT.read_text().strip() == "2":
+            # the system promises no more memory than it has, and a page it does not have when it is written
+            # to would end the process; elsewhere pages are like those of any array, there when they are needed
+            os.posix_fallocate(fd, 0, total)
+        key = secrets.token_bytes(KEY_NBYTES)
+        os.pwrite(fd, key, total - KEY_NBYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _seals())
+        root = np.frombuffer(mmap.mmap(fd, total), np.uint8)
+    except (OSError, ValueError) as error:
+        os.close(fd)
+        raise OSError(f"no memory to share: {error}") from error
+    weakref.finalize(root, os.close, fd).atexit = False  # the system closes it then
+    return root, Arena(root, Description(os.getpid(), fd, nbytes, key))
+
+
+def attach(description: Description) -> Bytes:
+    """Map another process's arena, to read.
+
+    Raises
+    ------
+    ArenaError
+        It is not there, or not what it is said to be.
+    """
+    pid, number, nbytes, key = description
+    total = _total(nbytes)
+    try:
+        fd = os.open(f"/proc/{pid}/fd/{number}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        raise ArenaError(f"cannot open memory of process {pid}: {error.strerror}") from error
+    try:
+        facts = os.fstat(fd)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+            raise ArenaError("the memory is no private file of this user")
+        if facts.st_size != total or not nbytes:
+            raise ArenaError(f"{facts.st_size} bytes for an arena of {nbytes}")
+        if ~fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals():
+            raise ArenaError("the memory may shrink")
+        if os.pread(fd, KEY_NBYTES, total - KEY_NBYTES) != key:
+            raise ArenaError("the memory is another one")
+        return np.frombuffer(mmap.mmap(fd, total, prot=mmap.PROT_READ), np.uint8)[:nbytes]
+    except OSError as error:
+        raise ArenaError(f"cannot map memory of process {pid}: {error.strerror}") from error
+    finally:
+        os.close(fd)
+
+
+def _seals() -> int:
+    return fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+def _total(nbytes: int) -> int:
+    return math.ceil((nbytes + KEY_NBYTES) / PAGE_NBYTES) * PAGE_NBYTES

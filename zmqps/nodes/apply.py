@@ -1,0 +1,61 @@
+"""Apply threads: one update of a slice, done by several threads in blocks.
+
+An update treats every element by itself, so blocks of it give the same bits as the whole, in whatever
+order they are done. The kernels release the interpreter lock while they compute.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.shard import Kernel
+
+#: More than machines have cores to spare for one server.
+MAX_APPLY_THREADS = 64
+#: Bytes of one array in a block, at least: less is done by one thread sooner than by waking another.
+MIN_BLOCK_NBYTES = 256 << 10
+#: Blocks begin at a multiple of this, so that no two threads write to one cache line.
+ALIGNMENT_NBYTES = 64
+
+
+class ApplyThreads:
+    """The thread that asks for an update, and others beside it.
+
+    Parameters
+    ----------
+    num_threads
+        How many in all; with 1 there are no others.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._others = ThreadPoolExecutor(num_threads - 1, "zmqps-apply") if num_threads > 1 else None
+
+    def over(self, kernel: Kernel) -> Kernel:
+        """Return a kernel that does the same with all threads; small updates with the one that asks."""
+        others = self._others
+        if others is None:
+            return kernel
+
+        def apply(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:
+            blocks = self._blocks(w)
+
+            def update(block: slice) -> None:
+                kernel(w[block], g[block], out[block], tuple(slot[block] for slot in slots), step)
+
+            futures = [others.submit(update, block) for block in blocks[1:]]
+            try:
+                update(blocks[0])
+            finally:
+                wait(futures)  # also after an error nobody may go on to write behind the caller's back
+            for future in futures:
+                future.result()
+
+        return apply
+
+    def _blocks(self, w: Array) -> list[slice]:
+        number = max(1, min(self._num_threads, w.nbytes // MIN_BLOCK_NBYTES))
+        unit = ALIGNMENT_NBYTES // w.itemsize
+        size = -(-w.size // (number * unit)) * unit or 1
+        return [slice(start, start + size) for start in range(0, max(w.size, 1), size)]

@@ -1,0 +1,74 @@
+"""The status of a cluster, for those who are no member of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from zmqps.core.node.inquiry import Inquiry
+from zmqps.errors import DeadlineError
+from zmqps.net.driver import Driver
+from zmqps.net.identity import check_endpoint
+from zmqps.net.zeromq import ZmqTransport
+
+T = TypeVar("T")
+
+log = logging.getLogger("zmqps.inquiry")
+
+
+async def inquire(
+    address: str, *, timeout: float, until: Callable[[Mapping[str, Any]], bool] = lambda status: True
+) -> dict[str, Any]:
+    """Ask the coordinator for its status until it is as hoped.
+
+    Parameters
+    ----------
+    address
+        The coordinator's endpoint.
+    timeout
+        Seconds to wait for that.
+    until
+        Whether a status will do; by default the first one does.
+
+    Raises
+    ------
+    DeadlineError
+        It did not answer, or not as hoped.
+    """
+    check_endpoint(address)
+    machine = Inquiry(address, until)
+    try:
+        async with asyncio.timeout(timeout):
+            await Driver(machine, ZmqTransport(uuid.uuid4().bytes), log).run()
+    except TimeoutError:
+        waited = f"the coordinator at {address}" + (" to answer" if machine.status is None else " to be ready")
+        raise DeadlineError(operation="status", seconds=timeout, waiting_for=waited) from None
+    assert machine.status is not None
+    return dict(machine.status)
+
+
+def ask_status(address: str, *, timeout: float = 5.0) -> dict[str, Any]:
+    """Return the status of the cluster at an address, as ``zmqps status --json`` prints it.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered.
+    ConfigurationError
+        ``address`` is no endpoint.
+    """
+    return run_blocking(inquire(address, timeout=timeout))
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, also where the calling thread runs a loop already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(asyncio.run, work).result()

@@ -1,0 +1,204 @@
+"""The server process: a `ServerMachine` on ZeroMQ sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zmqps import codecs
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.memory import HostMemory, Memory
+from zmqps.core.server.shard import Kernel, Shard
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import ConfigurationError
+from zmqps.gpu.device import Device, open_device, parse
+from zmqps.gpu.staging import Streams, device_memory
+from zmqps.net.driver import Driver, run_node
+from zmqps.net.identity import check_bind, check_endpoint, new_identity
+from zmqps.net.lane.shm import LaneTransport
+from zmqps.net.routes import new_local_endpoint
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
+from zmqps.optim import OptimizerSpec, Rule, all_finite, make_kernel, warm_up
+from zmqps.trace.record import watch, watch_rules
+
+KERNELS = ("numba", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a server is told when it starts.
+
+    Parameters
+    ----------
+    coordinator
+        The coordinator's endpoint.
+    bind
+        Where workers reach this server; port 0 takes a free one.
+    name
+        How logs and errors call it; by default made of host and pid.
+    kernels
+        ``numba`` (compiled) or ``numpy`` (the reference).
+    insecure
+        Allow to bind beyond loopback.
+    apply_threads
+        How many threads update one slice, `zmqps.nodes.apply`; a GPU needs no others.
+    device
+        Where the shard is kept and updated: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for a GPU if one works.
+    """
+
+    coordinator: str
+    bind: str = "tcp://127.0.0.1:0"
+    name: str | None = None
+    kernels: str = "numba"
+    insecure: bool = False
+    apply_threads: int = 1
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_endpoint(self.coordinator)
+        check_bind(self.bind, insecure=self.insecure)
+        parse(self.device)
+        if self.kernels not in KERNELS:
+            raise ConfigurationError(f"kernels is one of {KERNELS}, not {self.kernels!r}")
+        if type(self.apply_threads) is not int or not 1 <= self.apply_threads <= MAX_APPLY_THREADS:
+            raise ConfigurationError(f"apply_threads is from 1 to {MAX_APPLY_THREADS}, not {self.apply_threads!r}")
+
+
+class CompiledRules:
+    """An optimizer's rules, compiled for this server (`zmqps.core.server.shard.Rules`)."""
+
+    def __init__(self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None) -> None:
+        self._spec = spec
+        self._kernels: Any = config.kernels
+        self._device = device
+        self._elementwise = device.elementwise if device is not None and device.compiles else None
+        self._threads = ApplyThreads(config.apply_threads if device is None else 1)
+        self.slot_fill: tuple[float, ...] = ()
+
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+        """Return the kernels in use and which is each parameter's."""
+        rules, kernel_of = self._spec.rules(names)
+        self.slot_fill = rules[0].slot_fill
+        return [None if rule.frozen else self._threads.over(self._kernel(rule)) for rule in rules], kernel_of
+
+    def _kernel(self, rule: Rule) -> Kernel:
+        if self._device is None:
+            return make_kernel(rule, self._kernels)
+        return make_kernel(rule, "cupy", self._device.xp, self._elementwise)
+
+    def warm_up(self, names: Sequence[str], dtype: np.dtype[Any]) -> None:
+        """Compile what the first update would otherwise wait for."""
+        for rule in self._spec.rules(names)[0]:
+            if self._device is None:
+                warm_up(rule, dtype, self._kernels)
+            else:
+                warm_up(rule, dtype, "cupy", self._device.xp, self._elementwise)
+
+    def all_finite(self, g: Array) -> bool:
+        """Whether an array, of this host, holds neither NaN nor infinity."""
+        return all_finite(g, self._kernels)
+
+
+def make_shard(
+    config: ServerConfig,
+    job: JobSpec,
+    placement: Placement,
+    index: int,
+    memory: Memory | None = None,
+    streams: Streams | None = None,
+    num_workers: int = 1,
+) -> Shard:
+    """Build a shard, its kernels compiled before the first gradient comes.
+
+    Parameters
+    ----------
+    config
+        The server's.
+    job, placement, index
+        Which shard.
+    memory
+        Where it is to live; by default anywhere in this host's memory.
+    streams
+        Of the device it is to live on instead.
+    num_workers
+        How many there are: their gradients take memory on a device.
+
+    Raises
+    ------
+    DeviceMemoryError
+        The device is too small.
+    """
+    spec = OptimizerSpec.from_wire(job.optimizer)
+    names = [parameter.name for parameter in job.parameters]
+    device = None
+    if streams is not None:
+        num_slots = len(spec.rules(names)[0][0].slots)
+        memory, device = device_memory(streams, placement, index, num_slots, job, num_workers), streams.device
+    rules = CompiledRules(spec, config, device)
+    for dtype in {table.dtype for table in placement.keyspace.tables}:
+        rules.warm_up(names, dtype)
+        for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
+            codecs.parse(codec).warm_up(dtype)
+    gc.freeze()  # a look at all that numba has made of its modules would hold everybody up for 50 ms
+    return Shard(
+        placement,
+        index,
+        watch_rules(rules),
+        reject_nonfinite=job.nonfinite == "reject",
+        synchronous=job.mode == "sync",
+        aggregate=job.aggregate,
+        retain=job.retain,
+        treatment=make_treatment(job.treatment),
+        memory=memory,
+    )
+
+
+async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
+    """Run a server until its cluster ends; return the exit code.
+
+    Raises
+    ------
+    AddressInUseError, ConfigurationError
+        The endpoint cannot be bound.
+    DeviceError
+        There is no such device.
+    """
+    log = logging.getLogger("zmqps.server")
+    device = open_device(config.device)
+    streams = None if device is None else Streams(device)
+    if streams is not None:
+        streams.enter()
+        log.info("computing on %s", streams.device.name)
+    identity = new_identity("server", name=config.name)
+    transport = LaneTransport(ZmqTransport(identity.incarnation))
+    try:
+        endpoint = advertised = transport.bind(config.bind)
+        if endpoint.startswith("tcp://") and (local := new_local_endpoint()):
+            advertised += f" {transport.bind(local)}"
+    except BaseException:
+        transport.close(0)
+        raise
+    identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
+
+    def build(job: JobSpec, placement: Placement, index: int) -> Shard:
+        host = HostMemory(transport.arenas.empty)
+        return make_shard(config, job, placement, index, host, streams, machine.member.num_workers)
+
+    machine = ServerMachine(identity, config.coordinator, build)
+    driver = Driver(*watch(machine, transport, identity), log)
+    return await run_node(driver, endpoint, parent_fd)
+
+
+def run(config: ServerConfig, parent_fd: int | None = None) -> int:
+    """Run a server in this process's main thread; return the exit code."""
+    return asyncio.run(serve(config, parent_fd))
