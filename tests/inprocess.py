@@ -11,7 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver

@@ -190,6 +190,7 @@ class _Connecting:
 def connect(
     address: str,
     *,
+    job: str | None = None,
     timeout: float = 10.0,
     name: str | None = None,
     observer: bool = False,
@@ -200,7 +201,7 @@ def connect(
     Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
     comes about nevertheless is closed.
     """
-    return _Connecting(_connect(address, timeout=timeout, name=name, observer=observer, transport=transport))
+    return _Connecting(_connect(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport))
 
 
 async def _connect(address: str, **options: Any) -> AsyncWorker:

@@ -28,7 +28,7 @@ def test_a_worker_trains_on_it() -> None:
             worker.push({"w": np.ones((3, 2), np.float32)})
             np.testing.assert_array_equal(worker.pull()["w"], np.full((3, 2), 0.5, np.float32))
             status = cluster.status()
-        assert status["state"] == "training"
+        assert status["jobs"]["default"]["state"] == "training"
         assert (cluster.directory / "server-1.log").read_text()
         directory = cluster.directory
     assert all_gone(pids)
@@ -50,7 +50,7 @@ def test_it_can_be_used_where_a_loop_runs_already() -> None:
         with zmqps.LocalCluster() as cluster:
             return str(cluster.status()["state"])
 
-    assert asyncio.run(notebook()) == "starting"
+    assert asyncio.run(notebook()) == "ready"
 
 
 def test_stopping_ends_waiting_workers_and_may_be_repeated() -> None:

@@ -25,7 +25,7 @@ from zmqps.core.worker.operations import AskStatus, Enter, Finish, Join, Operati
 from zmqps.core.worker.session import SessionMachine
 from zmqps.data import DataShard, feed
 from zmqps.errors import ClosedError, ConfigurationError
-from zmqps.net.identity import check_name, check_peer, new_identity
+from zmqps.net.identity import check_job_name, check_name, check_peer, new_identity
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
@@ -38,15 +38,19 @@ _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class Connection:
-    """A member of a cluster, without the job that it trains: `zmqps.Worker` adds that."""
+    """A member of a cluster that is there for one of its jobs: `zmqps.Worker` adds what it trains."""
 
-    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
+    def __init__(
+        self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
+    ) -> None:
         check_peer(address)
+        check_job_name(job)
         if name is not None:
             check_name("a worker's name", name)
         check_transport(transport)
         self.address = address
         self._timeout = timeout
+        self._job_name = job
         self._role = "observer" if observer else "worker"
         self._name = name
         self._transport = transport
@@ -66,7 +70,7 @@ class Connection:
     def _start(self) -> SessionThread:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
             are_finite([np.empty(0, dtype)])
-        identity = new_identity(self._role, name=self._name)
+        identity = new_identity(self._role, name=self._name, job=self._job_name)
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check)
 
@@ -82,6 +86,11 @@ class Connection:
     def rank(self) -> int:
         """This worker's 0-based index; a worker that restarts takes the lowest free one."""
         return self._thread.machine.member.rank
+
+    @property
+    def job(self) -> str:
+        """The name of the job that this worker is there for."""
+        return self._job_name
 
     @property
     def num_workers(self) -> int:
@@ -194,8 +203,8 @@ class Connection:
         """Complete what is under way, tell the others that this worker is done, and close.
 
         In the synchronous mode the last push counts in its step, which this does not wait for: pull
-        before if you want to know what came of it. When all expected workers have finished the
-        cluster ends.
+        before if you want to know what came of it. When the last worker of a job has left, and one has
+        finished, the job ends and its memory is freed; the cluster goes on.
 
         Parameters
         ----------

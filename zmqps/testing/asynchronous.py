@@ -10,13 +10,12 @@ import numpy as np
 
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
 from zmqps.errors import DeadlineError, PSError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.training import Training, life_of, loaded_shard
+from zmqps.testing.training import Life, Training, life_of, loaded_shard
 
 if TYPE_CHECKING:
     from zmqps.testing.simulation import Simulation
@@ -65,10 +64,10 @@ class AsyncTraining(Training):
         self._timeout = timeout
         self._restart = restart
         self._base = 4.0 if steps <= MOST_TOLD_APART else 1.0
-        # of each life of the coordinator, by worker
-        self._attempted: dict[bytes, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
-        self._applied: dict[bytes, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
-        self._checked: dict[str, int] = {}  # server -> updates that its shard had had
+        # of each life of the job, by worker
+        self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
+        self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
+        self._checked: dict[tuple[str, Life], int] = {}  # server and job -> updates that its shard had had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, plain SGD."""
@@ -128,19 +127,19 @@ class AsyncTraining(Training):
 
     def attempt(self, worker: Node, push: int) -> None:
         """A push begins: from now on it may be applied."""
-        self._attempted[life_of(worker)][worker.number] += int(self._base**push)
+        self._attempted[life_of(worker, self.name)][worker.number] += int(self._base**push)
 
     def acknowledge(self, worker: Node, push: int) -> None:
         """A push was acknowledged by all servers: from now on it must be applied."""
-        self._applied[life_of(worker)][worker.number] += int(self._base**push)
+        self._applied[life_of(worker, self.name)][worker.number] += int(self._base**push)
 
     def acknowledged(self, worker: Node) -> Any:
         """Return what must have been applied by now, by worker."""
-        return self._applied[life_of(worker)].copy()
+        return self._applied[life_of(worker, self.name)].copy()
 
     def check_pulled(self, worker: Node, out: Sequence[Array | None], seen: Any) -> None:
         """Assert that what a worker reads is made of pushes there were, and of all acknowledged before it asked."""
-        attempted = self._attempted[life_of(worker)]
+        attempted = self._attempted[life_of(worker, self.name)]
         for array in out:
             assert array is not None
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
@@ -149,12 +148,13 @@ class AsyncTraining(Training):
 
     def check(self, simulation: Simulation, node: Node) -> None:
         """Assert that the server's values are made of the pushes there were, each once at most."""
-        shard = loaded_shard(node)
+        shard = loaded_shard(node, self.name)
         if shard is not None:
             updates = sum(state.version for state in shard.slices)
-            if self._checked.get(node.name) != updates:
-                self._checked[node.name] = updates
-                attempted = self._attempted[life_of(node)]
+            life = life_of(node, self.name)
+            if self._checked.get((node.name, life)) != updates:
+                self._checked[node.name, life] = updates
+                attempted = self._attempted[life]
                 for values, owners in self._values(shard):
                     self._check_values(values, attempted[owners])
 
@@ -173,18 +173,12 @@ class AsyncTraining(Training):
         assert not (values & 0xAAAAAAAAAAAA).any(), f"a push was applied twice: {values}"
         assert not (values & ~attempted).any(), f"a gradient nobody pushed was applied: {values}, {attempted}"
 
-    def check_end(self, simulation: Simulation) -> None:
-        """Assert that every push that was acknowledged has been applied everywhere."""
-        loaded = [server for server in simulation.servers if loaded_shard(server) is not None]
-        trained: dict[bytes, int] = {}  # the epoch of each life's last job; those before it were given up untrained
-        for server in loaded:
-            trained[life_of(server)] = max(trained.get(life_of(server), 0), _epoch(server))
-        for server in loaded:
-            shard = loaded_shard(server)
-            assert shard is not None
-            for values, owners in self._values(shard) if _epoch(server) == trained[life_of(server)] else ():
-                applied = self._applied[life_of(server)][owners]
-                assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
+    def check_freed(self, simulation: Simulation, server: Node) -> None:
+        """Assert that every push that was acknowledged has been applied."""
+        shard = loaded_shard(server, self.name)
+        for values, owners in self._values(shard) if shard is not None else ():
+            applied = self._applied[life_of(server, self.name)][owners]
+            assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:
         there = values >= applied if self._base == 1.0 else values & applied == applied
@@ -199,8 +193,3 @@ class AsyncTraining(Training):
         if worker.finished or not self._restart or simulation.num_workers >= self.lives:
             return False
         return simulation.coordinator_alive and not simulation.job_failed
-
-
-def _epoch(server: Node) -> int:
-    assert isinstance(server.machine, ServerMachine)
-    return server.machine.epoch

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.operations import Init, Operation
 from zmqps.core.worker.session import SessionMachine
@@ -108,7 +110,10 @@ class Simulation(Engine):
         rng = Random(seed)
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s)
         self.options = options or CoordinatorOptions(
-            servers=servers, workers=workers, idle_timeout=0.0, slice_nbytes=self.training.slice_nbytes
+            servers=servers,
+            workers=workers // self.training.num_jobs,
+            once=self.training.num_jobs == 1,
+            slice_nbytes=self.training.slice_nbytes,
         )
         self.restarting = False  # the coordinator is dead and will be started again
         self._supervised = supervised
@@ -119,7 +124,8 @@ class Simulation(Engine):
         self._num_workers = 0
         self._num_running = 0
         self._began_at: float | None = None
-        self._names: deque[str] = deque()  # of workers to be started again
+        self._again: deque[Identity] = deque()  # of workers to be started again
+        self.on_receive.append(self._freed)
         if validate:
             self.training.watch(self)
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -150,6 +156,8 @@ class Simulation(Engine):
             self.network.quiet = True
             while self.next_at is not None and self.next_at < finished_at + ENDING_S and self._anybody_alive:
                 self.step()
+            for server in self.servers:
+                self.training.check_freed(self, server)
             self.training.check_end(self)
         except Exception as error:
             raise SimulationError(f"seed {self.seed}: {error!r}\n{self.trace()}") from error
@@ -191,14 +199,15 @@ class Simulation(Engine):
 
     @property
     def job_failed(self) -> bool:
-        """Whether the job has lost a shard: it can be trained no more."""
-        return "coordinator" in self.nodes and not self.restarting and self.coordinator.lost_shard is not None
+        """Whether a job has lost a shard: it can be trained no more."""
+        runs = self.coordinator.runs.values() if "coordinator" in self.nodes and not self.restarting else ()
+        return any(run.lost_shard is not None for run in runs)
 
     @property
     def _is_whole(self) -> bool:
         """Whether coordinator and servers work, and all workers that are expected have come."""
         alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
-        return alive and not self.job_failed and not self.coordinator.num_missing
+        return alive and not self.job_failed and not any(run.num_missing for run in self.coordinator.runs.values())
 
     @property
     def workers(self) -> list[Node]:
@@ -230,15 +239,18 @@ class Simulation(Engine):
         if program is None:
             self._workers_to_come -= 1
         name = f"worker-{self._num_workers}"
-        identity = self._identity("worker", name, self._names.popleft() if self._names else name)
+        before = self._again.popleft() if self._again else None
+        known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self._num_workers))
+        identity = self._identity("worker", name, known_as, job)
         node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self._num_workers)
         node.program = program or self.training.program(self, node)
         self._num_workers += 1
         self._num_running += 1
         return self.start(node)
 
-    def _identity(self, role: str, name: str, known_as: str = "") -> Identity:
-        return Identity(role, self.rng.randbytes(16), known_as or name, "simulated", len(self.nodes), f"sim://{name}")
+    def _identity(self, role: str, name: str, known_as: str = "", job: str = "") -> Identity:
+        incarnation = self.rng.randbytes(16)
+        return Identity(role, incarnation, known_as or name, "simulated", len(self.nodes), f"sim://{name}", job)
 
     def partition(self, node: Node, seconds: float) -> None:
         """Cut a node off from all others for some time."""
@@ -253,6 +265,10 @@ class Simulation(Engine):
             node.machine.validate()
             self.training.check(self, node)
 
+    def _freed(self, receiver: Node, sender: str, message: Message) -> None:
+        if isinstance(message, Discard):
+            self.training.check_freed(self, receiver)
+
     def run_s(self) -> float:
         """Return how long building a shard takes."""
         return self.training.run_s(self.rng)
@@ -263,7 +279,7 @@ class Simulation(Engine):
             self._num_running -= 1
             if self.training.restarts(self, node):
                 self._workers_to_come += 1
-                self._names.append(node.identity.name)
+                self._again.append(node.identity)
                 self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
         elif self._supervised and (node.exit is None or node.exit.code):
             start = self.start_server if node.role == "server" else self.start_coordinator

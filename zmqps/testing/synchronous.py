@@ -19,7 +19,7 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Training, life_of, loaded_shard
+from zmqps.testing.training import Life, Training, life_of, loaded_shard
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SyncTraining(Training):
 
     def __post_init__(self) -> None:
         self.witness: StepWitness | None = None
-        self._checked: dict[str, int] = {}  # server -> version its shard had
+        self._checked: dict[tuple[str, Life], int] = {}  # server and job -> version its shard had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, momentum."""
@@ -83,7 +83,7 @@ class SyncTraining(Training):
 
     def watch(self, simulation: Simulation) -> None:
         """Note what is pushed, arrived and committed."""
-        self.witness = StepWitness(simulation, *self.job(), expected=simulation.options.workers or 0)
+        self.witness = StepWitness(simulation, *self.job(), self.name, expected=simulation.options.workers or 0)
         if self.data is not None:
             RangeWitness(simulation, self.data)
 
@@ -172,26 +172,29 @@ class SyncTraining(Training):
         (version,) = versions
         assert isinstance(worker.machine, SessionMachine)
         if self.witness is not None:
-            reference = self.witness.reference(life_of(worker))
+            reference = self.witness.reference(life_of(worker, self.name))
             reference.check(version, f"what {worker.name} reads", enumerate(out))
         return version
 
     def check(self, simulation: Simulation, node: Node) -> None:
         """Assert that a server has the values of the reference, at each of its versions."""
-        shard = loaded_shard(node)
-        if shard is None or self.witness is None or self._checked.get(node.name) == shard.version:
+        shard = loaded_shard(node, self.name)
+        if shard is None or self.witness is None:
             return
-        self._checked[node.name] = shard.version
-        reference = self.witness.reference(life_of(node))
+        life = life_of(node, self.name)
+        if self._checked.get((node.name, life)) == shard.version:
+            return
+        self._checked[node.name, life] = shard.version
+        reference = self.witness.reference(life)
         for state in shard.slices:
             for s in state.piece.segments:
                 got = state.value[s.position : s.position + s.size]
                 reference.check(shard.version, node.name, [(s.parameter, got)], s.start)
 
-    def check_end(self, simulation: Simulation) -> None:
+    def check_freed(self, simulation: Simulation, server: Node) -> None:
         """Assert that nothing that was committed is missing on a server that lives to the end."""
         if self.witness is not None:
-            self.witness.check_end()
+            self.witness.check_freed(server)
 
     def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
         """Wait in vain only where the job says so, or for workers that cannot be started again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from tests.core.machines import errors, exits_of, identity, job, logged, placement, resolved, sent, zeros
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Received, Stop, Undecodable, server_peer
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Received, Stop, Undecodable, server_peer
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -86,7 +87,8 @@ class Session:
 
     def job(self, request: int, load: int = 0, epoch: int = 1, names: str = "01") -> Job:
         servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1"} for n in names]
-        return Job(request, epoch, self.spec.to_wire(), {**self.placement.to_wire(), "servers": servers}, load, 0)
+        where = {**self.placement.to_wire(), "servers": servers}
+        return Job(request, epoch, self.spec.to_wire(), where, load, 0, 2, "")
 
     def attach(self) -> None:
         """Join, and take a job that runs already."""
@@ -121,6 +123,21 @@ class Session:
 def error(cls: type, request: int = 0, **facts: Any) -> Error:
     e = cls(**(facts or {"reason": "because"}))
     return Error(request, e.code, str(e), e.facts())
+
+
+# --- the job ------------------------------------------------------------------------------------
+
+
+def test_the_note_of_a_job_is_a_warning_and_its_number_of_workers_counts() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    assert logged(session.get(session.job(init.request, load=1))) == ""
+    actions = session.get(replace(session.job(init.request), num_workers=5, note="the job 'x' goes on"))
+    assert [(a.level, a.text) for a in actions if isinstance(a, Log)] == [("warning", "the job 'x' goes on")]
+    assert resolved(actions)[0][0] is init
+    assert session.machine.member.num_workers == 5
 
 
 # --- joining ------------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ class Peers:
         """Return the incarnation behind a connection."""
         return self._incarnations.get(peer)
 
+    def of(self, incarnation: bytes) -> frozenset[Peer]:
+        """Return the connections of a node."""
+        return frozenset(self._of.get(incarnation, ()))
+
     def forget(self, incarnation: bytes) -> None:
         """A node has said goodbye, or may not come back."""
         for peer in self._of.pop(incarnation, ()):

@@ -97,7 +97,7 @@ class SessionMachine:
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.attached: Attached | None = None
-        self._epoch = 0
+        self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
         self.transfers = Transfers(self, all_finite)
@@ -372,14 +372,15 @@ class SessionMachine:
 
     def _job(self, init: Init, message: Job, now: float) -> list[Action]:
         actions: list[Action] = []
-        if self.attached is None or message.epoch != self._epoch:  # another one if the first could not be started
+        if self.attached is None or message.epoch != self.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
             actions += self.transfers.connect(self.member.identity, placement, message, now)
-            self.attached, self._epoch = Attached(job, placement), message.epoch
+            self.attached, self.epoch = Attached(job, placement), message.epoch
         if not message.load:
+            self.member.num_workers = message.num_workers
             self.transfers.pace.attach(self.attached.job.mode, message.step)
-        if not message.load:
+            actions += [Log("warning", message.note)] if message.note else []
             return actions + self.resolve(init, self.attached)
         if init.child is None:
             assert init.job is not None
