@@ -16,10 +16,10 @@ from zmqps.client.tensors import describe
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Advance, Init
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
-from zmqps.stale import Treatment
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"

@@ -20,10 +20,9 @@ import numpy as np
 
 from zmqps.client.finite import are_finite
 from zmqps.client.thread import SessionThread
-from zmqps.core.job.data import DataSpec
+from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.core.worker.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take, Transfer
 from zmqps.core.worker.session import SessionMachine
-from zmqps.data import DataShard, feed
 from zmqps.errors import ClosedError, ConfigurationError
 from zmqps.net.identity import check_job_name, check_name, check_peer, new_identity
 from zmqps.net.lane.arena import Arenas
@@ -168,7 +167,14 @@ class Connection:
             Names those whose ranges were awaited.
         """
         data = DataSpec(name, num_examples, shard_size, passes, shuffle_seed)
-        return feed(lambda used: self.take_async(data, used, timeout=timeout))
+        return self._each_range(data, timeout)
+
+    def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataShard]:
+        """Yield range after range; each one counts as used when the next one is asked for."""
+        shard = self.take_async(data, timeout=timeout).result()
+        while shard is not None:
+            yield shard
+            shard = self.take_async(data, shard, timeout=timeout).result()
 
     def take_async(
         self, data: DataSpec, used: DataShard | None = None, *, timeout: float | None = None
