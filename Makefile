@@ -47,7 +47,7 @@ check: $(INSTALLED) ## format, lint, types, architecture rules, links in the doc
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_architecture.py
+	$(PY) -m pytest -q tests/test_architecture.py tests/test_documents.py
 
 format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 	$(PY) -m ruff check --fix --exit-zero .
