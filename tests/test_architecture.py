@@ -38,7 +38,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "net": "errors core/protocol core/node",
         "net/lane": "errors core/protocol net",
         "gpu": "errors codecs core/protocol core/treatments core/job core/server core/worker",
-        "trace": "errors codecs core/protocol core/node core/server core/worker net",
+        "trace": "errors codecs core/protocol core/node net",
     },
     "Processes: what runs a machine": {
         "client": "errors codecs optim core/protocol core/job core/worker net net/lane gpu trace",

@@ -94,7 +94,8 @@ class SessionThread:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        machine, transport = watch(self.machine, self._make_transport(), self.machine.member.identity)
+        session = self.machine
+        machine, transport = watch(session, self._make_transport(), session.member.identity, session.operation_of)
         self._driver = Driver(machine, transport, log, self._resolve, self._landed)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()

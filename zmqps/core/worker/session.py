@@ -16,6 +16,7 @@ from zmqps.core.protocol.events import (
     Action,
     Exit,
     Log,
+    Peer,
     Received,
     Resolve,
     Send,
@@ -131,6 +132,11 @@ class SessionMachine:
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
         staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
         return {**{name: getattr(s, name) for name in names}, **staleness}
+
+    def operation_of(self, peer: Peer, request: int) -> Operation | None:
+        """Return the operation that a request under way to a server is a part of."""
+        requests = [link.in_flight.get(request) for link in self.transfers.links if link.peer == peer]
+        return next((found.transfer.outermost for found in requests if found), None)
 
     @property
     def title(self) -> str:
