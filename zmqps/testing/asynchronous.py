@@ -18,7 +18,7 @@ from zmqps.testing.engine import Node, Program
 from zmqps.testing.training import Life, Training, life_of, loaded_shard
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 #: Pushes of one worker that can be told apart in a float32: two bits each.
 MOST_TOLD_APART = 11
@@ -82,7 +82,7 @@ class AsyncTraining(Training):
         own = np.where(np.arange(self._size) % self.lives == owner, -(self._base**push), 0.0)
         return [own.astype("float32" if i % 2 else "float64") for i in range(self._num)]
 
-    def program(self, simulation: Simulation, worker: Node) -> Program:
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Join, start the job, train, meet the others, finish."""
         t = self._timeout
         job, values = self.job()
@@ -106,7 +106,7 @@ class AsyncTraining(Training):
         yield Finish(0.0), t
 
     def step(
-        self, simulation: Simulation, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
+        self, simulation: SimulatedCluster, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
     ) -> Program:
         """Pull, compute, push."""
         rng, t = simulation.rng, self._timeout
@@ -146,7 +146,7 @@ class AsyncTraining(Training):
             self._check_values(values, attempted[owners])
             assert self._holds(values, seen[owners]), "a worker does not see what was pushed before"
 
-    def check(self, simulation: Simulation, node: Node) -> None:
+    def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that the server's values are made of the pushes there were, each once at most."""
         shard = loaded_shard(node, self.name)
         if shard is not None:
@@ -173,7 +173,7 @@ class AsyncTraining(Training):
         assert not (values & 0xAAAAAAAAAAAA).any(), f"a push was applied twice: {values}"
         assert not (values & ~attempted).any(), f"a gradient nobody pushed was applied: {values}, {attempted}"
 
-    def check_freed(self, simulation: Simulation, server: Node) -> None:
+    def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that every push that was acknowledged has been applied."""
         shard = loaded_shard(server, self.name)
         for values, owners in self._values(shard) if shard is not None else ():
@@ -184,11 +184,11 @@ class AsyncTraining(Training):
         there = values >= applied if self._base == 1.0 else values & applied == applied
         return bool(there.all())
 
-    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+    def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain for workers that cannot be started again: their marks are used up."""
         return simulation.num_workers >= self.lives or not self._restart
 
-    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+    def restarts(self, simulation: SimulatedCluster, worker: Node) -> bool:
         """Start a worker again unless it had finished or there is nothing to train, as often as its marks allow."""
         if worker.finished or not self._restart or simulation.num_workers >= self.lives:
             return False

@@ -11,7 +11,7 @@ from zmqps.testing.engine import Node
 from zmqps.testing.training import Life, life_of
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 class RangeWitness:
@@ -25,7 +25,7 @@ class RangeWitness:
         The data set; there is no other.
     """
 
-    def __init__(self, simulation: Simulation, data: DataSpec) -> None:
+    def __init__(self, simulation: SimulatedCluster, data: DataSpec) -> None:
         self._simulation = simulation
         self._data = data
         self._holders: dict[tuple[Life, Number], bytes] = {}

@@ -17,7 +17,7 @@ from zmqps.testing.engine import Node, Program
 from zmqps.testing.training import Training
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 Hook = Callable[[Node, str, Message], None]
 
@@ -41,40 +41,40 @@ class SeveralJobs(Training):
             training.name = name
         self.num_jobs = len(self.trainings)
         self._end_s = end_s
-        self._views: dict[str, Simulation] = {}
+        self._views: dict[str, SimulatedCluster] = {}
 
     def job_of(self, number: int) -> str:
         """Spread the workers over the jobs in turn."""
         return list(self.trainings)[number % len(self.trainings)]
 
-    def watch(self, simulation: Simulation) -> None:
+    def watch(self, simulation: SimulatedCluster) -> None:
         """Let each training listen to its own job."""
         jobs: dict[tuple[bytes, int], str] = {}  # by incarnation of the coordinator and epoch
         simulation.on_send.append(lambda sender, to, message: _note(jobs, sender, message))
         for name, training in self.trainings.items():
-            self._views[name] = cast("Simulation", _View(simulation, name, jobs))
+            self._views[name] = cast("SimulatedCluster", _View(simulation, name, jobs))
             training.watch(self._views[name])
         for number, seconds in enumerate(self._end_s):
             name = self.job_of(number)
             simulation.at(seconds, lambda name=name: _end(simulation, name))  # type: ignore[misc]
 
-    def program(self, simulation: Simulation, worker: Node) -> Program:
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Return the script of the worker's job."""
         name = worker.identity.job
         return self.trainings[name].program(self._views.get(name, simulation), worker)
 
-    def check(self, simulation: Simulation, node: Node) -> None:
+    def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert what must hold of each job; of a worker, of its own."""
         for name, training in self.trainings.items():
             if node.identity.job in ("", name):
                 training.check(self._views[name], node)
 
-    def check_freed(self, simulation: Simulation, server: Node) -> None:
+    def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert what must hold of each job's shard."""
         for name, training in self.trainings.items():
             training.check_freed(self._views[name], server)
 
-    def check_end(self, simulation: Simulation) -> None:
+    def check_end(self, simulation: SimulatedCluster) -> None:
         """Assert what must hold of each job when all is over, and that nothing is kept of those that have ended."""
         for name, training in self.trainings.items():
             training.check_end(self._views[name])
@@ -89,11 +89,11 @@ class SeveralJobs(Training):
                 kept = {epoch: tenant.name for epoch, tenant in machine.tenants.items() if epoch not in epochs}
                 assert not kept, f"{server.name} still has shards of jobs that have ended: {kept}"
 
-    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+    def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain only where some job may."""
         return any(training.may_wait(simulation, error) for training in self.trainings.values())
 
-    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+    def restarts(self, simulation: SimulatedCluster, worker: Node) -> bool:
         """Start a worker again if its job does."""
         name = worker.identity.job
         return self.trainings[name].restarts(self._views.get(name, simulation), worker)
@@ -106,7 +106,7 @@ class SeveralJobs(Training):
 class _View:
     """A simulation as the training of one job sees it."""
 
-    def __init__(self, simulation: Simulation, name: str, jobs: dict[tuple[bytes, int], str]) -> None:
+    def __init__(self, simulation: SimulatedCluster, name: str, jobs: dict[tuple[bytes, int], str]) -> None:
         self._simulation = simulation
         self._name = name
         self._jobs = jobs
@@ -158,7 +158,7 @@ def _note(jobs: dict[tuple[bytes, int], str], sender: Node, message: Message) ->
         jobs[sender.identity.incarnation, message.epoch] = message.name
 
 
-def _end(simulation: Simulation, name: str) -> None:
+def _end(simulation: SimulatedCluster, name: str) -> None:
     """Let an operator end a job who does not wait for the answer."""
     coordinator = simulation.nodes.get("coordinator")
     if coordinator is not None and coordinator.alive:

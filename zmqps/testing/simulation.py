@@ -17,7 +17,8 @@ from zmqps.core.worker.operations import Init, Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.engine import Engine, Node, Program
+from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.engine import Node, Program
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.training import Training
 
@@ -54,7 +55,7 @@ class Report:
     digest: int
 
 
-class Simulation(Engine):
+class Simulation(SimulatedCluster):
     """One run; everything random in it comes from ``seed``.
 
     Parameters
@@ -108,20 +109,17 @@ class Simulation(Engine):
         self.faults = faults
         self.training = training or AsyncTraining()
         rng = Random(seed)
-        super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s)
-        self.options = options or CoordinatorOptions(
+        options = options or CoordinatorOptions(
             servers=servers,
             workers=workers // self.training.num_jobs,
             once=self.training.num_jobs == 1,
             slice_nbytes=self.training.slice_nbytes,
         )
-        self.restarting = False  # the coordinator is dead and will be started again
+        super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised
         self._calm_s = calm_s
         self._limit_s = limit_s
         self._validate = validate
-        self._workers_to_come = workers
-        self._num_workers = 0
         self._num_running = 0
         self._began_at: float | None = None
         self._again: deque[Identity] = deque()  # of workers to be started again
@@ -174,50 +172,17 @@ class Simulation(Engine):
     @property
     def finished(self) -> bool:
         """Whether no worker runs or is still to come."""
-        return not self._workers_to_come and not self._num_running
+        return not self.workers_to_come and not self._num_running
 
     @property
     def _anybody_alive(self) -> bool:
         return any(node.alive for node in self.nodes.values())
 
     @property
-    def num_workers(self) -> int:
-        """How many workers there were or are to come."""
-        return self._num_workers + self._workers_to_come
-
-    @property
-    def coordinator_alive(self) -> bool:
-        """Whether there is anything left to join, or will be."""
-        return self.restarting or ("coordinator" in self.nodes and self.nodes["coordinator"].alive)
-
-    @property
-    def coordinator(self) -> CoordinatorMachine:
-        """The machine of the coordinator, dead or alive."""
-        machine = self.nodes["coordinator"].machine
-        assert isinstance(machine, CoordinatorMachine)
-        return machine
-
-    @property
-    def job_failed(self) -> bool:
-        """Whether a job has lost a shard: it can be trained no more."""
-        runs = self.coordinator.runs.values() if "coordinator" in self.nodes and not self.restarting else ()
-        return any(run.lost_shard is not None for run in runs)
-
-    @property
     def _is_whole(self) -> bool:
         """Whether coordinator and servers work, and all workers that are expected have come."""
         alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
         return alive and not self.job_failed and not any(run.num_missing for run in self.coordinator.runs.values())
-
-    @property
-    def workers(self) -> list[Node]:
-        """All workers there were, dead ones included."""
-        return [node for node in self.nodes.values() if node.role == "worker"]
-
-    @property
-    def servers(self) -> list[Node]:
-        """All servers there were."""
-        return [node for node in self.nodes.values() if node.role == "server"]
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -237,14 +202,14 @@ class Simulation(Engine):
     def start_worker(self, program: Program | None = None) -> Node:
         """Start one more worker, which runs a program; by default the training's."""
         if program is None:
-            self._workers_to_come -= 1
-        name = f"worker-{self._num_workers}"
+            self.workers_to_come -= 1
+        name = f"worker-{self.num_started}"
         before = self._again.popleft() if self._again else None
-        known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self._num_workers))
+        known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
-        node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self._num_workers)
+        node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self.num_started)
         node.program = program or self.training.program(self, node)
-        self._num_workers += 1
+        self.num_started += 1
         self._num_running += 1
         return self.start(node)
 
@@ -278,7 +243,7 @@ class Simulation(Engine):
         if node.role == "worker":
             self._num_running -= 1
             if self.training.restarts(self, node):
-                self._workers_to_come += 1
+                self.workers_to_come += 1
                 self._again.append(node.identity)
                 self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
         elif self._supervised and (node.exit is None or node.exit.code):

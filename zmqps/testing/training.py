@@ -20,7 +20,7 @@ from zmqps.optim import OptimizerSpec, all_finite, make_kernel
 from zmqps.testing.engine import Node, Program
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 #: The job of simulated workers, where there is only one.
@@ -67,27 +67,27 @@ class Training:
         """Return what is trained and the initial values, flat, by parameter."""
         raise NotImplementedError
 
-    def program(self, simulation: Simulation, worker: Node) -> Program:
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Return the script of a worker."""
         raise NotImplementedError
 
-    def watch(self, simulation: Simulation) -> None:
+    def watch(self, simulation: SimulatedCluster) -> None:
         """Register with ``simulation.on_send`` and ``on_receive``, if what travels is to be checked, too."""
 
-    def check(self, simulation: Simulation, node: Node) -> None:
+    def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert what must hold after an event of ``node``."""
 
-    def check_freed(self, simulation: Simulation, server: Node) -> None:
+    def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert what must hold of a server's shard that is about to be freed, or is there when all is over."""
 
-    def check_end(self, simulation: Simulation) -> None:
+    def check_end(self, simulation: SimulatedCluster) -> None:
         """Assert what must hold when all is over."""
 
-    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+    def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Whether a wait may end like this although nothing has gone wrong for long."""
         return True
 
-    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+    def restarts(self, simulation: SimulatedCluster, worker: Node) -> bool:
         """Whether a worker that has ended is started again, as a new one."""
         return False
 

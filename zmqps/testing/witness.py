@@ -32,7 +32,7 @@ from zmqps.testing.reference import Gradient, Reference
 from zmqps.testing.training import Life, life_of, loaded_shard
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 class Pushed(NamedTuple):
@@ -57,7 +57,9 @@ class StepWitness:
         How many workers the first step waits for.
     """
 
-    def __init__(self, simulation: Simulation, job: JobSpec, values: Sequence[Array], name: str, expected: int) -> None:
+    def __init__(
+        self, simulation: SimulatedCluster, job: JobSpec, values: Sequence[Array], name: str, expected: int
+    ) -> None:
         self._simulation = simulation
         self._job = job
         self._values = values
