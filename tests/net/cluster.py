@@ -64,7 +64,7 @@ class Cluster:
             self.drivers.append(Driver(server, lanes, log))
             self.servers.append(lanes)
         tasks = [asyncio.create_task(driver.run()) for driver in self.drivers]
-        started.set()
+        asyncio.get_running_loop().call_soon(started.set)  # once the drivers have opened their connections
         await stopped.wait()
         for driver in self.drivers:
             driver.submit(Stop("the test is over"))
