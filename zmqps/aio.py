@@ -147,11 +147,15 @@ class AsyncWorker:
         finally:
             await self.close()
 
-    async def close(self) -> None:
-        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster and release everything, as `zmqps.Worker.close` does."""
         # not on the helper thread, which may be waiting for just what this ends
-        await asyncio.to_thread(self._worker.close)
+        await asyncio.to_thread(self._close, timeout)
+
+    def _close(self, timeout: float | None) -> None:
         self._helper.shutdown(wait=False)
+        self._worker.close(timeout=timeout)
+        self._helper.shutdown(wait=True)  # what it was doing has failed by now
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,22 +8,23 @@ operation and wait for its future, or return the future.
 from __future__ import annotations
 
 import atexit
+import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from zmqps.client.finite import are_finite
-from zmqps.client.thread import SessionThread
+from zmqps.client.thread import HELD_UP, SessionThread
 from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.core.worker.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take, Transfer
 from zmqps.core.worker.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
 from zmqps.net.identity import check_job_name, check_name, check_peer, new_identity
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
@@ -32,6 +33,8 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import around
 
 DEFAULT_TIMEOUT = 60.0
+
+log = logging.getLogger("zmqps.worker")
 
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
@@ -55,8 +58,8 @@ class Connection:
         self._transport = transport
         self._arenas = Arenas()  # memory that servers on this host may read
         self._lanes: LaneTransport | None = None
-        self._last_statistics = Statistics()
         self._closed = False
+        self._lives = threading.Lock()  # no new life begins once it is closed
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
         self._thread = self._start()
         _open.add(self)
@@ -195,13 +198,7 @@ class Connection:
 
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`."""
-        future: Future[Statistics] = Future()
-        with suppress(RuntimeError):  # the loop is closed: the last word stands
-            if not self._closed:
-                machine = self._thread.machine
-                self._thread.call_soon(lambda: future.set_result(machine.statistics()))
-                self._last_statistics = future.result(timeout=DEFAULT_TIMEOUT)
-        return self._last_statistics
+        return self._thread.ask(self._thread.machine.statistics)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -233,21 +230,43 @@ class Connection:
 
     def _rejoin(self, timeout: float) -> float:
         """End this life and join as a new incarnation; return how many seconds are left."""
-        if self._closed:
-            raise ClosedError("the worker is closed; connect again")
         ends_at = time.monotonic() + timeout
-        self._thread.stop()
-        self._thread = self._start()
+        before = self._thread
+        self._stop(before, "rejoin", timeout)
+        with self._lives:
+            if self._closed:
+                raise ClosedError("the worker is closed; connect again")
+            if self._thread is before:
+                self._thread = self._start()
         self._thread.submit(Join(0.0), timeout).result()
         return max(ends_at - time.monotonic(), 0.001)
 
-    def close(self) -> None:
-        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
-        if not self._closed:
-            self.statistics()
+    def close(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster and release everything; what is under way fails with `ClosedError`.
+
+        When this returns nothing of the worker is open: no socket, no thread, no shared memory that it
+        does not still look at. Any thread may close it, and more than one. Only in a callback of a
+        future, which runs on the thread that is to end, it returns before that.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the one given to `connect`, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            The background thread is held up, by a callback of a future that does not return.
+            The worker ends as soon as that does.
+        """
+        with self._lives:
             self._closed = True
-            self._thread.stop()
-            _open.discard(self)
+        self._stop(self._thread, "close", self._seconds(timeout))
+        _open.discard(self)
+
+    def _stop(self, thread: SessionThread, operation: str, timeout: float) -> None:
+        if not thread.stop(timeout):
+            raise DeadlineError(operation=operation, seconds=timeout, waiting_for=HELD_UP)
 
     def _submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None
@@ -278,4 +297,7 @@ class Connection:
 @atexit.register
 def _close_all() -> None:
     for connection in list(_open):
-        connection.close()
+        try:
+            connection.close()
+        except PSError as error:  # the next one is to be closed all the same
+            log.error("%s", error)

@@ -7,16 +7,23 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Operation
 from zmqps.core.worker.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError, PSError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
 from zmqps.trace.record import watch
+
+T = TypeVar("T")
+
+#: Seconds that a question about the session waits for the background thread to come by.
+ASK_S = 60.0
+HELD_UP = "the worker's background thread; does a callback of a future not return?"
 
 log = logging.getLogger("zmqps.worker")
 
@@ -142,14 +149,36 @@ class SessionThread:
         with self._lock:
             if self._ended:
                 raise ClosedError("the worker is closed")
+            self._call_soon(begin)
             self._pending.add(entry)
-            self.call_soon(begin)
         return entry.future
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def ask(self, question: Callable[[], T]) -> T:
+        """Return what a question about the session returns; it is asked on the thread as long as that runs."""
+        if threading.current_thread() is self._thread:
+            return question()
+        entry = Pending(Future())
+        try:
+            with self._lock:
+                if self._ended:
+                    return question()
+                self._call_soon(lambda: self._settle(entry, question()))
+                self._pending.add(entry)
+            value: T = entry.future.result(ASK_S)
+        except ClosedError:  # it has ended meanwhile
+            self._thread.join()
+            return question()
+        except TimeoutError:
+            raise DeadlineError(operation="statistics", seconds=ASK_S, waiting_for=HELD_UP) from None
+        return value
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
         """Run something on the background thread."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(call)
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed, and the thread about to end
+            raise ClosedError("the worker is closed") from None
 
     def _landed(self, operation: Operation, parameters: tuple[int, ...]) -> None:
         if operation.future is not None:
@@ -160,6 +189,9 @@ class SessionThread:
         if entry is None:
             return  # an operation of the session's own
         operation.future = None  # whose result may refer to the operation: no circle that keeps its arrays
+        self._settle(entry, value)
+
+    def _settle(self, entry: Pending, value: Any) -> None:
         with self._lock:
             if entry not in self._pending:
                 return
@@ -172,10 +204,19 @@ class SessionThread:
         except Exception as error:
             entry.future.set_exception(error)
 
-    def stop(self) -> None:
-        """End the thread; whatever waits gets `ClosedError`."""
-        with self._lock:
+    def stop(self, timeout: float) -> bool:
+        """End the thread; whatever waits gets `ClosedError`.
+
+        Returns
+        -------
+        bool
+            Whether it has ended, and its transport is closed. Called on the thread itself it ends
+            after what runs there now.
+        """
+        with self._lock, suppress(ClosedError):
             if not self._ended:
-                self.call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+                self._call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
+        if threading.current_thread() is self._thread:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
