@@ -10,9 +10,9 @@ There is one worker: everything here hands it an operation and awaits the future
 loop is never blocked; what would block is done by one helper thread a worker, in the order asked
 (`statistics`, `rejoin` and `close` do not wait for their turn).
 
-Cancelling an ``await`` stops the waiting, not the operation: a push that was begun is applied all
-the same, once, and its result is dropped; the arrays given to it stay in use until it is done, at
-its timeout at the latest.
+Cancelling an ``await`` withdraws a pull, and a push of which nothing has left yet: the arrays given to it
+are free. Anything else goes on without anybody waiting for it: a push that was begun is applied all the
+same, once, and its result is dropped; its arrays stay in use until it is done, at its timeout at the latest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,12 @@ def _awaiting(
     @wraps(blocking)
     async def method(self: AsyncWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
         # even to begin may take long: to convert a large model's arrays, or to ask for the job
-        begun: Future[T] = await self._ask(partial(begin, self._worker, *args, **kwargs))
+        asked = self._hand_over(partial(begin, self._worker, *args, **kwargs))
+        try:
+            begun = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(_cancel_unwanted)
+            raise
         return await asyncio.wrap_future(begun)
 
     return method
@@ -98,16 +103,23 @@ class AsyncWorker:
     ) -> AsyncIterator[tuple[str, Any]]:
         """`Worker.pull_each`, for ``async for``; the pull begins with the first step of the loop."""
         begin = partial(self._worker.pull_each_async, names, out=out, at_least=at_least, codec=codec, timeout=timeout)
-        for name, future in (await self._ask(begin)).items():
-            yield name, await asyncio.wrap_future(future)
+        futures = await self._ask(begin)
+        try:
+            for name, future in futures.items():
+                yield name, await asyncio.wrap_future(future)
+        finally:
+            for future in futures.values():  # of a loop that was left early
+                future.cancel()
 
     async def _ask(self, call: Callable[[], T]) -> T:
         """Return what a call of the worker returns, in its turn."""
+        return await asyncio.wrap_future(self._hand_over(call))
+
+    def _hand_over(self, call: Callable[[], T]) -> Future[T]:
         try:
-            asked: Future[T] = self._helper.submit(call)
+            return self._helper.submit(call)
         except RuntimeError:  # the helper is gone, so the worker is closed
             raise ClosedError("the worker is closed") from None
-        return await asyncio.wrap_future(asked)
 
     @property
     def rank(self) -> int:
@@ -216,6 +228,11 @@ async def _connect(address: str, **options: Any) -> AsyncWorker:
         future.add_done_callback(_close_unwanted)
         helper.shutdown(wait=False)
         raise
+
+
+def _cancel_unwanted(asked: Future[Future[Any]]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        asked.result().cancel()
 
 
 def _close_unwanted(future: Future[Worker]) -> None:

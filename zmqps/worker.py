@@ -30,7 +30,8 @@ class Worker(Reader):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
-    same outcome. All may be called from any thread, one at a time. Arrays handed to a push are read
+    same outcome. To cancel one withdraws a pull, and a push of which nothing has left yet; anything else
+    goes on. All may be called from any thread, one at a time. Arrays handed to a push are read
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
     """

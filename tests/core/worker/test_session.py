@@ -34,7 +34,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.core.worker.operations import AskStatus, Enter, Finish, Init, Join, Operation, Transfer, plan
+from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Finish, Init, Join, Operation, Transfer, plan
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import (
     ClosedError,
@@ -392,6 +392,74 @@ def test_a_goodbye_that_nobody_answers_is_said_all_the_same() -> None:
     session.ask(finish, timeout=60.0)
     assert resolved(session.wait(FAREWELL_S - 0.1)) == []
     assert resolved(session.wait(FAREWELL_S + 0.1)) == [(finish, None)]
+
+
+def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() -> None:
+    session = Session()
+    session.attach()
+    pull, finish = session.transfer("pull"), Finish(0.0)
+    pull.version = 100  # parked at the servers
+    asked = session.ask(pull)
+    in_flight = session.machine.statistics().in_flight_bytes
+    assert session.ask(finish) == []
+    actions = session.handle(Cancelled(pull))
+    assert resolved(actions) == [(pull, Cancelled(pull))]
+    assert len(sent(actions, Leave)) == 3, "at once"
+    assert session.machine.statistics().in_flight_bytes == in_flight > 0, "asked for and not yet answered"
+    session.answer(asked, S0)
+    session.answer(asked, S1)
+    assert session.machine.statistics().in_flight_bytes == 0
+    assert all((array == 1.0).all() for array in pull.out or () if array is not None)
+    assert session.handle(Cancelled(pull)) == [], "once"
+
+
+def test_a_pull_that_is_cancelled_before_it_was_sent_never_is() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    session.get(session.job(init.request))
+    first, second = session.transfer("pull"), session.transfer("pull")
+    session.ask(first)
+    session.ask(second)
+    assert resolved(session.handle(Cancelled(first))) == [(first, Cancelled(first))]
+    asked = [*session.get(WELCOME, S0), *session.get(WELCOME, S1)]
+    assert len(sent(asked, Pull)) == 4
+    assert resolved([*session.answer(asked, S0), *session.answer(asked, S1)]) == [(second, None)]
+
+
+def test_a_push_that_was_begun_is_completed_although_it_is_cancelled() -> None:
+    session = Session()
+    session.attach()
+    push, finish = session.transfer("push"), Finish(0.0)
+    asked = session.ask(push)
+    assert session.handle(Cancelled(push)) == []
+    session.answer(asked, S0)
+    assert session.handle(Cancelled(push)) == [], "applied in part"
+    assert session.ask(finish) == []
+    assert (push, None) in resolved(session.answer(asked, S1))
+
+
+@pytest.mark.parametrize("kind", ["push", "push_pull"])
+def test_a_push_of_which_nothing_has_left_can_be_withdrawn(kind: str) -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    session.get(session.job(init.request))
+    push = session.transfer(kind)
+    session.ask(push)
+    assert resolved(session.handle(Cancelled(push))) == [(push, Cancelled(push))]
+    assert sent([*session.get(WELCOME, S0), *session.get(WELCOME, S1)], Push) == []
+
+
+def test_what_others_know_of_is_not_withdrawn() -> None:
+    session = Session()
+    session.attach()
+    enter = Enter(0.0, barrier="b")
+    session.ask(enter)
+    assert session.handle(Cancelled(enter)) == []
+    assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
 
 
 def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_does_not_wait_for_its_end() -> None:

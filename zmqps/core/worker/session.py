@@ -47,6 +47,7 @@ from zmqps.core.worker.operations import (
     Advance,
     AskStatus,
     Attached,
+    Cancelled,
     Enter,
     Finish,
     Init,
@@ -146,11 +147,16 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
+    def handle(
+        self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
+    ) -> list[Action]:
         """Take an event."""
         self.now = now
         if isinstance(event, Operation):
             return self._begin(event, now)
+        if isinstance(event, Cancelled):
+            withdrawn = event.operation in self.operations and self.transfers.can_withdraw(event.operation)
+            return self.resolve(event.operation, event) if withdrawn else []
         if isinstance(event, Stop):
             return [*self._goodbye(event.reason), *self._fail_all(ClosedError("the worker was closed")), Exit(0, "")]
         if isinstance(event, Undecodable):

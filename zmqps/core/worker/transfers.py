@@ -268,6 +268,16 @@ class Transfers:
             actions += link.pump(self._host.now)
         return actions
 
+    def can_withdraw(self, operation: Operation) -> bool:
+        """Whether an operation that is not done can end as if it had never been asked for."""
+        part = operation.child or operation
+        if part in self.pace.held:
+            return True
+        if not isinstance(part, Transfer) or part.kind == "load":
+            return False
+        queued = sum(len(request.cargoes) for link in self.links for request in link.queue if request.transfer is part)
+        return part.kind == "pull" or queued == sum(map(len, part.cargoes))
+
     def drop(self, transfer: Transfer) -> None:
         """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
         transfer.done = True
