@@ -142,6 +142,9 @@ MAX_LINES = 500
 #: What `import zmqps.core.…` must not drag in, directly or through others.
 CORE_LEAVES_OUT = {"asyncio", "zmq", "numba", "cupy"}
 
+#: Longer than this and a commit's subject is cut off where commits are listed; older ones than this commit may be.
+MAX_SUBJECT, SHORT_AFTER = 72, "9717b0977613928d82fbeadaf1472e6def556a47"
+
 
 # --- reading the source -------------------------------------------------------------------------
 
@@ -386,3 +389,19 @@ def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -
 def test_a_test_that_mirrors_nothing_is_seen(test: str, violations: int) -> None:
     exists = {"zmqps/net", "zmqps/net/ports.py", "zmqps/net/lane", "bench/__main__.py"}
     assert len(list(mirror_violations(test, exists))) == violations
+
+
+def git(*arguments: str) -> str | None:
+    """Return what git says of this repository; None: it is none, or git is not there, or does not know."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout
+
+
+def test_subjects_of_commits_are_short() -> None:
+    subjects = git("log", "--no-merges", "--format=%s", f"{SHORT_AFTER}..HEAD")
+    if subjects is None:
+        pytest.skip("no history back to the first commit that is checked")
+    assert [subject for subject in subjects.splitlines() if len(subject) > MAX_SUBJECT] == []
