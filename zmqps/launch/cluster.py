@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,6 +273,7 @@ class LocalCluster:
         self._stack = contextlib.ExitStack()
         self._directory = Path(directory) if directory is not None else None
         self._state = "not started"
+        self._stopping = threading.RLock()  # a signal handler may come in between
 
     @property
     def address(self) -> str:
@@ -317,14 +319,15 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`."""
-        if self._state != "running":
-            return
-        self._state = "stopped"
-        try:
-            run_blocking(self._nodes.stop())
-        finally:
-            self._nodes.close()
-            self._stack.close()
+        with self._stopping:  # who comes second waits until the first is done
+            if self._state != "running":
+                return
+            self._state = "stopped"
+            try:
+                run_blocking(self._nodes.stop())
+            finally:
+                self._nodes.close()
+                self._stack.close()
 
     def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
         """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it.
