@@ -35,6 +35,7 @@ def resident_nbytes(pid: int) -> int:
 
 def peak_nbytes(pid: int) -> int:
     """Return the most that a process ever held, where the system tells (Linux), else what it holds now."""
+    # psutil tells what is held now, and the peak on Windows only
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     peaks = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psutil
 
 from bench.stats import Times, ratio_spread
 
@@ -114,12 +115,12 @@ def environment() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    cpu = Path("/proc/cpuinfo")
+    cpu = Path("/proc/cpuinfo")  # psutil counts processors and does not name them
     models = [line for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),
         "load": round(os.getloadavg()[0], 2),  # somebody else's work, when it is much before we began
     }

@@ -94,9 +94,10 @@ ONLY_IN = {
     "zmq": {"zmqps/net/zeromq.py"},
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
+    "psutil": {"zmqps/launch/processes.py", "zmqps/net/ports.py", "zmqps/nodes/host.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy"}
+LAZY = {"numba", "cupy", "psutil"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}
@@ -143,7 +144,7 @@ MIRRORED = {"bench", "examples", "experiments"}
 MAX_LINES = 500
 
 #: What `import zmqps.core.…` must not drag in, directly or through others.
-CORE_LEAVES_OUT = {"asyncio", "zmq", "numba", "cupy"}
+CORE_LEAVES_OUT = {"asyncio", "zmq", "numba", "cupy", "psutil"}
 
 #: Longer than this and a commit's subject is cut off where commits are listed; older ones than this commit may be.
 MAX_SUBJECT, SHORT_AFTER = 72, "9717b0977613928d82fbeadaf1472e6def556a47"

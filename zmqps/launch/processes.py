@@ -18,9 +18,9 @@ import subprocess
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from zmqps.errors import NodeFailedError, PSError, from_wire
 from zmqps.launch.logs import read_message
@@ -185,11 +185,11 @@ async def gone(pid: int) -> None:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
-    except (AttributeError, OSError):  # not Linux, or an old one: there is no event to wait for, only looking
-        with contextlib.suppress(ProcessLookupError):
-            while True:
-                os.kill(pid, 0)
-                await asyncio.sleep(0.05)
+    except (AttributeError, OSError):  # not Linux, or an old one; a thread cannot be cancelled, so not everywhere
+        import psutil
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            await asyncio.to_thread(psutil.Process(pid).wait)
         return
     try:
         await _readable(fd)
@@ -198,31 +198,32 @@ async def gone(pid: int) -> None:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process, where ``/proc`` tells."""
-    return [process.pid for process in _process_table() if process.parent == pid]
+    """Return the children of a process."""
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def session_of(leader: int) -> list[int]:
-    """Return what is left of the session of a leader that has ended, where ``/proc`` tells."""
-    processes = [process for process in _process_table() if process.state != "Z"]
-    if any(process.pid == leader for process in processes):
+    """Return what is left of the session of a leader that has ended."""
+    import psutil
+
+    processes = psutil.process_iter(["status"])
+    alive = [process.pid for process in processes if process.info["status"] != psutil.STATUS_ZOMBIE]
+    if leader in alive:
         return []  # its number has been given to somebody else, which takes that its session is no more
-    return [process.pid for process in processes if process.session == leader]
+    return [pid for pid in alive if _session_id(pid) == leader]
 
 
-class _Entry(NamedTuple):
-    pid: int
-    state: str
-    parent: int
-    session: int
-
-
-def _process_table() -> Iterator[_Entry]:
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            _, _, fields = path.read_text().rpartition(")")  # the name before it may hold anything
-            state, parent, _, session = fields.split()[:4]
-            yield _Entry(int(path.parent.name), state, int(parent), int(session))
+def _session_id(pid: int) -> int | None:
+    """Return the session of a process, of which psutil knows nothing; None if the process has ended."""
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 # --- what to run ------------------------------------------------------------------------------

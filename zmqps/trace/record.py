@@ -115,7 +115,7 @@ def _events(
 
 def boot() -> str:
     """Return what tells clocks apart: processes of one host share one, until it starts anew."""
-    path = Path("/proc/sys/kernel/random/boot_id")
+    path = Path("/proc/sys/kernel/random/boot_id")  # psutil's boot_time moves when somebody sets the clock
     return path.read_text().strip() if path.exists() else os.uname().nodename
 
 

@@ -25,7 +25,7 @@ from zmqps.core.protocol.loans import Bytes
 
 KEY_NBYTES = 16
 PAGE_NBYTES = mmap.PAGESIZE
-_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # psutil reads no settings of the kernel
 #: Less is not worth a file.
 MIN_NBYTES = 64 << 10
 

@@ -1,0 +1,75 @@
+"""Processes that are no children of ours, by their numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from zmqps.launch import processes
+from zmqps.launch.processes import children_of, gone, session_of
+
+PATIENCE = 20.0
+#: Starts a child that waits, says its number, and waits as well.
+FAMILY = """if True:
+    import subprocess, sys
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    print(child.pid, flush=True)
+    input()"""
+
+
+@pytest.fixture
+def family() -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """Yield the leader of a session and its child."""
+    command = [sys.executable, "-c", FAMILY]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as leader:
+        assert leader.stdout is not None
+        child = psutil.Process(int(leader.stdout.readline()))
+        yield leader, child
+        for process in (leader, child):
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        child.wait(PATIENCE)
+
+
+def test_what_a_leader_leaves_is_found_by_its_session(family) -> None:
+    leader, child = family
+    assert children_of(leader.pid) == [child.pid]
+    assert session_of(leader.pid) == [], "it lives, so nothing is left of it"
+    leader.kill()
+    leader.wait(PATIENCE)
+    assert session_of(leader.pid) == [child.pid]
+    assert children_of(leader.pid) == []
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_the_end_of_a_process_is_awaited_with_and_without_an_event(family, events, monkeypatch) -> None:
+    leader, child = family
+
+    def none(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.ENODEV, "an old system")
+
+    if not events:
+        monkeypatch.setattr(processes.os, "pidfd_open", none)
+
+    async def main() -> None:
+        ended = asyncio.ensure_future(gone(child.pid))
+        await asyncio.sleep(0)
+        assert not ended.done()
+        os.kill(child.pid, signal.SIGKILL)
+        leader.kill()
+        await asyncio.wait_for(ended, PATIENCE)
+
+    asyncio.run(main())
+    asyncio.run(gone(child.pid))  # of one that has ended there is nothing to wait for
