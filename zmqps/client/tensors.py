@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -243,21 +244,46 @@ class Tables:
     that drops the last pull's arrays gets their memory back in the next.
     """
 
-    #: A loop that compares two pulls holds two; more are allocated as needed and forgotten.
+    #: Free tables of one size: a loop that compares two pulls holds two. More are allocated as needed and forgotten.
     KEPT = 2
+    #: What is smaller the allocator itself gives out again, faster than a lease is made.
+    SMALL_NBYTES = 64 << 10
 
     def __init__(self) -> None:
-        self._kept: list[list[Array]] = []
+        self._free: dict[tuple[int, np.dtype[Any]], deque[Array]] = {}
 
     def take(self, shapes: tuple[tuple[int, np.dtype[Any]], ...]) -> list[Array]:
         """Return flat arrays of these sizes and dtypes that nobody else refers to."""
-        for tables in self._kept:
-            # referred to by: the kept list, the loop variable inside all(), getrefcount's argument
-            if all(sys.getrefcount(table) <= 3 for table in tables):
-                return tables
-        tables = [np.empty(size, dtype) for size, dtype in shapes]
-        self._kept = [*self._kept, tables][-self.KEPT :]
+        tables = []
+        for size, dtype in shapes:
+            if size * dtype.itemsize < self.SMALL_NBYTES:
+                tables.append(np.empty(size, dtype))
+                continue
+            free = self._free.setdefault((size, dtype), deque(maxlen=self.KEPT))
+            try:
+                table = free.pop()
+            except IndexError:
+                table = np.empty(size, dtype)
+            tables.append(np.asarray(_Lease(table, free)))
         return tables
+
+
+class _Lease:
+    """Owns the memory of a table as long as it is lent, and gives the table back when it is no longer referred to.
+
+    numpy lets every view of an array refer to the object that owns its memory, whichever view it was made from;
+    so this goes with the last of them. That may be in any thread, which a deque allows.
+    """
+
+    __slots__ = ("__array_interface__", "_free", "_table")
+
+    def __init__(self, table: Array, free: deque[Array]) -> None:
+        self.__array_interface__ = table.__array_interface__
+        self._table = table
+        self._free = free
+
+    def __del__(self) -> None:
+        self._free.append(self._table)
 
 
 def _check_flat(what: str, values: Mapping[str, Any]) -> None:
