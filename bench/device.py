@@ -14,8 +14,9 @@ from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setu
 from bench.stats import Times
 from bench.tables import console, new_table, seconds
 from zmqps.core.job.keyspace import SLICE_NBYTES
-from zmqps.gpu.device import Array, Device, HostDevice, open_device
+from zmqps.gpu.device import Array, Device, open_device
 from zmqps.nodes.server import CompiledRules, ServerConfig
+from zmqps.testing import HostDevice
 
 #: What a server with a GPU does to a slice, one after the other, and where the time of each comes from.
 PHASES = ("receive", "host to device", "apply", "device to host", "send")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqps.gpu.device import CudaDevice, Device, HostDevice
+from zmqps.gpu.device import CudaDevice, Device
+from zmqps.testing import HostDevice
 
 on_every_device = pytest.mark.parametrize(
     "new_device",

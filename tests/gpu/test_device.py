@@ -13,8 +13,9 @@ import pytest
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from zmqps import LocalCluster
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
-from zmqps.gpu.device import HostDevice, open_device, parse
+from zmqps.gpu.device import open_device, parse
 from zmqps.nodes import server
+from zmqps.testing import HostDevice
 
 
 @pytest.mark.parametrize(

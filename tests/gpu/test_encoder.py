@@ -17,10 +17,11 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import compress
 from zmqps.core.worker.operations import Cargo, plan
 from zmqps.errors import DeviceError, NonFiniteGradientError
-from zmqps.gpu.device import Device, HostDevice
+from zmqps.gpu.device import Device
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Port, Remote
 from zmqps.optim import sgd
+from zmqps.testing import HostDevice
 
 SHAPES = {"w": (1000,), "b": (3,), "v": (700,)}
 #: A slice of the first part of w; one of the rest of w, all of b and a part of v; and a small one.

@@ -16,7 +16,7 @@ from tests.producers import InterfaceArray, Tensor
 from zmqps.client.tensors import describe
 from zmqps.errors import DeviceError
 from zmqps.gpu.device import CudaDevice
-from zmqps.gpu.foreign import adopt, entered, locate
+from zmqps.gpu.foreign import locate
 from zmqps.gpu.handover import Handover
 
 
@@ -98,7 +98,7 @@ def test_our_stream_comes_after_the_callers_and_the_callers_is_current_again(cup
     device = CudaDevice(1)
     stream = device.new_stream()
     cupy.noted.clear()
-    with entered(device, stream):
+    with device.entered(stream):
         cupy.noted.append("work")
     assert cupy.noted == [
         "enter cuda:1", "outbound waits for event of theirs", "outbound waits for event of null",
@@ -114,9 +114,9 @@ def test_the_callers_device_stays_its_own(cupy: Cupy) -> None:
 def test_dlpack_is_preferred_and_cupys_own_arrays_are_taken_as_they_are(cupy: Cupy) -> None:
     device = CudaDevice(0)
     own = cupy.ndarray()
-    assert adopt(device, own) is own
-    assert adopt(device, Tensor([1.0])) == "Tensor by DLPack"
-    assert adopt(device, InterfaceArray([1.0])) == "InterfaceArray by interface"
+    assert device.adopt(own) is own
+    assert device.adopt(Tensor([1.0])) == "Tensor by DLPack"
+    assert device.adopt(InterfaceArray([1.0])) == "InterfaceArray by interface"
 
 
 def test_an_array_with_nothing_but_the_interface_is_where_its_pointer_is(cupy: Cupy) -> None:

@@ -19,10 +19,11 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.worker.operations import Attached
 from zmqps.errors import DeviceError, DtypeError, ShapeError
 from zmqps.gpu import handover as module
-from zmqps.gpu.device import Device, HostDevice
+from zmqps.gpu.device import Device
 from zmqps.gpu.foreign import locate
 from zmqps.gpu.handover import Handover, Pinned
 from zmqps.optim import sgd
+from zmqps.testing import HostDevice
 
 
 def handover(device: Device | None = None, **options: Any) -> Handover:

@@ -20,11 +20,11 @@ from zmqps.core.protocol.messages import Ack, Error, Load, Pull, Push, Values
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolError, from_wire
-from zmqps.gpu.device import Device, HostDevice
+from zmqps.gpu.device import Device
 from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, device_nbytes
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import adam, group, momentum
-from zmqps.testing import AsyncTraining, Faults, Simulation
+from zmqps.testing import AsyncTraining, Faults, HostDevice, Simulation
 
 CONFIG = ServerConfig("tcp://127.0.0.1:1", kernels="numpy")
 PARAMETERS = (

@@ -19,11 +19,15 @@ from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, Simu
 from zmqps.testing.network import Network, Packet
 from zmqps.testing.simulate import main
 
+#: Numpy in the role of a GPU, for whose copies threads wait; no simulation has one.
+NOT_THE_SIMULATOR = {"device.py"}
+
 
 def test_it_imports_no_io_library() -> None:
     names = {
         name.split(".")[0]
         for path in Path(zmqps.testing.__file__).parent.glob("*.py")
+        if path.name not in NOT_THE_SIMULATOR
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, (ast.Import, ast.ImportFrom))
         for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])

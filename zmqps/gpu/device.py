@@ -1,9 +1,7 @@
 """The door to a GPU: arrays, copies and streams of one device; the only module that imports CuPy.
 
 Everything else computes through a `Device`: it takes the array namespace from `Device.xp` and orders
-its copies by `Stream` and `Event`. A `HostDevice` is numpy in the role of a GPU: it has the same
-interface, a memory that can be made as small as a test needs, and it puts off every copy until
-somebody waits for it, so that a missing wait shows in the result.
+its copies by `Stream` and `Event`. `zmqps.testing.HostDevice` is numpy in the role of a GPU.
 
 The current device is a matter of the calling thread, as everywhere in CUDA: `Device.use` it in every
 thread that touches its arrays.
@@ -11,12 +9,9 @@ thread that touches its arrays.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -79,6 +74,24 @@ class Device(ABC):
     @abstractmethod
     def use(self) -> None:
         """Make it the calling thread's current device."""
+
+    @abstractmethod
+    def current(self) -> AbstractContextManager[None]:
+        """Make it this thread's current device, and the caller's own again afterwards."""
+
+    @abstractmethod
+    def entered(self, stream: Stream) -> AbstractContextManager[None]:
+        """Let a stream come after what this thread was computing, and be its current one meanwhile.
+
+        The caller's own device and stream are current again afterwards.
+        """
+
+    @abstractmethod
+    def adopt(self, value: Any) -> Array:
+        """Return an array of the device's namespace over the memory of a foreign one, without a copy.
+
+        It may be used in the stream that was `entered`. What it raises is the other library's choice.
+        """
 
     @abstractmethod
     def new_stream(self) -> Stream:
@@ -191,6 +204,18 @@ def open_device(text: str) -> Device | None:
     return device
 
 
+def device_of(pointer: int) -> str:
+    """Return the device whose memory an address is in, as ``cuda:0``.
+
+    Raises
+    ------
+    DeviceError
+        Only CuPy can tell, and it is missing: says what to install.
+    """
+    device = CudaDevice(0)
+    return f"cuda:{device.cupy.cuda.runtime.pointerGetAttributes(pointer).device}"
+
+
 # --- CuPy -------------------------------------------------------------------------------------
 
 
@@ -271,6 +296,7 @@ class CudaDevice(Device):
     def __init__(self, index: int) -> None:
         self.cupy = self.xp = cupy = _cupy()
         self._runtime = cupy.cuda.runtime
+        self._index = index
         self.spec = self.name = f"cuda:{index}"
         try:
             count = cupy.cuda.runtime.getDeviceCount()
@@ -299,6 +325,26 @@ class CudaDevice(Device):
 
     def use(self) -> None:
         self._device.use()
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        with self.cupy.cuda.Device(self._index):
+            yield
+
+    @contextmanager
+    def entered(self, stream: Stream) -> Iterator[None]:
+        assert isinstance(stream, _CudaStream)
+        cuda, ours = self.cupy.cuda, stream.stream
+        with self.current():
+            for theirs in (cuda.get_current_stream(), cuda.Stream.null):
+                ours.wait_event(theirs.record())
+            with ours:
+                yield
+
+    def adopt(self, value: Any) -> Array:
+        if isinstance(value, self.cupy.ndarray):
+            return value
+        return self.cupy.from_dlpack(value) if hasattr(value, "__dlpack__") else self.cupy.asarray(value)
 
     def new_stream(self) -> Stream:
         with _translated(f"{self.name} gives no stream"):
@@ -362,111 +408,3 @@ class CudaDevice(Device):
                 raise self._failure(error) from error
 
         return run
-
-
-# --- numpy in the role of a GPU -----------------------------------------------------------------
-
-
-class _HostStream:
-    """Copies that are done as late as they may."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-        self._num_done = 0
-        self._lock = threading.Lock()
-
-    def enqueue(self, work: Callable[[], None]) -> None:
-        self._waiting.append(work)
-
-    def record(self) -> Event:
-        return _HostEvent(self, self._num_done + len(self._waiting))
-
-    def wait(self, event: Event) -> None:
-        # what is enqueued here comes after it, and the simplest way to have that is to do it now
-        event.wait()
-
-    def use(self) -> None:
-        pass
-
-    def reached(self, number: int) -> bool:
-        return self._num_done >= number
-
-    def run_until(self, number: int) -> None:
-        with self._lock:
-            while self._num_done < number:
-                self._waiting.popleft()()
-                self._num_done += 1
-
-
-class _HostEvent:
-    __slots__ = ("_number", "_stream")
-
-    def __init__(self, stream: _HostStream, number: int) -> None:
-        self._stream = stream
-        self._number = number
-
-    @property
-    def done(self) -> bool:
-        return self._stream.reached(self._number)
-
-    def wait(self) -> None:
-        self._stream.run_until(self._number)
-
-
-class HostDevice(Device):
-    """numpy with a device's interface and a device's pitfalls; array expressions are done at once.
-
-    Parameters
-    ----------
-    total_nbytes : int
-        Memory it pretends to have.
-    """
-
-    def __init__(self, total_nbytes: int = 1 << 40) -> None:
-        self.xp = np
-        self.spec, self.name = "host", "numpy in the role of a GPU"
-        self._total_nbytes = total_nbytes
-        self._used_nbytes = 0
-        self._streams: weakref.WeakSet[_HostStream] = weakref.WeakSet()
-
-    def use(self) -> None:
-        pass
-
-    def new_stream(self) -> Stream:
-        stream = _HostStream()
-        self._streams.add(stream)
-        return stream
-
-    def synchronize(self) -> None:
-        for stream in self._streams:
-            stream.record().wait()
-
-    def memory(self) -> MemoryInfo:
-        return MemoryInfo(self._total_nbytes - self._used_nbytes, self._total_nbytes)
-
-    def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
-        nbytes = size * np.dtype(dtype).itemsize
-        free_nbytes = self.memory().free_nbytes
-        if nbytes > free_nbytes:
-            raise DeviceMemoryError(device=self.name, needed_nbytes=nbytes, what="one array", free_nbytes=free_nbytes)
-        array = np.empty(size, dtype)
-        self._used_nbytes += nbytes
-        weakref.finalize(array, self._give_back, nbytes)
-        return array
-
-    def _give_back(self, nbytes: int) -> None:
-        self._used_nbytes -= nbytes
-
-    def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return np.empty(nbytes, np.uint8)
-
-    def copy_in(self, source: np.ndarray[Any, Any], target: Array, stream: Stream) -> None:
-        self._copy(source, target, stream)
-
-    def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
-        self._copy(source, target, stream)
-
-    def _copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any], stream: Stream) -> None:
-        assert isinstance(stream, _HostStream)
-        assert source.nbytes == target.nbytes
-        stream.enqueue(lambda: np.copyto(target.view(np.uint8), source.view(np.uint8)))

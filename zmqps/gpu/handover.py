@@ -21,7 +21,7 @@ from zmqps.core.job.spec import STORAGE_DTYPES
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import DeviceError, DtypeError
 from zmqps.gpu.device import Device, Stream, open_device
-from zmqps.gpu.foreign import adopt, current, entered, locate
+from zmqps.gpu.foreign import is_read_only, locate
 
 #: Page-locked memory that one worker takes at most: the host cannot swap it. Beyond it copies go through
 #: ordinary memory, slower but not wrong.
@@ -152,7 +152,7 @@ class Handover:
         remotes: dict[str, Remote] = {}
         for spec, names in groupby(sorted(found, key=lambda pair: pair[1]), key=lambda pair: pair[1]):
             port = self._port(spec)
-            with entered(port.device, port.inbound if fill else port.outbound):
+            with port.device.entered(port.inbound if fill else port.outbound):
                 for name, _ in names:
                     remotes[name] = Remote(port, _adopted(port.device, name, values[name], fill))
         return remotes
@@ -161,14 +161,14 @@ class Handover:
         if spec not in self._ports:
             device = self._open_device(spec)
             assert device is not None, "a place is never the processor"
-            with current(device):
+            with device.current():
                 self._ports[spec] = Port(device, device.new_stream(), device.new_stream())
         return self._ports[spec]
 
     @contextmanager
     def entered(self, port: Port) -> Iterator[None]:
         """Let this thread's array expressions run in the stream of what leaves the device, after all it asked for."""
-        with entered(port.device, port.outbound):
+        with port.device.entered(port.outbound):
             yield
 
     def fetch(self, remotes: Sequence[Remote]) -> list[Array]:
@@ -176,7 +176,7 @@ class Handover:
         targets = self.spaces(remotes)
         for port, pairs in _by_port(remotes, targets):
             sources = []  # compacted ones stay until they are copied
-            with entered(port.device, port.outbound):
+            with port.device.entered(port.outbound):
                 for remote, target in pairs:
                     if target.size:
                         sources.append(port.device.xp.ascontiguousarray(remote.array).reshape(-1))
@@ -188,7 +188,7 @@ class Handover:
         """Put values into arrays; they are there when this returns. The sources are `spaces` of these arrays."""
         for port, pairs in _by_port(remotes, sources):
             xp = port.device.xp
-            with entered(port.device, port.inbound):
+            with port.device.entered(port.inbound):
                 buffers = []
                 for remote, source in pairs:
                     if not source.size:
@@ -210,7 +210,7 @@ class Handover:
         starts = [0]
         for remote in remotes:
             starts.append(starts[-1] + -(-int(remote.array.nbytes) // ALIGNMENT) * ALIGNMENT)
-        with current(remotes[0].port.device):
+        with remotes[0].port.device.current():
             memory = self._pinned.take(remotes[0].port.device, starts[-1])
         return [
             memory[start : start + int(remote.array.nbytes)].view(remote.array.dtype)
@@ -220,14 +220,13 @@ class Handover:
 
 def _adopted(device: Device, name: str, value: Any, fill: bool) -> Any:
     try:
-        array = adopt(device, value)
+        array = device.adopt(value)
     except Exception as error:  # whatever the object's own conversion raises: it is no array we can use
         expected = f"an array that DLPack or the CUDA array interface describes ({error})"
         raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
     if array.dtype.name not in STORAGE_DTYPES:
         raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(STORAGE_DTYPES))
-    interface = getattr(value, "__cuda_array_interface__", None)
-    if fill and interface is not None and interface["data"][1]:
+    if fill and is_read_only(value):
         raise DtypeError(name=name, got="a read-only array", expected="a writable one in out")
     return array
 

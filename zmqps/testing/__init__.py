@@ -1,7 +1,8 @@
-"""Tools for testing what is built on zmqps: a deterministic simulator of whole clusters."""
+"""Tools for testing what is built on zmqps: a simulator of whole clusters, and numpy in the role of a GPU."""
 
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.device import HostDevice
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, Simulation, SimulationError
@@ -12,6 +13,7 @@ __all__ = [
     "AsyncTraining",
     "BoundedTraining",
     "Faults",
+    "HostDevice",
     "Node",
     "Program",
     "Report",

@@ -168,7 +168,6 @@ class Borrower:
         self._seen = 0
         self._number = 0  # of the newest loan
         self.held: dict[int, int] = {}  # loans by number -> bytes
-        self.refusal = ""  # why an arena could not be mapped, the last time
 
     @property
     def knows(self) -> bool:
@@ -190,8 +189,7 @@ class Borrower:
             try:
                 self._memories[number] = attach(Description(*rest))
                 self._shelf.answers[index] = number
-            except ArenaError as error:
-                self.refusal = str(error)
+            except ArenaError:  # its frames will be copied
                 self._shelf.answers[index] = number | REFUSED
 
     def check(self, slot: int, number: int, frames: Sequence[tuple[int, int, int]]) -> None:
