@@ -96,6 +96,11 @@ ONLY_IN = {
     "cupy": {"zmqps/gpu/device.py"},
     "psutil": {"zmqps/launch/processes.py", "zmqps/net/ports.py", "zmqps/nodes/host.py"},
 }
+#: What gives a library away where nothing is imported, as text or attribute: it -> the only files that say it.
+SAID_ONLY_IN = {
+    "cupy": {"zmqps/gpu/device.py"},
+    "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
+}
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {"numba", "cupy", "psutil"}
 
@@ -227,6 +232,10 @@ def door_violations(module: Module) -> Iterator[str]:
                 yield f"{module.path}:{found.line} imports {library}, which is for {', '.join(places)}"
         if found.happens == "on import" and belongs_to(found.names, LAZY):
             yield f"{module.path}:{found.line} imports {found.names[0]} outside a function"
+    for node in ast.walk(module.tree):
+        said = getattr(node, "attr", None) or getattr(node, "value", None)
+        if isinstance(said, str) and module.path not in SAID_ONLY_IN.get(said, {module.path}):
+            yield f"{module.path}:{node.lineno} says {said}, which is for {', '.join(SAID_ONLY_IN[said])}"
 
 
 def shell_violations(module: Module) -> Iterator[str]:
@@ -318,6 +327,9 @@ def test_importing_core_loads_no_io_library() -> None:
         (pure_violations, "zmqps/optim/a.py", "noise = np.random.normal()"),
         (door_violations, "zmqps/nodes/server.py", "import zmq.asyncio"),
         (door_violations, "zmqps/optim/kernels.py", "from numba import njit"),
+        (door_violations, "zmqps/gpu/foreign.py", "cupy = sys.modules['cupy']"),
+        (door_violations, "zmqps/gpu/handover.py", "runtime = device.cupy.cuda.runtime"),
+        (door_violations, "zmqps/gpu/handover.py", "value.__cuda_array_interface__['data']"),
         (shell_violations, "zmqps/nodes/server.py", "from .. import worker"),
         (shell_violations, "zmqps/worker.py", "from zmqps.nodes.server import Server"),
         (safety_violations, "zmqps/nodes/server.py", "def f():\n    import pickle"),

@@ -34,7 +34,7 @@ def arrays(rule: Rule, dtype: str, size: int = 500) -> list[np.ndarray]:
 def test_what_is_written_computes_the_bits_of_the_reference(case: str, dtype: str) -> None:
     rule = rule_of(SPECS[case])
     (w, g, *slots), (w2, _, *slots2) = arrays(rule, dtype), arrays(rule, dtype)
-    kernel = make_kernel(rule, "cupy", np, elementwise)
+    kernel = make_kernel(rule, "device", np, elementwise)
     assert isinstance(kernel, FusedKernel)
     for step in (1, 2, 3):
         make_kernel(rule)(w, g, w, tuple(slots), step)
@@ -52,7 +52,7 @@ def test_kernels_of_a_device_compute_what_the_reference_does(case: str, dtype: s
     device.use()
     w, g, *slots = arrays(rule, dtype)
     w2, g2, *slots2 = (on_device(device, array) for array in (w, g, *slots))
-    kernel = make_kernel(rule, "cupy", device.xp, device.elementwise if device.compiles else None)
+    kernel = make_kernel(rule, "device", device.xp, device.elementwise if device.compiles else None)
     for step in (1, 2, 3):
         make_kernel(rule)(w, g, w, tuple(slots), step)
         kernel(w2, g2, w2, tuple(slots2), step)
@@ -65,7 +65,7 @@ def test_a_kernel_may_write_elsewhere() -> None:
     w, g, *slots = arrays(rule, "float32")
     expected, out = w.copy(), np.empty_like(w)
     make_kernel(rule)(expected, g, expected, tuple(slot.copy() for slot in slots), 1)
-    make_kernel(rule, "cupy", np, elementwise)(w, g, out, tuple(slots), 1)
+    make_kernel(rule, "device", np, elementwise)(w, g, out, tuple(slots), 1)
     np.testing.assert_array_equal(out, expected)
 
 
@@ -100,7 +100,7 @@ def test_an_equation_of_somebodys_own_is_written_too(update: Callable[..., Any],
     rule = with_equation(update)
     (w, g, *slots), (w2, _, *slots2) = arrays(rule, dtype), arrays(rule, dtype)
     slots[0][:], slots2[0][:] = 3.0, 3.0
-    kernel = make_kernel(rule, "cupy", np, elementwise)
+    kernel = make_kernel(rule, "device", np, elementwise)
     assert isinstance(kernel, FusedKernel)
     ArrayKernel(rule, np, None)(w, g, w, tuple(slots), 1)
     kernel(w2, g, w2, tuple(slots2), 1)
@@ -122,7 +122,7 @@ def test_what_cannot_be_written_runs_one_operation_after_another(update: Callabl
     rule = with_equation(update)
     with pytest.raises(OptimizerError, match=said):
         fused.source(rule, np.dtype(np.float32))
-    assert isinstance(make_kernel(rule, "cupy", np, elementwise), ArrayKernel)
+    assert isinstance(make_kernel(rule, "device", np, elementwise), ArrayKernel)
 
 
 def test_a_body_reads_each_array_once_and_writes_each_once() -> None:

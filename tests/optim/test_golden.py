@@ -21,7 +21,7 @@ def test_every_golden_case_has_a_spec() -> None:
     assert {key.split("/")[0] for key in GOLDEN.files} == {*SPECS, "w0", "g", "schedule"}
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba", "cupy"])
+@pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", SPECS)
 def test_values_after_each_step_are_the_reference_values(case: str, dtype: str, backend: str) -> None:

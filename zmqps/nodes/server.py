@@ -101,7 +101,7 @@ class CompiledRules:
     def _kernel(self, rule: Rule) -> Kernel:
         if self._device is None:
             return make_kernel(rule, self._kernels)
-        return make_kernel(rule, "cupy", self._device.xp, self._elementwise)
+        return make_kernel(rule, "device", self._device.xp, self._elementwise)
 
     def warm_up(self, names: Sequence[str], dtype: np.dtype[Any]) -> None:
         """Compile what the first update would otherwise wait for."""
@@ -109,7 +109,7 @@ class CompiledRules:
             if self._device is None:
                 warm_up(rule, dtype, self._kernels)
             else:
-                warm_up(rule, dtype, "cupy", self._device.xp, self._elementwise)
+                warm_up(rule, dtype, "device", self._device.xp, self._elementwise)
 
     def all_finite(self, g: Array) -> bool:
         """Whether an array, of this host, holds neither NaN nor infinity."""

@@ -1,7 +1,7 @@
 """What an optimizer is: an equation over one element, and the numbers it needs at each step.
 
 The equation is written once, with only elementwise operations of an array namespace (``numpy``,
-``cupy``), so that `kernels` can run it on blocks of an array or compile it over single elements.
+a device's), so that `kernels` can run it on blocks of an array or compile it over single elements.
 """
 
 from __future__ import annotations

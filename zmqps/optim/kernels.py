@@ -2,7 +2,7 @@
 
 Three ways, one result: ``numpy`` walks the arrays in blocks that stay in the cache (the reference);
 ``numba`` compiles the equation into one loop over single elements, without the interpreter lock;
-``cupy`` runs the equation as one kernel of a GPU (`fused`), or, where it cannot be written as such, the
+``device`` runs the equation as one kernel of a GPU (`fused`), or, where it cannot be written as such, the
 numpy way with another namespace and one block.
 
 A numba loop is compiled for one dtype with one signature: gradients are taken as read-only and
@@ -31,7 +31,7 @@ from .base import Rule
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
-Backend = Literal["numpy", "numba", "cupy"]
+Backend = Literal["numpy", "numba", "device"]
 
 #: Compiles a kernel over elements: name, inputs, outputs, body and preamble.
 Elementwise = Callable[[str, str, str, str, str], Callable[..., None]]
@@ -85,7 +85,7 @@ class ArrayKernel(Kernel):
     ----------
     rule : Rule
     xp : module
-        ``numpy`` or ``cupy``.
+        ``numpy`` or ``device``.
     block_nbytes : int, optional
         Bytes of each array to work on at a time; all at once if None, as suits a GPU.
     """
@@ -149,7 +149,7 @@ class FusedKernel(Kernel):
         kernel = self._compiled.get(w.dtype)
         if kernel is None:
             kernel = self._compiled[w.dtype] = self._elementwise(*fused.source(self.rule, w.dtype), fused.PREAMBLE)
-        # in place CuPy wants to see one and the same object, or it copies what it reads first
+        # in place: one and the same object, not two views, or a device copies first what it reads
         kernel(w, g, *gradient_scalars, *scalars, out, *slots)
 
 
@@ -159,11 +159,11 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwis
     Parameters
     ----------
     rule : Rule
-    backend : {"numpy", "numba", "cupy"}
+    backend : {"numpy", "numba", "device"}
     xp : module
-        The namespace of the arrays when the backend is ``"cupy"``.
+        The namespace of the arrays when the backend is ``"device"``.
     elementwise : callable, optional
-        Compiles for the device of ``"cupy"``; without it the equation runs one operation after another.
+        Compiles for the device of ``"device"``; without it the equation runs one operation after another.
 
     Raises
     ------
@@ -177,11 +177,11 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwis
             return ArrayKernel(rule, np, BLOCK_NBYTES)
         case "numba":
             return NumbaKernel(rule)
-        case "cupy" if elementwise is not None and fused.can_write(rule):
+        case "device" if elementwise is not None and fused.can_write(rule):
             return FusedKernel(rule, elementwise)
-        case "cupy":
+        case "device":
             return ArrayKernel(rule, xp, None)
-    raise OptimizerError(f"no backend {backend!r}; choose numpy, numba or cupy")
+    raise OptimizerError(f"no backend {backend!r}; choose numpy, numba or device")
 
 
 def all_finite(g: NDArray[Any], backend: Backend = "numpy", xp: Any = np) -> bool:
@@ -197,7 +197,7 @@ def all_finite(g: NDArray[Any], backend: Backend = "numpy", xp: Any = np) -> boo
     if backend == "numba":
         loop, integers, exponent = _finite_loop(g.dtype)
         return loop(g.view(integers), exponent)
-    block = max(g.size, 1) if backend == "cupy" else BLOCK_NBYTES // g.itemsize
+    block = max(g.size, 1) if backend == "device" else BLOCK_NBYTES // g.itemsize
     return all(bool(xp.isfinite(g[start : start + block]).all()) for start in range(0, g.size, block))
 
 
@@ -213,7 +213,7 @@ def warm_up(
     The first time on a machine numba takes about a second for a rule and dtype; afterwards its
     import and the loading are what takes time.
     """
-    w, g, *slots = (xp.zeros(1, dtype) for _ in range(2 + len(rule.slots)))  # CuPy compiles nothing for empty arrays
+    w, g, *slots = (xp.zeros(1, dtype) for _ in range(2 + len(rule.slots)))  # for empty arrays nothing is compiled
     make_kernel(rule, backend, xp, elementwise)(w, g, w, tuple(slots), 1)
     all_finite(g, backend, xp)
 
