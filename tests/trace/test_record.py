@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 import zmqps
 from zmqps.cli.main import cli
-from zmqps.codecs import Codec, bf16
+from zmqps.codecs import bf16
+from zmqps.core.protocol.encoding import CODING
 from zmqps.core.protocol.messages import Heartbeat, Push
 from zmqps.core.protocol.wire import encode, peek
 from zmqps.core.worker.session import SessionMachine
@@ -29,7 +30,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     record.recorder.cache_clear()
     yield tmp_path / "trace"
     record.recorder.cache_clear()
-    Codec.around = None
 
 
 def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
     try:
         assert record.watch(machine, transport, identity) == (machine, transport)
         assert record.around("check", "worker", len) is len
-        assert Codec.around is None
+        assert record.watched_coding() == CODING
     finally:
         transport.close(0)
 
@@ -97,8 +97,10 @@ def test_a_codec_is_noted_where_it_works(directory: Path) -> None:
     recorder = record.recorder()
     assert recorder is not None
     array = np.ones(9, np.float32)
-    blob = bf16().encode(array)
-    assert (bf16().decode(blob, 9, np.float32)[0] == array).all()
+    coding = record.watched_coding()
+    blobs = coding.compress(bf16(), [[array]])
+    assert (coding.decompress(bf16(), blobs, [(9, array.dtype)])[0] == array).all()
+    CODING.compress(bf16(), [[array]])  # somebody else's, which nobody watches
     recorder.flush()
     assert [span.name for span in merge.read(directory).processes[0].spans] == ["encode", "decode"]
 

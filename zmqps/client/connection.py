@@ -30,7 +30,7 @@ from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.trace.record import around
+from zmqps.trace.record import around, watched_coding
 
 DEFAULT_TIMEOUT = 60.0
 
@@ -74,7 +74,7 @@ class Connection:
             are_finite([np.empty(0, dtype)])
         identity = new_identity(self._role, name=self._name, job=self._job_name)
         check = around("check", "worker", are_finite)
-        machine = SessionMachine(identity, self.address, check)
+        machine = SessionMachine(identity, self.address, check, watched_coding())
 
         def make_transport() -> LaneTransport:
             self._lanes = LaneTransport(ZmqTransport(identity.incarnation), self._transport, arenas=self._arenas)

@@ -17,6 +17,7 @@ from zmqps.core.worker.views import Views
 from zmqps.errors import ConfigurationError
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Remote
+from zmqps.trace.record import watched_coding
 
 #: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
 #: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
@@ -74,7 +75,7 @@ class Requests:
         self._plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._tables = Tables()
         self._handover = handover
-        self._encoder = Encoder(self.job, handover)
+        self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty = empty
         self._in_place = in_place
         self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None

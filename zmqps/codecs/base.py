@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from numbers import Integral, Real
@@ -92,9 +91,6 @@ class Codec(ABC):
     portable: ClassVar[bool] = True
     #: Whether `check` is all that can be wrong with a blob.
     checkable: ClassVar[bool] = False
-    #: Whoever wants to know when codecs work puts a function here: it is given ``encode`` or ``decode`` and
-    #: what does that, and returns what is called instead.
-    around: ClassVar[Callable[[str, Callable[..., Any]], Callable[..., Any]] | None] = None
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -155,8 +151,7 @@ class Codec(ABC):
             raise ConfigurationError(f"codec {self.spec!r} keeps no residual")
         elif residual.shape != array.shape or residual.dtype != array.dtype or not residual.flags.carray:
             raise ConfigurationError("a residual is a writable, contiguous array of the values' shape and dtype")
-        work = self._encode if Codec.around is None else Codec.around("encode", self._encode)
-        return work(np.ascontiguousarray(array), residual, seed, backend)
+        return self._encode(np.ascontiguousarray(array), residual, seed, backend)
 
     def encode_in(self, xp: ModuleType, array: Any, residual: Any = None, *, seed: int = 0) -> Any:
         """Return the blob of an array of another namespace, as an array of that namespace: the same bytes.
@@ -169,9 +164,8 @@ class Codec(ABC):
             As for `encode`, both contiguous; the residual is not optional where `error_feedback` is true.
         """
         assert self.portable
-        work = self._encode if Codec.around is None else Codec.around("encode", self._encode)
         with np.errstate(all="ignore"):  # a GPU does not warn either
-            return work(array, residual, seed, xp)
+            return self._encode(array, residual, seed, xp)
 
     def decode(self, view: Any, size: int, dtype: DTypeLike, *, backend: Backend = "numba") -> tuple[Array, int]:
         """Return the array a blob stands for, and how many bytes the blob has.
@@ -199,8 +193,7 @@ class Codec(ABC):
         dtype = np.dtype(dtype)
         if dtype not in DTYPES or not 0 <= size <= MAX_SIZE:
             raise ConfigurationError(f"no codec makes {size} values of {dtype}")
-        work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
-        return work(octets(view), size, dtype, backend)
+        return self._decode(octets(view), size, dtype, backend)
 
     def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
         """Return the array a blob stands for, both of another namespace; as `decode` otherwise.
@@ -209,8 +202,7 @@ class Codec(ABC):
         returns, or `encode_in`. It decodes without waiting for the device.
         """
         assert self.portable
-        work = self._decode if Codec.around is None else Codec.around("decode", self._decode)
-        return work(blob, size, np.dtype(dtype), xp)[0]
+        return self._decode(blob, size, np.dtype(dtype), xp)[0]
 
     def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
         """Return the blob that a view starts with, looked at but not decoded; arguments and errors as for `decode`.

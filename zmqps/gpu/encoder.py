@@ -11,7 +11,7 @@ import numpy as np
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import RAW, choose, compress, named
+from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.worker.operations import Cargo
 from zmqps.errors import DeviceError
 from zmqps.gpu.handover import Handover, Port, Remote
@@ -26,10 +26,13 @@ class Encoder:
         Whose gradients.
     handover
         The way to arrays on GPUs.
+    coding
+        The door to the codecs.
     """
 
-    def __init__(self, job: JobSpec, handover: Handover) -> None:
+    def __init__(self, job: JobSpec, handover: Handover, coding: Coding = CODING) -> None:
         self._job = job
+        self._coding = coding
         self._handover = handover
         self._left_out: dict[tuple[str, int, int], Any] = {}  # by device, shard and slice
         self._seeds = count(1)
@@ -121,7 +124,7 @@ class Encoder:
         if codec is None:
             return (pieces[0] if len(pieces) == 1 else xp.concatenate(pieces)).view(np.uint8)
         residuals = [self._residuals(port, cargo)] if codec.error_feedback else None
-        (blob,) = compress(codec, [pieces], residuals, next(self._seeds), xp)
+        (blob,) = self._coding.compress(codec, [pieces], residuals, next(self._seeds), xp)
         return blob
 
     def _residuals(self, port: Port, cargo: Cargo) -> list[Any]:

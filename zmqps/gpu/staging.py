@@ -24,7 +24,7 @@ from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array, scatter
-from zmqps.core.protocol.encoding import compress, decompress
+from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Reader
 from zmqps.core.server.admission import described, required_nbytes
 from zmqps.core.server.memory import Outgoing, Size
@@ -66,7 +66,13 @@ def largest_slice(placement: Placement, index: int) -> int:
 
 
 def device_memory(
-    streams: Streams, placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int
+    streams: Streams,
+    placement: Placement,
+    index: int,
+    num_slots: int,
+    job: JobSpec,
+    num_workers: int,
+    coding: Coding = CODING,
 ) -> DeviceMemory:
     """Return the memory for a shard of a job.
 
@@ -77,7 +83,7 @@ def device_memory(
     """
     streams.enter()
     check_room(streams.device, placement, index, device_nbytes(placement, index, num_slots, job, max(1, num_workers)))
-    return DeviceMemory(streams, largest_slice(placement, index))
+    return DeviceMemory(streams, largest_slice(placement, index), coding=coding)
 
 
 def device_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
@@ -209,6 +215,8 @@ class DeviceMemory:
         Pieces that may be on their way to the device.
     outbound_nbytes
         Page-locked memory for values on their way out.
+    coding
+        The door to the codecs.
 
     Raises
     ------
@@ -223,9 +231,11 @@ class DeviceMemory:
         *,
         inbound_slots: int = INBOUND_SLOTS,
         outbound_nbytes: int = OUTBOUND_NBYTES,
+        coding: Coding = CODING,
     ) -> None:
         self._device = device = streams.device
         self._streams = streams
+        self._coding = coding
         self._counts: Counter[str] = Counter()
         nbytes = -(-slice_nbytes // 512) * 512  # so that every slot begins where any dtype may
         num_blocks = max(1, min(MAX_OUTBOUND_BLOCKS, outbound_nbytes // nbytes))
@@ -257,13 +267,13 @@ class DeviceMemory:
         sizes = list(sizes)
         fits = all(codec.encoded_nbytes(size, dtype) <= self._blocks.nbytes for size, dtype in sizes)
         if not (checked and fits and codec.portable and codec.checkable):
-            return decompress(codec, payload, sizes)
+            return self._coding.decompress(codec, payload, sizes)
 
         def read(view: Any, size: int, dtype: np.dtype[Any]) -> tuple[_Blob, int]:
             octets = codec.check(view, size, dtype)
             return _Blob(codec, octets, size, dtype), octets.nbytes
 
-        return decompress(codec, payload, sizes, read)
+        return self._coding.decompress(codec, payload, sizes, read)
 
     def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Any]]:
         """Yield pieces on this host, which alias the payload, or stretches of blobs."""
@@ -317,7 +327,7 @@ class DeviceMemory:
         """Enqueue the copies of all parts to this host, one buffer a part; in a codec, once they are encoded there."""
         compute, outbound = self._streams.compute, self._streams.outbound
         if codec is not None:
-            parts = [[blob] for blob in compress(codec, parts, seed=seed, xp=self._device.xp)]
+            parts = [[blob] for blob in self._coding.compress(codec, parts, seed=seed, xp=self._device.xp)]
         outbound.wait(compute.record())
         payload = [self._fetch(pieces) for pieces in parts]
         event = outbound.record()

@@ -31,7 +31,7 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.host import available_nbytes
 from zmqps.optim import OptimizerSpec, Rule, all_finite, make_kernel, warm_up
-from zmqps.trace.record import watch, watch_rules
+from zmqps.trace.record import watch, watch_rules, watched_coding
 
 KERNELS = ("numba", "numpy")
 
@@ -153,7 +153,8 @@ def make_shard(
     num_slots, num_workers = len(spec.rules(names)[0][0].slots), max(1, room.num_workers)
     device, required = None, 0
     if streams is not None:
-        memory, device = device_memory(streams, placement, index, num_slots, job, num_workers), streams.device
+        memory = device_memory(streams, placement, index, num_slots, job, num_workers, watched_coding())
+        device = streams.device
     else:
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
@@ -212,7 +213,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
 
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
-        host = HostMemory(transport.arenas.empty)
+        host = HostMemory(transport.arenas.empty, watched_coding())
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
     machine = ServerMachine(identity, config.coordinator, build)

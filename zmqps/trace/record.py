@@ -19,8 +19,8 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from zmqps.codecs import Codec
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
 from zmqps.core.protocol.wire import peek
 from zmqps.net.transport import Deliver, Transport
@@ -125,15 +125,18 @@ def recorder() -> Recorder | None:
     directory = os.environ.get(VARIABLE)
     if not directory:
         return None
-    found = Recorder(Path(directory))
-    Codec.around = staticmethod(lambda name, coding: found.around(name, "codec", coding))
-    return found
+    return Recorder(Path(directory))
 
 
 def around(name: str, role: str, function: F) -> F:
     """Return a function that is noted, or the function itself where nothing is recorded."""
     found = recorder()
     return function if found is None else found.around(name, role, function)
+
+
+def watched_coding() -> Coding:
+    """Return the door to the codecs, noted where this process records; a codec does not know whose thread it is in."""
+    return Coding(around("encode", "codec", CODING.compress), around("decode", "codec", CODING.decompress))
 
 
 def watch(

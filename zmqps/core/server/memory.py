@@ -14,7 +14,7 @@ import numpy as np
 
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array, gather, scatter
-from zmqps.core.protocol.encoding import compress, decompress
+from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Pending, Reader
 
 if TYPE_CHECKING:
@@ -80,10 +80,13 @@ class HostMemory:
     ----------
     values
         Allocates arrays for values, say where other processes can read them: ``values(size, dtype)``.
+    coding
+        The door to the codecs.
     """
 
-    def __init__(self, values: Callable[[int, np.dtype[Any]], Array] = np.empty) -> None:
+    def __init__(self, values: Callable[[int, np.dtype[Any]], Array] = np.empty, coding: Coding = CODING) -> None:
         self._values = values
+        self._coding = coding
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array."""
@@ -95,7 +98,7 @@ class HostMemory:
 
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return the decoded arrays."""
-        return decompress(codec, payload, sizes)
+        return self._coding.decompress(codec, payload, sizes)
 
     def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Array]]:
         """Yield pieces that alias the payload."""
@@ -111,7 +114,7 @@ class HostMemory:
         """Return the arrays themselves; encoded they are a copy, which nobody else reads."""
         if codec is None:
             return Outgoing(gather(array for pieces in parts for array in pieces), readers, None)
-        return Outgoing(compress(codec, parts, seed=seed), [], None)
+        return Outgoing(self._coding.compress(codec, parts, seed=seed), [], None)
 
     def counters(self) -> Mapping[str, Any]:
         """Return what device it is."""

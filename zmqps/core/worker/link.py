@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqps.core.node.member import Handshake
 from zmqps.core.protocol.arrays import Array, gather, scatter
-from zmqps.core.protocol.encoding import RAW, choose, compress, decompress, named
+from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
 from zmqps.core.protocol.messages import Ack, Load, Message, Part, Pull, Push, Values, Welcome
@@ -45,10 +45,18 @@ class Link:
         Of the job, and of the server's shard.
     numbers
         Of the requests: never one twice on a connection, even if the job on it is another one now.
+    coding
+        The door to the codecs.
     """
 
     def __init__(
-        self, title: str, handshake: Handshake, epoch: int, num_slices: int, numbers: Iterator[int] | None = None
+        self,
+        title: str,
+        handshake: Handshake,
+        epoch: int,
+        num_slices: int,
+        numbers: Iterator[int] | None = None,
+        coding: Coding = CODING,
     ) -> None:
         self.peer = handshake.peer
         self.title = title
@@ -60,6 +68,7 @@ class Link:
         self.counts: Counter[str] = Counter()
         self.heard_at = 0.0
         self._epoch = epoch
+        self._coding = coding
         self._versions = [0] * num_slices  # of each slice, when last read
         self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
         self._numbers = count(1) if numbers is None else numbers
@@ -150,7 +159,7 @@ class Link:
         if codec is None:
             return RAW, gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
         residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
-        blobs = compress(codec, map(transfer.pieces, request.cargoes), residuals, request.seq)
+        blobs = self._coding.compress(codec, map(transfer.pieces, request.cargoes), residuals, request.seq)
         request.encoded = codec.spec, blobs
         return request.encoded
 
@@ -225,7 +234,7 @@ class Link:
         codec = named(message.codec)
         if codec is not None:
             sizes = ((cargo.nbytes // cargo.dtype.itemsize, cargo.dtype) for cargo in request.cargoes)
-            payload = decompress(codec, payload, sizes)
+            payload = self._coding.decompress(codec, payload, sizes)
         # the wire has the table's dtype, the caller's arrays may have another
         for run, offset, array in scatter(payload, ((t.size, dtype) for t, dtype in targets)):
             target = targets[run][0][offset : offset + array.size]

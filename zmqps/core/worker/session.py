@@ -11,6 +11,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity, Member
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -92,17 +93,23 @@ class SessionMachine:
     all_finite
         Whether flat arrays hold neither NaN nor infinity; asked before a push sends anything, so
         that a refused push changes nothing anywhere.
+    coding
+        The door to the codecs.
     """
 
     def __init__(
-        self, identity: Identity, coordinator: str, all_finite: Callable[[Sequence[Array]], bool] = _all_finite
+        self,
+        identity: Identity,
+        coordinator: str,
+        all_finite: Callable[[Sequence[Array]], bool] = _all_finite,
+        coding: Coding = CODING,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.attached: Attached | None = None
         self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
-        self.transfers = Transfers(self, all_finite)
+        self.transfers = Transfers(self, all_finite, coding)
         self.now = 0.0  # of the event being handled
         self._requests: dict[int, Operation] = {}  # at the coordinator
         self._unanswered: dict[int, Message] = {}  # what was asked there, arrivals included

@@ -14,6 +14,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.node.member import Handshake, Identity
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
 from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
@@ -57,13 +58,16 @@ class Transfers:
         The session.
     all_finite
         Whether flat arrays hold neither NaN nor infinity.
+    coding
+        The door to the codecs.
     """
 
-    def __init__(self, host: Host, all_finite: Callable[[Sequence[Array]], bool]) -> None:
+    def __init__(self, host: Host, all_finite: Callable[[Sequence[Array]], bool], coding: Coding) -> None:
         self.links: list[Link] = []
         self.pace = Pace()
         self._host = host
         self._all_finite = all_finite
+        self._coding = coding
         self._by_peer: dict[Peer, Link] = {}
         self._endpoints: dict[str, Peer] = {}  # connections to servers
         self._numbers = count(1)  # of requests to servers
@@ -301,7 +305,8 @@ class Transfers:
             is_open = endpoint in self._endpoints  # a second connection would take the first one's place
             peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
             handshake = Handshake(identity, peer, endpoint)
-            self.links.append(Link(title, handshake, message.epoch, len(placement.slices[rank]), self._numbers))
+            num_slices = len(placement.slices[rank])
+            self.links.append(Link(title, handshake, message.epoch, num_slices, self._numbers, self._coding))
             actions += handshake.on_deadline(now) if is_open else handshake.start(now)
         self._by_peer = {link.peer: link for link in self.links}
         return actions
