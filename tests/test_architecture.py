@@ -17,17 +17,18 @@ from tests.imports import ROOT, Graph, Module, circles, dotted, imports, is_in, 
 #: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
 #: as stand above it here, so there is no circle. Imports for type checkers count, too.
 ROOMS: dict[str, dict[str, str]] = {
-    "Ground: errors, optimizers, codecs": {
+    "Ground: errors, checks, optimizers, codecs": {
         "errors": "",
+        "checks": "errors",
         "jit": "",
-        "codecs": "errors jit",
-        "optim": "errors jit",
+        "codecs": "errors checks jit",
+        "optim": "errors checks jit",
     },
     "Core: machines that do no IO": {
         "core": "",
         "core/protocol": "errors codecs",
-        "core/treatments": "errors core/protocol",
-        "core/job": "errors core/protocol core/treatments",
+        "core/treatments": "errors checks core/protocol",
+        "core/job": "errors checks core/protocol core/treatments",
         "core/node": "errors core/protocol",
         "core/server": "errors codecs core/protocol core/treatments core/job core/node",
         "core/worker": "errors core/protocol core/treatments core/job core/node",
@@ -35,37 +36,37 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
     },
     "Doors: sockets, shared memory, GPUs, recording": {
-        "net": "errors core/protocol core/node",
+        "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
-        "gpu": "errors codecs core/protocol core/job core/server core/worker",
-        "trace": "errors codecs core/protocol core/node net",
+        "gpu": "errors checks codecs core/protocol core/job core/server core/worker",
+        "trace": "errors core/protocol core/node net",
     },
     "Processes: what runs a machine": {
-        "client": "errors codecs optim core/protocol core/job core/worker net net/lane gpu trace",
-        "nodes": "errors codecs optim core/protocol core/treatments core/job core/node core/server core/coordinator "
+        "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
+        "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server core/coordinator "
         "net net/lane gpu trace",
         "launch": "errors core/coordinator gpu trace nodes",
     },
     "Public: what scripts and users type": {
-        "data": "errors core/job",
+        "data": "errors checks core/job",
         "stale": "core/treatments",
-        "pipeline": "errors codecs core/protocol net",
+        "pipeline": "errors checks codecs core/protocol net",
         "worker": "errors codecs optim core/protocol core/treatments core/job core/worker client",
         "aio": "errors codecs core/job core/worker worker",
-        "local": "errors core/protocol worker",
+        "local": "errors checks core/protocol worker",
         "zmqps": "errors codecs optim core/worker launch data stale pipeline worker aio local",
         "cli": "errors core/protocol core/coordinator gpu trace nodes launch zmqps",
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker "
+        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker gpu "
         "core/coordinator",
     },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
 
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
-PURE = ("zmqps/errors.py", "zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqps/jit.py")
+PURE = ("zmqps/errors.py", "zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqps/checks.py", "zmqps/jit.py")
 
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
 PURE_MAY_IMPORT = {
@@ -73,7 +74,7 @@ PURE_MAY_IMPORT = {
     *("hashlib", "heapq", "inspect", "itertools", "math", "numbers", "operator", "reprlib", "string", "struct"),
     *("types", "typing"),
     "numpy",
-    *("zmqps.errors", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.jit"),
+    *("zmqps.errors", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {
@@ -112,7 +113,7 @@ UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "__import__"}
 
 #: Modules on top of the package: what scripts import, and what every room needs.
-ON_TOP = {"__init__", "__main__", "aio", "data", "errors", "jit", "local", "pipeline", "stale", "worker"}
+ON_TOP = {"__init__", "__main__", "aio", "checks", "data", "errors", "jit", "local", "pipeline", "stale", "worker"}
 
 #: Tests that mirror no module, as `tests/net/test_ports.py` mirrors `zmqps/net/ports.py`, and why; a folder ends in a
 #: slash.

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqps import checks
 from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.errors import ConfigurationError
 
@@ -44,8 +45,7 @@ def split(
     """
     numbers: dict[str, Any] = {"rank": rank, "num_workers": num_workers, "data_pass": data_pass}
     for name, value in numbers.items():
-        if type(value) is not int or value < 0:
-            raise ConfigurationError(f"{name} is an integer from 0, not {value!r:.40}")
+        checks.whole(name, value, 0)
     if rank >= num_workers:
         raise ConfigurationError(f"ranks of {num_workers} workers are below {num_workers}, not {rank}")
     start, stop = num_examples * rank // num_workers, num_examples * (rank + 1) // num_workers

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError
 from zmqps.worker import Worker
@@ -31,10 +32,8 @@ class _Local(ABC):
     """The worker's own copy of the parameters, and the count of steps since it was last exchanged."""
 
     def __init__(self, worker: Worker, every: int, timeout: float | None) -> None:
-        if type(every) is not int or every < 1:
-            raise ConfigurationError(f"every is a number of steps from 1, not {every!r:.40}")
         self.worker = worker
-        self.every = every
+        self.every = checks.whole("every", every, 1)
         self.params: dict[str, Array] = {n: np.array(value) for n, value in worker.pull(timeout=timeout).items()}
         self.steps = 0
         self._since = 0
@@ -173,9 +172,7 @@ class ElasticAveraging(_Local):
     """
 
     def __init__(self, worker: Worker, alpha: float, every: int, *, timeout: float | None = None) -> None:
-        if not isinstance(alpha, int | float) or not 0 < alpha < 1:
-            raise ConfigurationError(f"alpha lies between 0 and 1, not {alpha!r:.40}")
-        self.alpha = alpha
+        self.alpha = checks.number("alpha", alpha, above=0, below=1)
         name = worker.status(timeout=timeout)["jobs"][worker.job]["job"]["optimizer"]["name"]
         if name != "sgd":
             raise ConfigurationError(f"elastic averaging needs optimizer=optim.sgd(1.0), this job has {name}")

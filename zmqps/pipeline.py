@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from zmqps import checks
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check as check_codec
@@ -28,7 +29,7 @@ from zmqps.core.protocol.hello import check_hello
 from zmqps.core.protocol.messages import Hello, Message, Tensors
 from zmqps.core.protocol.parcel import pack, unpack
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PeerLostError, ProtocolError
+from zmqps.errors import ClosedError, DeadlineError, PeerLostError, ProtocolError
 from zmqps.net.identity import check_bind, check_endpoint, new_identity
 from zmqps.net.zeromq import DealerPair
 
@@ -54,7 +55,7 @@ class Channel:
 
     def __init__(self, endpoint: str, *, bind: bool, name: str | None, codec: str | Codec, timeout: float) -> None:
         self._codec = check_codec(codec, pulls=True)
-        self._timeout = _check_timeout(timeout)
+        self._timeout = checks.seconds("a timeout", timeout)
         self._binds = bind
         self._hello = new_identity("worker", name=name).hello()
         self._said_hello = False
@@ -144,7 +145,7 @@ class Channel:
     def _deadline(self, timeout: float | None) -> tuple[float, float]:
         if self._closed:
             raise ClosedError("the channel is closed")
-        seconds = self._timeout if timeout is None else _check_timeout(timeout)
+        seconds = self._timeout if timeout is None else checks.seconds("a timeout", timeout)
         return time.monotonic() + seconds, seconds
 
     def _greet(self, operation: str, deadline: tuple[float, float]) -> None:
@@ -218,9 +219,3 @@ def connect(
     """Open the other end of a channel; the stage that binds it may be started later. Parameters as for `bind`."""
     check_endpoint(endpoint)
     return Channel(endpoint, bind=False, name=name, codec=codec, timeout=timeout)
-
-
-def _check_timeout(timeout: float) -> float:
-    if not timeout > 0:
-        raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
-    return timeout

@@ -110,5 +110,5 @@ def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
 
 @pytest.mark.parametrize("number", [0, -1, 65, 2.0, True, "2"])
 def test_how_many_is_a_number_from_1(number) -> None:
-    with pytest.raises(ConfigurationError, match="apply_threads is from 1 to 64"):
+    with pytest.raises(ConfigurationError, match="apply_threads must be a whole number from 1 to 64"):
         ServerConfig("tcp://127.0.0.1:1", apply_threads=number)

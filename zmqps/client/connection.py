@@ -19,13 +19,15 @@ from typing import Any, Self
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.client.finite import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread
 from zmqps.core.job.data import DataShard, DataSpec
+from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take, Transfer
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
-from zmqps.net.identity import check_job_name, check_name, check_peer, new_identity
+from zmqps.net.identity import check_peer, new_identity
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
@@ -46,9 +48,9 @@ class Connection:
         self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
     ) -> None:
         check_peer(address)
-        check_job_name(job)
+        checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
         if name is not None:
-            check_name("a worker's name", name)
+            checks.name("a worker's name", name)
         check_transport(transport)
         self.address = address
         self._timeout = timeout
@@ -122,7 +124,7 @@ class Connection:
         """`barrier`, as a future."""
         if self._role != "worker":
             raise ConfigurationError("an observer is not waited for, so it cannot enter a barrier")
-        return self._submit(Enter(0.0, barrier=check_name("a barrier's name", name)), timeout)
+        return self._submit(Enter(0.0, barrier=checks.name("a barrier's name", name)), timeout)
 
     def shards(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.tensors import Tables, Target, check_names, flatten, look
 from zmqps.codecs import Codec
@@ -98,10 +99,11 @@ class Requests:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
             raise ConfigurationError("a pull has at_least or exact, not both")
-        if any(v is not None and (type(v) is not int or v < 0) for v in (at_least, exact)):
-            raise ConfigurationError(f"a version is an integer from 0, not {at_least if exact is None else exact!r}")
-        if out is not None and not isinstance(out, Mapping):
-            raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
+        version = at_least if exact is None else exact
+        if version is not None:
+            version = checks.whole("a version", version, 0)
+        if out is not None:
+            checks.mapping("out", out, "name -> array")
         wanted = _several(names)
         if out is not None and wanted is not None:
             check_names(wanted, self._index)
@@ -109,7 +111,7 @@ class Requests:
             if missing:
                 raise ConfigurationError(f"out has no array for {missing[0]!r}, which is to be pulled")
             out = {name: out[name] for name in wanted}
-        transfer = Transfer(0.0, kind="pull", version=at_least or exact or 0, exact=exact is not None)
+        transfer = Transfer(0.0, kind="pull", version=version or 0, exact=exact is not None)
         transfer.reply_codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
@@ -144,8 +146,7 @@ class Requests:
         self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False
     ) -> Transfer:
         """Return the transfer of a push, or of the first half of a push_pull."""
-        if type(examples) is not int or examples < 1:
-            raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
+        examples = checks.whole("examples", examples, 1)
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
         arrays: Mapping[int, Array | Remote]
         if self.buffers is not None and own:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zmqps.core.job.spec import STORAGE_DTYPES, Parameter
+from zmqps import checks
+from zmqps.core.job.spec import MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
+from zmqps.errors import DtypeError, ShapeError, UnknownParameterError
 from zmqps.gpu.handover import Handover, Remote
 
 K = TypeVar("K")
@@ -55,11 +56,8 @@ def as_array(name: str, value: Any) -> Array:
 
 def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Parameter, ...], list[Array]]:
     """Return the parameters that a mapping of name -> initial value defines, and the flat values."""
-    if not isinstance(params, Mapping):
-        raise ConfigurationError(f"params is a mapping of name -> array, not {type(params).__name__}")
-    for name in params:
-        if not isinstance(name, str) or not name or not name.isprintable():
-            raise ConfigurationError(f"parameter names are printable strings, not {name!r:.60}")
+    for name in checks.mapping("params", params, "name -> array"):
+        checks.name("a parameter's name", name, MAX_NAME_CHARS)
     _check_flat("params", params)
     arrays = _seen(params, handover)
     parameters = []
@@ -86,8 +84,7 @@ def look(
     grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
 ) -> Mapping[int, Array | Remote]:
     """Return gradients by parameter number, as arrays where they lie."""
-    if not isinstance(grads, Mapping):
-        raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
+    checks.mapping("gradients", grads, "name -> array")
     if (plain := _plain_ones(grads, parameters, index)) is not None:
         return plain
     _check_flat("gradients", grads)
@@ -139,8 +136,7 @@ class Target:
     def __init__(
         self, out: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
     ) -> None:
-        if not isinstance(out, Mapping):
-            raise ConfigurationError(f"out is a mapping of name -> array, not {type(out).__name__}")
+        checks.mapping("out", out, "name -> array")
         self.flat: list[Array | None] = [None] * len(parameters)
         self._strided: list[tuple[Array, Array]] = []
         self._out = out

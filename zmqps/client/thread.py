@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from zmqps import checks
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Cancelled, Operation
 from zmqps.core.worker.session import SessionMachine
@@ -191,8 +192,7 @@ class SessionThread:
             handled.wait(CANCEL_S)
 
     def _submit(self, operation: Operation, timeout: float, entry: Pending) -> Future[Any]:
-        if not isinstance(timeout, int | float) or not timeout > 0:
-            raise ConfigurationError(f"a timeout is a positive number of seconds, not {timeout!r}")
+        checks.seconds("a timeout", timeout)
         operation.future = entry
 
         def begin() -> None:

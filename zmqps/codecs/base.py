@@ -7,16 +7,15 @@ uses it.
 
 from __future__ import annotations
 
-import reprlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from numbers import Integral, Real
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import numpy as np
 
+from .. import checks
 from ..errors import ConfigurationError, ProtocolError
 from .kernels import Backend
 
@@ -44,17 +43,8 @@ class Range:
 
     def check(self, label: str, value: object) -> Any:
         """Return the value in plain form, or raise `ConfigurationError` naming it by `label`."""
-        number = Integral if self.kind is int else Real
-        if not isinstance(value, number) or isinstance(value, bool) or not self._holds(value):
-            raise ConfigurationError(f"{label} must be {self}, not {reprlib.repr(value)}")
-        return self.kind(value)  # type: ignore[call-overload]
-
-    def _holds(self, value: Any) -> bool:
-        return bool(self.at_least <= value <= self.at_most)
-
-    def __str__(self) -> str:
-        kind = "a whole number" if self.kind is int else "a number"
-        return f"{kind} from {self.at_least:g} to {self.at_most:g}"
+        whole = self.kind is int
+        return checks.number(label, value, at_least=self.at_least, at_most=self.at_most, whole=whole)
 
 
 def whole(default: int, at_least: int, at_most: int) -> Any:
@@ -98,8 +88,8 @@ class Codec(ABC):
             value = getattr(self, option.name)
             if "range" in option.metadata:
                 object.__setattr__(self, option.name, option.metadata["range"].check(label, value))
-            elif not isinstance(value, bool):
-                raise ConfigurationError(f"{label} must be True or False, not {reprlib.repr(value)}")
+            else:
+                checks.flag(label, value)
 
     @cached_property
     def spec(self) -> str:

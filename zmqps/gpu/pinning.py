@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 
+from zmqps import checks
 from zmqps.errors import ConfigurationError, DeviceError
 from zmqps.gpu.device import parse
 
@@ -64,8 +65,7 @@ def spread(device: str, servers_per_gpu: int | None, gpus: Sequence[str]) -> tup
     device = parse(device)
     if servers_per_gpu is None:
         return None
-    if type(servers_per_gpu) is not int or servers_per_gpu < 1:
-        raise ConfigurationError(f"servers per GPU are a number from 1, not {servers_per_gpu!r:.40}")
+    checks.whole("servers per GPU", servers_per_gpu, 1)
     if device.startswith("cuda:") and device != "cuda:0":
         raise ConfigurationError(f"servers per GPU are for all GPUs, {device} is one of them; leave one of both out")
     if not gpus and device == "auto":

@@ -8,7 +8,6 @@ import uuid
 from urllib.parse import urlsplit
 
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, is_job_name
 from zmqps.errors import ConfigurationError
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -37,20 +36,6 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
             f"{endpoint} can be reached from other hosts, and this version neither encrypts nor authenticates; "
             "bind to 127.0.0.1, or pass --insecure on a network you trust"
         )
-
-
-def check_name(what: str, name: object) -> str:
-    """Return a name that can be sent and shown; raise `ConfigurationError` otherwise."""
-    if isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable():
-        return name
-    raise ConfigurationError(f"{what} is a printable string of 1 to 200 characters, not {name!r:.60}")
-
-
-def check_job_name(name: object) -> str:
-    """Return the name of a job; raise `ConfigurationError` for what cannot be one."""
-    if isinstance(name, str) and is_job_name(name):
-        return name
-    raise ConfigurationError(f"a job's name has 1 to {MAX_JOB_NAME_CHARS} printable characters, not {name!r:.60}")
 
 
 def check_peer(endpoint: object) -> str:

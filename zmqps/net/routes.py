@@ -12,6 +12,7 @@ import socket
 import sys
 from typing import NamedTuple
 
+from zmqps import checks
 from zmqps.errors import ConfigurationError
 
 TRANSPORTS = ("auto", "tcp", "ipc", "shm")
@@ -26,9 +27,7 @@ class Route(NamedTuple):
 
 def check_transport(transport: str) -> str:
     """Raise `ConfigurationError` unless there is such a transport."""
-    if transport not in TRANSPORTS:
-        raise ConfigurationError(f"transport is one of {', '.join(TRANSPORTS)}, not {transport!r}")
-    return transport
+    return checks.one_of("transport", transport, TRANSPORTS)
 
 
 def choose(advertised: str, transport: str) -> Route:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ConfigurationError
@@ -41,18 +42,15 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         check_bind(self.bind, insecure=self.insecure)
         o = self.options
-        if o.servers < 1:
-            raise ConfigurationError(f"a cluster has at least one server, not {o.servers}")
-        if o.workers is not None and o.workers < 1:
-            raise ConfigurationError(f"a job expects at least one worker, not {o.workers}")
-        if o.lease < 0 or o.idle_timeout < 0:
+        checks.whole("servers", o.servers, 1)
+        checks.whole("workers", o.workers, 1, optional=True)
+        checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
+        if not (o.lease >= 0 and o.idle_timeout >= 0):
             raise ConfigurationError(f"lease ({o.lease}) and idle_timeout ({o.idle_timeout}) are seconds from 0")
         if not 0 < o.heartbeat_interval < o.heartbeat_timeout:
             raise ConfigurationError(
                 f"the heartbeat timeout ({o.heartbeat_timeout} s) must exceed the interval ({o.heartbeat_interval} s)"
             )
-        if not 1 << 12 <= o.slice_nbytes <= 32 << 20:
-            raise ConfigurationError(f"a slice is 4 KiB to 32 MiB, not {o.slice_nbytes} bytes")
 
 
 async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps import codecs
+from zmqps import checks, codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
@@ -20,7 +20,6 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.shard import Kernel, Shard
 from zmqps.core.treatments import make_treatment
-from zmqps.errors import ConfigurationError
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.staging import Streams, device_memory
 from zmqps.net.driver import Driver, run_node
@@ -73,12 +72,9 @@ class ServerConfig:
         check_endpoint(self.coordinator)
         check_bind(self.bind, insecure=self.insecure)
         parse(self.device)
-        if self.kernels not in KERNELS:
-            raise ConfigurationError(f"kernels is one of {KERNELS}, not {self.kernels!r}")
-        if self.memory_nbytes is not None and self.memory_nbytes < 1:
-            raise ConfigurationError(f"the memory for shards is a number of bytes from 1, not {self.memory_nbytes}")
-        if type(self.apply_threads) is not int or not 1 <= self.apply_threads <= MAX_APPLY_THREADS:
-            raise ConfigurationError(f"apply_threads is from 1 to {MAX_APPLY_THREADS}, not {self.apply_threads!r}")
+        checks.one_of("kernels", self.kernels, KERNELS)
+        checks.whole("memory_nbytes", self.memory_nbytes, 1, optional=True)
+        checks.whole("apply_threads", self.apply_threads, 1, MAX_APPLY_THREADS)
 
 
 class CompiledRules:

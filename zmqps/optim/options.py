@@ -6,13 +6,12 @@ nothing an optimizer computes with is ever unchecked, and every refusal is an `O
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from numbers import Integral, Real
 from typing import Any, Protocol
 
+from .. import checks
 from ..errors import OptimizerError
 
 #: No number may be larger: a float32 holds it, and its quotient with any ``1 - b``, without overflow.
@@ -38,32 +37,17 @@ class Number:
     optional: bool = False
 
     def check(self, label: str, value: object) -> Any:
-        if value is None and self.optional:
-            return None
-        kind = Integral if self.whole else Real
-        if not isinstance(value, kind) or isinstance(value, bool) or not self._holds(value):
-            raise OptimizerError(f"{label} must be {self}, not {reprlib.repr(value)}")
-        return int(value) if isinstance(value, Integral) and self.whole else float(value)
-
-    def _holds(self, value: Any) -> bool:
-        try:
-            number = float(value)
-        except OverflowError:  # an int beyond float64
-            return False
-        return (
-            math.isfinite(number)
-            and self.at_least <= number <= self.at_most
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
+        return checks.number(
+            label,
+            value,
+            at_least=self.at_least if self.above is None else None,
+            above=self.above,
+            at_most=self.at_most if self.below is None else None,
+            below=self.below,
+            whole=self.whole,
+            optional=self.optional,
+            error=OptimizerError,
         )
-
-    def __str__(self) -> str:
-        bounds = [f"at most {self.at_most:g}" if self.below is None else f"below {self.below:g}"]
-        if self.above is not None:
-            bounds.insert(0, f"above {self.above:g}")
-        elif self.at_least > -LARGEST:
-            bounds.insert(0, f"at least {self.at_least:g}")
-        return f"a {'whole' if self.whole else 'finite'} number {' and '.join(bounds)}{' or None' * self.optional}"
 
 
 @dataclass(frozen=True)
@@ -71,9 +55,7 @@ class Flag:
     """True or False, nothing else that happens to be truthy."""
 
     def check(self, label: str, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise OptimizerError(f"{label} must be True or False, not {reprlib.repr(value)}")
-        return value
+        return checks.flag(label, value, OptimizerError)
 
 
 @dataclass(frozen=True)
@@ -83,11 +65,7 @@ class Text:
     longest: int = 1024
 
     def check(self, label: str, value: object) -> str:
-        if not isinstance(value, str) or not 0 < len(value) <= self.longest:
-            raise OptimizerError(
-                f"{label} must be a string of 1 to {self.longest} characters, not {reprlib.repr(value)}"
-            )
-        return value
+        return checks.text(label, value, self.longest, OptimizerError)
 
 
 def option(kind: Option, default: Any = MISSING) -> Any:

@@ -115,10 +115,10 @@ def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # t
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"staleness": 0, "aggregate": 0}, "aggregate is a number of gradients from 1, not 0"),
-        ({"staleness": 0, "on_straggler": "shoot"}, "on_straggler is one of"),
-        ({"staleness": 0, "retain": -1}, "retain is 0 to 16 versions, not -1"),
-        ({"staleness": 0, "retain": MAX_RETAIN + 1}, "retain is 0 to 16 versions, not 17"),
+        ({"staleness": 0, "aggregate": 0}, "aggregate must be a whole number at least 1 or None, not 0"),
+        ({"staleness": 0, "on_straggler": "shoot"}, "on_straggler must be one of wait, continue, fail, not 'shoot'"),
+        ({"staleness": 0, "retain": -1}, "retain must be a whole number from 0 to 16, not -1"),
+        ({"staleness": 0, "retain": MAX_RETAIN + 1}, "retain must be a whole number from 0 to 16, not 17"),
         ({"aggregate": 2}, "belong to synchronous training"),
         ({"staleness": 3, "on_straggler": "fail"}, "belong to synchronous training"),
         ({"staleness": 3, "retain": 1}, "belong to synchronous training"),

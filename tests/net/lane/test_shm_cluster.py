@@ -133,7 +133,9 @@ def test_the_environment_chooses_where_the_program_does_not(cluster: Cluster, mo
             assert driver is not None
             assert driver.transport.facts()["transport"] == expected
     monkeypatch.setenv("ZMQPS_TRANSPORT", "pigeon")
-    with pytest.raises(zmqps.errors.ConfigurationError, match="transport is one of auto, tcp, ipc, shm, not 'pigeon'"):
+    with pytest.raises(
+        zmqps.errors.ConfigurationError, match="transport must be one of auto, tcp, ipc, shm, not 'pigeon'"
+    ):
         zmqps.connect(cluster.address)
 
 

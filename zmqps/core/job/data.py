@@ -8,9 +8,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from zmqps import checks
 from zmqps.core.job.shuffle import permuted
 from zmqps.core.protocol.messages import Range, Take
-from zmqps.errors import ConfigurationError, JobMismatchError
+from zmqps.errors import JobMismatchError
 
 MAX_NAME_CHARS = 200
 
@@ -40,15 +41,11 @@ class DataSpec:
     shuffle_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not 0 < len(self.name) <= MAX_NAME_CHARS:
-            raise ConfigurationError(f"a data set's name has 1 to {MAX_NAME_CHARS} characters, not {self.name!r:.60}")
+        checks.name("a data set's name", self.name, MAX_NAME_CHARS)
         for what in ("num_examples", "shard_size", "passes"):
-            value = getattr(self, what)
-            if type(value) is not int or not 0 < value < 1 << 48:
-                raise ConfigurationError(f"{what} is a number from 1, not {value!r:.60}")
-        seed = self.shuffle_seed
-        if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
-            raise ConfigurationError(f"shuffle_seed is None or an integer from 0, not {seed!r:.60}")
+            object.__setattr__(self, what, checks.whole(what, getattr(self, what), 1, (1 << 48) - 1))
+        seed = checks.whole("shuffle_seed", self.shuffle_seed, 0, (1 << 63) - 1, optional=True)
+        object.__setattr__(self, "shuffle_seed", seed)
 
     @classmethod
     def of(cls, message: Take) -> DataSpec:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.core.protocol.encoding import check as check_codec
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError
@@ -107,22 +108,17 @@ class JobSpec:
             seen.add(parameter.name)
             if parameter.dtype not in STORAGE_DTYPES:
                 raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(STORAGE_DTYPES))
-        if self.nonfinite not in NONFINITE_POLICIES:
-            raise ConfigurationError(f"nonfinite is one of {NONFINITE_POLICIES}, not {self.nonfinite[:40]!r}")
+        checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
         if self.staleness is not None and self.staleness < 0:
             raise ConfigurationError(
                 f"staleness={self.staleness}: pass 0 for synchronous, n for bounded, None for asynchronous training"
             )
-        if self.on_straggler not in STRAGGLER_POLICIES:
-            raise ConfigurationError(f"on_straggler is one of {STRAGGLER_POLICIES}, not {self.on_straggler!r}")
-        if self.aggregate is not None and self.aggregate < 1:
-            raise ConfigurationError(f"aggregate is a number of gradients from 1, not {self.aggregate}")
-        if self.workers is not None and self.workers < 1:
-            raise ConfigurationError(f"a job expects at least one worker, not {self.workers}")
+        checks.one_of("on_straggler", self.on_straggler, STRAGGLER_POLICIES)
+        checks.whole("aggregate", self.aggregate, 1, optional=True)
+        checks.whole("workers", self.workers, 1, optional=True)
         check_codec(self.push_codec, pulls=False)
         check_codec(self.pull_codec, pulls=True)
-        if not 0 <= self.retain <= MAX_RETAIN:
-            raise ConfigurationError(f"retain is 0 to {MAX_RETAIN} versions, not {self.retain}")
+        checks.whole("retain", self.retain, 0, MAX_RETAIN)
         if self.mode != "sync" and (self.aggregate is not None or self.on_straggler != "wait" or self.retain):
             raise ConfigurationError("aggregate, on_straggler and retain belong to synchronous training, staleness=0")
         if make_treatment(self.treatment) is not None and self.mode == "sync":

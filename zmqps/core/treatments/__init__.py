@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from zmqps import checks
 from zmqps.core.treatments.base import Treatment
 from zmqps.core.treatments.compensate import Compensate
 from zmqps.core.treatments.copies import ReadCopies
@@ -37,9 +38,7 @@ def make_treatment(wire: Mapping[str, Any] | None) -> Treatment | None:
     if wire is None:
         return None
     name = wire.get("name")
-    cls = TREATMENTS.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ConfigurationError(f"treatment is one of {', '.join(sorted(TREATMENTS))}, not {str(name)[:40]!r}")
+    cls = TREATMENTS[checks.one_of("treatment", name, sorted(TREATMENTS))]
     options = {field.name.rstrip("_"): field.name for field in fields(cls)}
     if set(wire) != {"name", *options}:
         raise ConfigurationError(f"treatment {name!r} takes {sorted(options)}, not {sorted(set(wire) - {'name'})[:8]}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.treatments.base import Treatment
-from zmqps.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class Compensate(Treatment):
     needs_read: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if type(self.lambda_) not in (int, float) or not math.isfinite(self.lambda_) or self.lambda_ <= 0:
-            raise ConfigurationError(f"compensate: lambda is a number above 0, not {str(self.lambda_)[:40]!r}")
+        object.__setattr__(self, "lambda_", checks.number("compensate: lambda", self.lambda_, above=0))
 
     def correct(self, g: Array, w: Array, read: Array | None, staleness: int) -> Array:
         """Add the compensation; without staleness, or what was read, there is none."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from zmqps import checks
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.treatments.base import Treatment
-from zmqps.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,7 @@ class Drop(Treatment):
     name: ClassVar[str] = "drop"
 
     def __post_init__(self) -> None:
-        if type(self.bound) is not int or self.bound < 0:
-            raise ConfigurationError(f"drop: bound is a number of updates from 0, not {str(self.bound)[:40]!r}")
+        object.__setattr__(self, "bound", checks.whole("drop: bound", self.bound, 0))
 
     def drops(self, staleness: int) -> bool:
         """Whether it is beyond the bound."""

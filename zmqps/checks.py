@@ -1,0 +1,141 @@
+"""What an option may be: a whole number, a number, a name, one of a few. One function a kind, one form of error.
+
+Each returns the value in its plain form, or raises an error that names the option, says what is allowed,
+and what was given. The value may come from a script or a peer; nothing about it is trusted.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any, NoReturn
+
+from .errors import ConfigurationError, PSError
+
+Refusal = type[PSError]
+
+
+def number(
+    label: str,
+    value: object,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    whole: bool = False,
+    optional: bool = False,
+    error: Refusal = ConfigurationError,
+) -> Any:
+    """Return a finite number, numpy's included, as a float, or where it must be whole as an int.
+
+    Parameters
+    ----------
+    label
+        What the error calls it.
+    value
+        What was given.
+    at_least, above, at_most, below
+        Its range, with or without its end.
+    whole
+        It has no fraction, and no type that could have one.
+    optional
+        None will do.
+    error
+        What to raise.
+    """
+    if value is None and optional:
+        return None
+    kind = Integral if whole else Real
+    if isinstance(value, kind) and not isinstance(value, bool):
+        try:
+            plain = int(value) if isinstance(value, Integral) and whole else float(value)
+            if (
+                (whole or math.isfinite(plain))
+                and (at_least is None or plain >= at_least)
+                and (above is None or plain > above)
+                and (at_most is None or plain <= at_most)
+                and (below is None or plain < below)
+            ):
+                return plain
+        except OverflowError:  # an int beyond float64
+            pass
+    kind_of_it = "a whole number" if whole else "a finite number"
+    refuse(label, f"{kind_of_it}{_range(at_least, above, at_most, below)}{' or None' * optional}", value, error)
+
+
+def whole(
+    label: str,
+    value: object,
+    at_least: int | None = None,
+    at_most: int | None = None,
+    *,
+    optional: bool = False,
+    error: Refusal = ConfigurationError,
+) -> Any:
+    """Return a whole number of a range, as `number` does."""
+    if type(value) is int and (at_least is None or value >= at_least) and (at_most is None or value <= at_most):
+        return value  # nearly always, and in every push
+    return number(label, value, at_least=at_least, at_most=at_most, whole=True, optional=optional, error=error)
+
+
+def seconds(label: str, value: object) -> float:
+    """Return a timeout: above 0, and maybe infinite."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return value
+    refuse(label, "a number of seconds above 0", value)
+
+
+def flag(label: str, value: object, error: Refusal = ConfigurationError) -> bool:
+    """Return True or False, nothing else that happens to be truthy."""
+    if isinstance(value, bool):
+        return value
+    refuse(label, "True or False", value, error)
+
+
+def text(label: str, value: object, longest: int, error: Refusal = ConfigurationError) -> str:
+    """Return a string that is not empty; the limit keeps a peer's out of the way of memory and regular expressions."""
+    if isinstance(value, str) and 0 < len(value) <= longest:
+        return value
+    refuse(label, f"a string of 1 to {longest} characters", value, error)
+
+
+def name(label: str, value: object, longest: int = 200) -> str:
+    """Return a name that can be sent, shown and logged."""
+    if isinstance(value, str) and 0 < len(value) <= longest and value.isprintable():
+        return value
+    refuse(label, f"a printable string of 1 to {longest} characters", value)
+
+
+def one_of(label: str, value: object, choices: Iterable[str]) -> str:
+    """Return one of a few words."""
+    choices = tuple(choices)
+    if isinstance(value, str) and value in choices:
+        return value
+    refuse(label, f"one of {', '.join(choices)}", value)
+
+
+def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:
+    """Return a mapping; what is in it is still to be checked."""
+    if isinstance(value, Mapping):
+        return value
+    raise ConfigurationError(f"{label} must be a mapping of {contents}, not {type(value).__name__}")
+
+
+def refuse(label: str, allowed: str, value: object, error: Refusal = ConfigurationError) -> NoReturn:
+    """Raise the error that says what is allowed and what was given."""
+    try:
+        given = reprlib.repr(value)
+    except ValueError:  # Python writes no int of more than 4300 digits
+        given = "one of thousands of digits"
+    raise error(f"{label} must be {allowed}, not {given}")
+
+
+def _range(at_least: float | None, above: float | None, at_most: float | None, below: float | None) -> str:
+    if isinstance(at_least, int) and isinstance(at_most, int):
+        return f" from {at_least} to {at_most}"
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    texts = [f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None]
+    return f" {' and '.join(texts)}" if texts else ""
