@@ -28,7 +28,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-processes simulate test-gpu bench bench-full bench-gpu bench-peers experiments picture demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes simulate test-gpu bench bench-full bench-gpu bench-peers experiments picture demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -58,6 +58,9 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 
 test: $(INSTALLED) ## the default test suite, on up to four cores
 	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+
+test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
+	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
 test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
 	$(PY) -m pytest -m slow --timeout 900

@@ -14,7 +14,7 @@ import numpy as np
 from zmqps import checks
 from zmqps.core.job.spec import MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.errors import DtypeError, ShapeError, UnknownParameterError
+from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
 from zmqps.gpu.handover import Handover, Remote
 
 K = TypeVar("K")
