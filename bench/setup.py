@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
 WARM_UP = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """A cluster and what it trains.
 

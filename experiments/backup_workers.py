@@ -22,9 +22,15 @@ def run(directory: Path) -> Outcome:
     for color, aggregate in zip(COLORS, AGGREGATE, strict=False):
         label = f"{aggregate} + {WORKERS - aggregate}"
         curve = Run(
-            label, sgd(RATE), workers=WORKERS, staleness=0, aggregate=aggregate, speed=hiccups(0.05, 6.0),
-            updates=UPDATES, every=1,
-        ).run()  # fmt: skip
+            label=label,
+            optimizer=sgd(RATE),
+            workers=WORKERS,
+            staleness=0,
+            aggregate=aggregate,
+            speed=hiccups(0.05, 6.0),
+            updates=UPDATES,
+            every=1,
+        ).run()
         curves[label] = curve.to_json()
         updates, seconds = curve.first_below(TARGET) or (None, None)
         times.append((aggregate, curve.step_s, updates, seconds))

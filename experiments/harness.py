@@ -48,7 +48,7 @@ def hiccups(probability: float, factor: float) -> Speed:
     return lambda number, rng: equal(number, rng) * (factor if rng.random() < probability else 1.0)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Curve:
     """Loss over updates and over simulated seconds; ``updates`` are versions of the parameters."""
 
@@ -91,7 +91,7 @@ class Curve:
         return {**vars(self), "loss": loss, "staleness": {str(k): n for k, n in sorted(self.staleness.items())}}
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Run(Training):
     """A cluster that trains a problem, with a program for each worker that pulls, computes, pushes.
 
@@ -137,7 +137,7 @@ class Run(Training):
 
     def run(self) -> Curve:
         """Train; return the curve."""
-        self.curve = Curve(self.label)
+        self.curve = Curve(label=self.label)
         self.began_at: float | None = None
         simulation = Simulation(self.seed, 1, self.workers, training=self, validate=False)
         simulation.run()
@@ -149,7 +149,7 @@ class Run(Training):
         treatment = None if self.treatment is None else self.treatment.to_wire()
         options: Mapping[str, Any] = {"staleness": self.staleness, "aggregate": self.aggregate, "treatment": treatment}
         # a run that diverges is a result, too
-        return JobSpec(parameters, self.optimizer.to_wire(), nonfinite="allow", **options), values
+        return JobSpec(parameters=parameters, optimizer=self.optimizer.to_wire(), nonfinite="allow", **options), values
 
     def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         """Build a server's shard."""

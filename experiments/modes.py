@@ -29,7 +29,13 @@ def run(directory: Path) -> Outcome:
     for row, (speeds, speed) in enumerate(SPEEDS.items()):
         for color, (label, (staleness, rate, every)) in zip(COLORS, MODES.items(), strict=False):
             curve = Run(
-                label, sgd(rate), workers=WORKERS, staleness=staleness, speed=speed, seconds=SECONDS, every=every
+                label=label,
+                optimizer=sgd(rate),
+                workers=WORKERS,
+                staleness=staleness,
+                speed=speed,
+                seconds=SECONDS,
+                every=every,
             ).run()
             curves[f"{label}, {speeds}"] = curve.to_json()
             axes[row, 0].plot(curve.updates, curve.smooth(9), color=color, label=label)

@@ -35,7 +35,16 @@ def train(learning_rate: float, workers: int, staleness: int | None, updates: in
         before = pushes[-1]["after"] if pushes else 2.0
         pushes.append({"worker": worker, "read": float(read["w"][0]), "before": before, "after": float(now["w"][0])})
 
-    Run("", sgd(learning_rate), Parabola(), workers, staleness, speed=speed, updates=updates, on_push=on_push).run()
+    Run(
+        label="",
+        optimizer=sgd(learning_rate),
+        problem=Parabola(),
+        workers=workers,
+        staleness=staleness,
+        speed=speed,
+        updates=updates,
+        on_push=on_push,
+    ).run()
     return pushes[:updates]
 
 

@@ -35,9 +35,17 @@ def run(directory: Path) -> Outcome:
     figure, axes = new_figure(1, len(RATES) + 1, 4.8, 4.0)
     rows, curves = [], {}
     for ax, rate in zip(axes[0], RATES, strict=False):
-        runs = [Run(ONE, sgd(rate), workers=1, updates=UPDATES, every=20)]
+        runs = [Run(label=ONE, optimizer=sgd(rate), workers=1, updates=UPDATES, every=20)]
         runs += [
-            Run(name, sgd(rate), workers=WORKERS, treatment=t, speed=one_slower(4.0), updates=UPDATES, every=20)
+            Run(
+                label=name,
+                optimizer=sgd(rate),
+                workers=WORKERS,
+                treatment=t,
+                speed=one_slower(4.0),
+                updates=UPDATES,
+                every=20,
+            )
             for name, t in TREATMENTS.items()
         ]
         for color, this in zip(("black", *COLORS), runs, strict=False):
@@ -77,4 +85,13 @@ def run(directory: Path) -> Outcome:
 def parabola(name: str) -> Curve:
     """Train on the parabola with one of two workers very slow."""
     speed = one_slower(SLOWER)
-    return Run(name, sgd(0.9), Parabola(), 2, treatment=TREATMENTS[name], speed=speed, updates=SHORT, every=1).run()
+    return Run(
+        label=name,
+        optimizer=sgd(0.9),
+        problem=Parabola(),
+        workers=2,
+        treatment=TREATMENTS[name],
+        speed=speed,
+        updates=SHORT,
+        every=1,
+    ).run()

@@ -47,7 +47,7 @@ class InProcessCluster:
         drivers = self._drivers = [Driver(CoordinatorMachine(identity, self._options), transport, log)]
         for number in range(self._options.servers):
             transport, identity = make_node("server", f"server-{number}")
-            build = partial(make_shard, ServerConfig(self.address, kernels="numpy"))
+            build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"))
             drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
         self._loop = asyncio.get_running_loop()
         ended = asyncio.gather(*(driver.run() for driver in drivers))

@@ -88,7 +88,12 @@ class AsyncWorker:
         timeout: float | None = None,
     ) -> AsyncIterator[DataShard]:
         """`Worker.shards`, for ``async for``."""
-        data, shard = DataSpec(name, num_examples, shard_size, passes, shuffle_seed), None
+        data, shard = (
+            DataSpec(
+                name=name, num_examples=num_examples, shard_size=shard_size, passes=passes, shuffle_seed=shuffle_seed
+            ),
+            None,
+        )
         while (shard := await asyncio.wrap_future(self._worker.take_async(data, shard, timeout=timeout))) is not None:
             yield shard
 

@@ -50,5 +50,11 @@ def split(
         raise ConfigurationError(f"ranks of {num_workers} workers are below {num_workers}, not {rank}")
     start, stop = num_examples * rank // num_workers, num_examples * (rank + 1) // num_workers
     return DataShard(
-        DataSpec("split", num_examples, num_examples, 1, shuffle_seed), data_pass, rank, start, stop
+        data=DataSpec(
+            name="split", num_examples=num_examples, shard_size=num_examples, passes=1, shuffle_seed=shuffle_seed
+        ),
+        data_pass=data_pass,
+        number=rank,
+        start=start,
+        stop=stop,
     ).indices

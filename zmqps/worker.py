@@ -151,18 +151,18 @@ class Worker(Reader):
             raise ConfigurationError(f"treatment comes from zmqps.stale, say drop(bound=8); got {treatment!r}")
         parameters, values = describe(params, self._handover)
         job = JobSpec(
-            parameters,
-            optimizer.to_wire(),
-            staleness,
-            nonfinite,
-            replicas_to_aggregate,
-            on_straggler,
-            retain,
-            check_codec(push_codec, pulls=False),
-            check_codec(pull_codec, pulls=True),
-            None if treatment is None else treatment.to_wire(),
-            deterministic,
-            workers,
+            parameters=parameters,
+            optimizer=optimizer.to_wire(),
+            staleness=staleness,
+            nonfinite=nonfinite,
+            aggregate=replicas_to_aggregate,
+            on_straggler=on_straggler,
+            retain=retain,
+            push_codec=check_codec(push_codec, pulls=False),
+            pull_codec=check_codec(pull_codec, pulls=True),
+            treatment=None if treatment is None else treatment.to_wire(),
+            deterministic=deterministic,
+            workers=workers,
         )
         if nonfinite == "reject":
             for parameter, value in zip(parameters, values, strict=True):

@@ -66,7 +66,15 @@ class Wires:
     def __init__(self) -> None:
         names = {"coordinator": "inproc://c", "server": "inproc://s", "worker": ""}
         identities = {
-            role: Identity(role, role.encode().ljust(16), role, "here", 1, endpoint, "default")
+            role: Identity(
+                role=role,
+                incarnation=role.encode().ljust(16),
+                name=role,
+                host="here",
+                pid=1,
+                endpoint=endpoint,
+                job="default",
+            )
             for role, endpoint in names.items()
         }
         self.messages = 0
@@ -121,7 +129,7 @@ def measure(model: str, steps: int) -> Row:
     """Time push_pulls of a model whose arrays nobody copies over a wire."""
     values = models.arrays(models.find(model), 1.0)
     parameters, flat = describe(values, Handover())
-    job = JobSpec(parameters, zmqps.optim.sgd().to_wire())
+    job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())
     wires = Wires()
     attached: Attached = wires.run(Init(FOREVER, job=job, values=flat))
     gradients = [np.full_like(array, GRADIENT_SCALE) for array in flat]

@@ -19,7 +19,7 @@ LEARNING_RATE = 1e-3
 GRADIENT_SCALE = 1e-2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a peer shall do."""
 

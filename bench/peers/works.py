@@ -65,7 +65,7 @@ TARGETS = {
 BATCH = 50
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One work, done by zmqps and by a peer in turns; seconds of a worker's step."""
 
@@ -140,7 +140,20 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
                 theirs += answered
     a, b = Times(tuple(ours)), Times(tuple(theirs))
     low, high = ratio_spread(ours, theirs)
-    return [Result(work, peer, a.median, b.median, a.minimum, b.minimum, a.median / b.median, low, high, len(ours))]
+    return [
+        Result(
+            work=work,
+            peer=peer,
+            zmqps_s=a.median,
+            peer_s=b.median,
+            zmqps_min_s=a.minimum,
+            peer_min_s=b.minimum,
+            ratio=a.median / b.median,
+            ratio_low=low,
+            ratio_high=high,
+            steps=len(ours),
+        )
+    ]
 
 
 def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets:
@@ -156,13 +169,48 @@ def _synchronous(python: Path, steps: int) -> list[Result]:
     extra, barrier_s = row.extra, row.extra["barrier_s"]
     ratio, low, high = (extra[f"ratio_to_gloo{end}"] for end in ("", "_low", "_high"))
     assert row.median_s is not None
-    step = Result(SYNC, "gloo", row.median_s, extra["gloo_s"], row.min_s, None, ratio, low, high, row.steps)
-    spread = (barrier_s / BARRIER_S, extra["barrier_p25_s"] / BARRIER_S, extra["barrier_p75_s"] / BARRIER_S)
-    return [step, Result(f"{SYNC}-barrier", "3 ms", barrier_s, BARRIER_S, None, None, *spread, row.steps)]
+    step = Result(
+        work=SYNC,
+        peer="gloo",
+        zmqps_s=row.median_s,
+        peer_s=extra["gloo_s"],
+        zmqps_min_s=row.min_s,
+        peer_min_s=None,
+        ratio=ratio,
+        ratio_low=low,
+        ratio_high=high,
+        steps=row.steps,
+    )
+    barrier = Result(
+        work=f"{SYNC}-barrier",
+        peer="3 ms",
+        zmqps_s=barrier_s,
+        peer_s=BARRIER_S,
+        zmqps_min_s=None,
+        peer_min_s=None,
+        ratio=barrier_s / BARRIER_S,
+        ratio_low=extra["barrier_p25_s"] / BARRIER_S,
+        ratio_high=extra["barrier_p75_s"] / BARRIER_S,
+        steps=row.steps,
+    )
+    return [step, barrier]
 
 
 def _kernel(work: str, steps: int) -> list[Result]:
     row = apply.measure("resnet50", KERNELS[work], "numba", steps)
     figures = (row.median_s, row.limit_s, row.ratio_to_limit, row.ratio_low, row.ratio_high)
     ours, copy, ratio, low, high = [figure for figure in figures if figure is not None]
-    return [Result(work, "copy", ours, copy, row.min_s, None, ratio, low, high, row.steps)]
+    return [
+        Result(
+            work=work,
+            peer="copy",
+            zmqps_s=ours,
+            peer_s=copy,
+            zmqps_min_s=row.min_s,
+            peer_min_s=None,
+            ratio=ratio,
+            ratio_low=low,
+            ratio_high=high,
+            steps=row.steps,
+        )
+    ]

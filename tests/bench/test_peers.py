@@ -14,7 +14,18 @@ from bench.peers import command, works
 
 
 def outcome(work: str, peer: str, ratio: float) -> works.Result:
-    return works.Result(work, peer, ratio, 1.0, ratio, 1.0, ratio, 0.9 * ratio, 1.1 * ratio, 20)
+    return works.Result(
+        work=work,
+        peer=peer,
+        zmqps_s=ratio,
+        peer_s=1.0,
+        zmqps_min_s=ratio,
+        peer_min_s=1.0,
+        ratio=ratio,
+        ratio_low=0.9 * ratio,
+        ratio_high=1.1 * ratio,
+        steps=20,
+    )
 
 
 @pytest.fixture

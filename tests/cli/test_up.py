@@ -179,7 +179,7 @@ def test_a_status_nobody_answers_says_so(zmqps) -> None:
 
 def test_a_claim_is_exclusive_and_ends_with_its_process(tmp_path) -> None:
     with Claim(tmp_path) as claim:
-        claim.write(State(1234, "cluster", "tcp://127.0.0.1:5", "logs", "now"))
+        claim.write(State(pid=1234, name="cluster", address="tcp://127.0.0.1:5", logs="logs", started="now"))
         state = read_state(tmp_path)
         assert state is not None
         assert state.running

@@ -26,7 +26,10 @@ def test_a_models_tensors_are_described_pushed_and_filled(dtype: str, device: st
     assert [(p.name, p.shape, p.dtype) for p in parameters] == [("weight", (2, 3), dtype), ("bias", (2,), dtype)]
     np.testing.assert_array_equal(flat[0], layer.weight.detach().float().cpu().numpy().reshape(-1))
     asked = Requests(
-        Attached(JobSpec(parameters, sgd(1.0).to_wire()), Placement.balance(KeySpace(parameters), 1, 64)), Handover()
+        Attached(
+            JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire()), Placement.balance(KeySpace(parameters), 1, 64)
+        ),
+        Handover(),
     )
 
     layer(torch.ones(1, 3, dtype=getattr(torch, dtype), device=device)).sum().backward()
@@ -47,7 +50,10 @@ def test_a_models_tensors_are_described_pushed_and_filled(dtype: str, device: st
 def test_a_bfloat16_tensor_of_another_shape_is_refused() -> None:
     parameters, _ = describe({"w": torch.zeros(3, dtype=torch.bfloat16)}, Handover())
     asked = Requests(
-        Attached(JobSpec(parameters, sgd(1.0).to_wire()), Placement.balance(KeySpace(parameters), 1, 64)), Handover()
+        Attached(
+            JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire()), Placement.balance(KeySpace(parameters), 1, 64)
+        ),
+        Handover(),
     )
     with pytest.raises(ShapeError, match=r"\(4,\)"):
         asked.pull(None, {"w": torch.zeros(4, dtype=torch.bfloat16)}, None, None, None)

@@ -26,7 +26,15 @@ INTERVAL, TIMEOUT = 1.0, 10.0
 
 def identity(role: str, name: str = "a", job: str = "default") -> Identity:
     endpoint, job = (f"tcp://{name}:1", "") if role in ("server", "coordinator") else ("", job)
-    return Identity(role, name.encode().ljust(16, b"."), name, "host", 7, endpoint if role == "server" else "", job)
+    return Identity(
+        role=role,
+        incarnation=name.encode().ljust(16, b"."),
+        name=name,
+        host="host",
+        pid=7,
+        endpoint=endpoint if role == "server" else "",
+        job=job,
+    )
 
 
 def hello(role: str, name: str = "a", job: str = "default") -> Hello:
@@ -43,7 +51,7 @@ def peer(name: str) -> Peer:
 
 def job(*names: str, learning_rate: float = 1.0, size: int = 8, **options: Any) -> JobSpec:
     parameters = tuple(Parameter(name, (size,), "float32") for name in names or ("w", "b"))
-    return JobSpec(parameters, sgd(learning_rate).to_wire(), **options)
+    return JobSpec(parameters=parameters, optimizer=sgd(learning_rate).to_wire(), **options)
 
 
 def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placement:

@@ -15,7 +15,7 @@ from zmqps.optim import sgd
 
 
 def test_one_worker_on_a_parabola_is_gradient_descent() -> None:
-    curve = Run("", sgd(0.5), Parabola(2.0), workers=1, updates=4, every=1).run()
+    curve = Run(label="", optimizer=sgd(0.5), problem=Parabola(2.0), workers=1, updates=4, every=1).run()
     assert curve.updates == [0, 1, 2, 3]
     assert curve.loss == [(2.0 * 0.5**k) ** 2 / 2 for k in range(4)]
     assert curve.staleness == {0: 4}
@@ -25,7 +25,19 @@ def test_one_worker_on_a_parabola_is_gradient_descent() -> None:
 def test_synchronous_workers_wait_for_the_slowest_and_asynchronous_ones_do_not() -> None:
     def pushes(staleness: int | None) -> int:
         speed = one_slower(4.0)
-        return Run("", sgd(0.1), Parabola(), 4, staleness, speed=speed, seconds=1.0).run().pushes
+        return (
+            Run(
+                label="",
+                optimizer=sgd(0.1),
+                problem=Parabola(),
+                workers=4,
+                staleness=staleness,
+                speed=speed,
+                seconds=1.0,
+            )
+            .run()
+            .pushes
+        )
 
     steps = 1.0 / (4 * COMPUTE_S)
     assert pushes(0) == pytest.approx(4 * steps, rel=0.2)
@@ -33,7 +45,10 @@ def test_synchronous_workers_wait_for_the_slowest_and_asynchronous_ones_do_not()
 
 
 def test_a_run_gives_the_same_figures_every_time() -> None:
-    runs = [Run("", sgd(0.1), Parabola(), treatment=stale.drop(2), updates=30).run().to_json() for _ in range(2)]
+    runs = [
+        Run(label="", optimizer=sgd(0.1), problem=Parabola(), treatment=stale.drop(2), updates=30).run().to_json()
+        for _ in range(2)
+    ]
     assert runs[0] == runs[1]
     assert runs[0]["dropped"] > 0
 

@@ -35,7 +35,7 @@ PATIENCE = 30.0
 #: Incarnations that fuzzed messages use: few, so that members are met again.
 INCARNATIONS = [bytes([i]) * 16 for i in range(4)]
 PARAMETERS = (Parameter("w", (6, 5), "float32"), Parameter("b", (4,), "float64"), Parameter("c", (3,), "float32"))
-JOB = JobSpec(PARAMETERS, sgd(0.5).to_wire())
+JOB = JobSpec(parameters=PARAMETERS, optimizer=sgd(0.5).to_wire())
 PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 64)
 EPOCH = 1
 ASSIGN = Assign(EPOCH, "default", 1, 1, 0, JOB.to_wire(), PLACEMENT.to_wire())
@@ -49,7 +49,9 @@ def ready_server() -> ServerMachine:
     """Return a server that has joined, built its shard and been loaded with ones."""
     identity = new_identity("server", endpoint="tcp://127.0.0.1:2", incarnation=b"s" * 16)
     machine = ServerMachine(
-        identity, "tcp://127.0.0.1:1", partial(make_shard, ServerConfig("tcp://127.0.0.1:1", kernels="numpy"))
+        identity,
+        "tcp://127.0.0.1:1",
+        partial(make_shard, ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")),
     )
     machine.start(0.0)
     machine.handle(Received(COORDINATOR, Welcome(1, b"c" * 16, "c", 0, 1.0, 10.0, 1, 1)), 0.0)
@@ -183,7 +185,7 @@ def live_cluster() -> Iterator[Cluster]:
         server = ServerMachine(
             new_identity("server", endpoint=endpoints[1]),
             endpoints[0],
-            partial(make_shard, ServerConfig("tcp://127.0.0.1:1", kernels="numpy")),
+            partial(make_shard, ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")),
         )
         drivers = [Driver(coordinator, transports[0], log), Driver(server, transports[1], log)]
         loop.set_exception_handler(lambda loop, context: cluster.problems.append(str(context)))

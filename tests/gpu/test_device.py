@@ -46,7 +46,7 @@ def test_without_cupy_it_says_what_to_install_and_auto_takes_the_processor(monke
 def test_a_server_without_its_device_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError, match="a GPU needs CuPy"):
-        server.run(server.ServerConfig("tcp://127.0.0.1:1", device="cuda"))
+        server.run(server.ServerConfig(coordinator="tcp://127.0.0.1:1", device="cuda"))
 
 
 def test_a_cluster_refuses_what_is_no_device() -> None:

@@ -33,7 +33,7 @@ class Bench:
 
     def __init__(self, device: Device, nonfinite: str = "reject") -> None:
         parameters = tuple(Parameter(name, shape, "float32") for name, shape in SHAPES.items())
-        job = JobSpec(parameters, sgd(1.0).to_wire(), None, nonfinite)
+        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=None, nonfinite=nonfinite)
         self.device = device
         self.cargoes = plan(Placement.balance(KeySpace(parameters), 2, SLICE_NBYTES))
         self.handover = Handover(lambda _: device)

@@ -36,7 +36,7 @@ def values(*shape: int, seed: int = 0, dtype: str = "float32") -> Any:
 
 def requests(way: Handover, **shapes: tuple[int, ...]) -> Requests:
     parameters = tuple(Parameter(name, shape, "float32") for name, shape in shapes.items())
-    job = JobSpec(parameters, sgd(1.0).to_wire())
+    job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire())
     return Requests(Attached(job, Placement.balance(KeySpace(parameters), 1, 64)), way)
 
 

@@ -26,7 +26,7 @@ from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import adam, group, momentum
 from zmqps.testing import AsyncTraining, Faults, HostDevice, Simulation
 
-CONFIG = ServerConfig("tcp://127.0.0.1:1", kernels="numpy")
+CONFIG = ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")
 PARAMETERS = (
     Parameter("v", (100,), "float32"),
     Parameter("w", (7, 11), "float64"),
@@ -38,7 +38,7 @@ COMPENSATE = {"name": "compensate", "lambda": 0.04}
 
 
 def job(**options: Any) -> JobSpec:
-    return JobSpec(PARAMETERS, SPEC.to_wire(), **options)
+    return JobSpec(parameters=PARAMETERS, optimizer=SPEC.to_wire(), **options)
 
 
 def placement(slice_nbytes: int = 256) -> Placement:
@@ -405,7 +405,7 @@ class DeviceServer(Server):
 
 @on_every_device
 def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> None:
-    spec = JobSpec((Parameter("v", (1024,), "float32"),), adam(0.1).to_wire())
+    spec = JobSpec(parameters=(Parameter("v", (1024,), "float32"),), optimizer=adam(0.1).to_wire())
     where = Placement.balance(KeySpace(spec.parameters), 1, 4096)
     server = DeviceServer(new_device())
     server.take(COORDINATOR, assign(spec, where))

@@ -52,7 +52,7 @@ class Cluster:
         self.address = transport.bind("tcp://127.0.0.1:0")
         machine = CoordinatorMachine(new_identity("coordinator", endpoint=self.address), options)
         self.drivers.append(Driver(machine, transport, log))
-        config = ServerConfig(self.address, kernels=kernels)
+        config = ServerConfig(coordinator=self.address, kernels=kernels)
         for rank in range(num_servers):
             lanes = LaneTransport(ZmqTransport(b"server-%d" % rank))
             endpoints = [lanes.bind("tcp://127.0.0.1:0"), lanes.bind(new_local_endpoint())]

@@ -90,10 +90,10 @@ def test_an_error_is_raised_when_no_thread_writes_any_more(failing: int) -> None
 
 def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
     parameters = (Parameter("w", (3001,), "float32"), Parameter("v", (7, 11), "float64"))
-    job = JobSpec(parameters, adam(0.1).to_wire(), None, "reject")
+    job = JobSpec(parameters=parameters, optimizer=adam(0.1).to_wire(), staleness=None, nonfinite="reject")
     placement = Placement.balance(KeySpace(parameters), 1, 1 << 20)
     shards = [
-        make_shard(ServerConfig("tcp://127.0.0.1:1", kernels="numpy", apply_threads=n), job, placement, 0)
+        make_shard(ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy", apply_threads=n), job, placement, 0)
         for n in (1, 3)
     ]
     rng = np.random.default_rng(0)
@@ -111,4 +111,4 @@ def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
 @pytest.mark.parametrize("number", [0, -1, 65, 2.0, True, "2"])
 def test_how_many_is_a_number_from_1(number) -> None:
     with pytest.raises(ConfigurationError, match="apply_threads must be a whole number from 1 to 64"):
-        ServerConfig("tcp://127.0.0.1:1", apply_threads=number)
+        ServerConfig(coordinator="tcp://127.0.0.1:1", apply_threads=number)

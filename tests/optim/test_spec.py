@@ -43,7 +43,9 @@ def test_all_rules_of_a_spec_have_the_same_slots() -> None:
     for spec in SPECS.values():
         rate = spec.learning_rate
         groups = (group("a", learning_rate=0.5, weight_decay=0.7), group("b", frozen=True))
-        grouped = OptimizerSpec(spec.name, spec.hyper, rate, spec.clip_value, groups)
+        grouped = OptimizerSpec(
+            name=spec.name, hyper=spec.hyper, learning_rate=rate, clip_value=spec.clip_value, groups=groups
+        )
         rules, indices = grouped.rules(["a", "b", "c"])
         assert indices == [0, 1, 2]
         assert len({(r.slots, r.slot_fill) for r in rules}) == 1
@@ -80,12 +82,12 @@ def test_patterns_see_the_whole_name_and_its_case() -> None:
         (lambda: optim.sgd(groups="*.bias"), "groups must be a sequence"),
         (lambda: group(""), "group: pattern must be a string of 1 to 1024 characters"),
         (lambda: group("*", weight_decay=-1.0), "group: weight_decay must be a finite number at least 0"),
-        (lambda: OptimizerSpec("adam", {"b1": 0.9}), "adam needs a value for b2, eps"),
+        (lambda: OptimizerSpec(name="adam", hyper={"b1": 0.9}), "adam needs a value for b2, eps"),
         (
-            lambda: OptimizerSpec("sgd", {"nesterov": True}),
+            lambda: OptimizerSpec(name="sgd", hyper={"nesterov": True}),
             "sgd has no option 'nesterov'; its options are weight_decay",
         ),
-        (lambda: OptimizerSpec("sgd", {"learning_rate": 0.5}), "sgd has no option 'learning_rate'"),
+        (lambda: OptimizerSpec(name="sgd", hyper={"learning_rate": 0.5}), "sgd has no option 'learning_rate'"),
     ],
 )
 def test_a_wrong_option_is_refused_with_what_would_be_right(make, text: str) -> None:

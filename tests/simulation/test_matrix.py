@@ -85,7 +85,13 @@ class MatrixTraining(Training):
         self, optimizer: OptimizerSpec, push_codec: str, pull_codec: str, staleness: int | None, seed: int
     ) -> None:
         self._rng = Random(seed)
-        self._job = JobSpec(PARAMETERS, optimizer.to_wire(), staleness, push_codec=push_codec, pull_codec=pull_codec)
+        self._job = JobSpec(
+            parameters=PARAMETERS,
+            optimizer=optimizer.to_wire(),
+            staleness=staleness,
+            push_codec=push_codec,
+            pull_codec=pull_codec,
+        )
         rng = np.random.default_rng(seed)
         self._values = [rng.standard_normal(p.size).astype(p.storage_dtype) for p in PARAMETERS]
         self._pushes: dict[str, list[Transfer]] = {}  # of each worker, in order

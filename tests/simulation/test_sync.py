@@ -16,7 +16,7 @@ MODES = {
     "retain": lambda: SyncTraining(steps=4, retain=2),
     "backup": lambda: SyncTraining(steps=4, aggregate=2),
     "several": lambda: SyncTraining(steps=4, aggregate=5),
-    "data": lambda: SyncTraining(data=DataSpec("examples", 50, 10, 2)),
+    "data": lambda: SyncTraining(data=DataSpec(name="examples", num_examples=50, shard_size=10, passes=2)),
     "ssp": lambda: BoundedTraining(2, steps=4),
 }
 
@@ -108,7 +108,12 @@ def test_the_others_go_on_without_a_worker_that_is_stopped_if_the_job_says_so() 
 
 
 def test_ranges_of_a_dead_worker_are_used_by_the_others() -> None:
-    simulation = Simulation(1, 2, 3, training=SyncTraining(data=DataSpec("examples", 100, 10, 2), lives=3))
+    simulation = Simulation(
+        1,
+        2,
+        3,
+        training=SyncTraining(data=DataSpec(name="examples", num_examples=100, shard_size=10, passes=2), lives=3),
+    )
     kill_at(simulation, Arrive, 7, lambda sender, receiver: sender.name)
     report = simulation.run()
     assert report.outcomes["finish"] == 2

@@ -116,8 +116,11 @@ def test_the_merged_file_has_every_span_and_an_arrow_a_message(tmp_path: Path) -
 
 
 def test_a_codec_belongs_to_the_process_it_works_in() -> None:
-    spans = [Span("reply", "server", 0, 1, 1, {}), Span("encode", "codec", 2, 3, 1, {})]
-    worker = [Span("pull", "operation", 0, 10, None, {})]
+    spans = [
+        Span(name="reply", role="server", begin_us=0, end_us=1, thread=1, facts={}),
+        Span(name="encode", role="codec", begin_us=2, end_us=3, thread=1, facts={}),
+    ]
+    worker = [Span(name="pull", role="operation", begin_us=0, end_us=10, thread=None, facts={})]
     summary = summarize(Trace([Process("server", "", spans), Process("worker", "", worker)], [], {}))
     assert summary is not None
     assert [(phase.role, phase.name) for phase in summary.phases] == [("server", "encode"), ("server", "reply")]

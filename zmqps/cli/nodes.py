@@ -87,7 +87,14 @@ def server(
     return _run(
         lambda: run(
             ServerConfig(
-                coordinator, address, name, kernels, insecure, apply_threads, device=device, memory_nbytes=memory
+                coordinator=coordinator,
+                bind=address,
+                name=name,
+                kernels=kernels,
+                insecure=insecure,
+                apply_threads=apply_threads,
+                device=device,
+                memory_nbytes=memory,
             ),
             parent_fd,
         ),

@@ -17,7 +17,7 @@ from typing import Any, Self
 from zmqps.errors import ConfigurationError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """What the file says.
 
@@ -62,7 +62,7 @@ def read_state(directory: Path) -> State | None:
             return State(**{**json.load(file), "running": running})
         except (ValueError, TypeError):
             # being written, or damaged; who holds the lock is running all the same
-            return State(0, "", "", "", "", running)
+            return State(pid=0, name="", address="", logs="", started="", running=running)
 
 
 def forget_state(directory: Path) -> None:

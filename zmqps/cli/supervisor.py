@@ -33,7 +33,7 @@ from zmqps.launch.processes import (
 DRAIN_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpConfig:
     """What ``zmqps up`` is told.
 
@@ -117,7 +117,7 @@ class Supervisor:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self._ask, number, task)
             started = datetime.now().astimezone().isoformat(timespec="seconds")
-            state = State(os.getpid(), config.name, "", str(logs), started)
+            state = State(pid=os.getpid(), name=config.name, address="", logs=str(logs), started=started)
             claim.write(state)
             try:
                 await self._nodes.start(config.timeout)

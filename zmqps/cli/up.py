@@ -96,13 +96,25 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
     )  # fmt: skip
     cluster = ClusterConfig(
-        options, told["address"], told["kernels"], told["insecure"], told["log_level"], told["log_json"],
-        told["apply_threads"], devices or (told["device"],), told["memory"],
-    )  # fmt: skip
+        options=options,
+        address=told["address"],
+        kernels=told["kernels"],
+        insecure=told["insecure"],
+        log_level=told["log_level"],
+        log_json=told["log_json"],
+        apply_threads=told["apply_threads"],
+        devices=devices or (told["device"],),
+        memory_nbytes=told["memory"],
+    )
     config = UpConfig(
-        cluster, told["command"], told["workers"] or 0, told["name"], told["directory"], told["timeout"],
-        gpus if told["pin_workers"] else (),
-    )  # fmt: skip
+        cluster=cluster,
+        command=told["command"],
+        num_workers=told["workers"] or 0,
+        name=told["name"],
+        directory=told["directory"],
+        timeout=told["timeout"],
+        gpus=gpus if told["pin_workers"] else (),
+    )
     return asyncio.run(Supervisor(config, terminal, ready).run())
 
 

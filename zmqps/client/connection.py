@@ -171,7 +171,9 @@ class Connection:
         DeadlineError
             Names those whose ranges were awaited.
         """
-        data = DataSpec(name, num_examples, shard_size, passes, shuffle_seed)
+        data = DataSpec(
+            name=name, num_examples=num_examples, shard_size=shard_size, passes=passes, shuffle_seed=shuffle_seed
+        )
         return self._each_range(data, timeout)
 
     def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataShard]:

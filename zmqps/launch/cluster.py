@@ -29,7 +29,7 @@ GRACE_S = GOODBYE_S + 2.0
 START_TIMEOUT = 30.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """What a cluster on this host consists of.
 
@@ -258,10 +258,14 @@ class LocalCluster:
         )  # fmt: skip
         CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
         ServerConfig(
-            "tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads, device=device, memory_nbytes=memory
+            coordinator="tcp://127.0.0.1:1",
+            kernels=kernels,
+            apply_threads=apply_threads,
+            device=device,
+            memory_nbytes=memory,
         )
         config = ClusterConfig(
-            options,
+            options=options,
             kernels=kernels,
             log_level=log_level,
             apply_threads=apply_threads,

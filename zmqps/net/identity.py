@@ -19,7 +19,15 @@ def new_identity(
     """Return the identity of this life of this process; ``job`` is what a worker or observer is there for."""
     host = socket.gethostname()
     incarnation = incarnation or uuid.uuid4().bytes
-    return Identity(role, incarnation, name or f"{role}-{host}-{os.getpid()}", host, os.getpid(), endpoint, job)
+    return Identity(
+        role=role,
+        incarnation=incarnation,
+        name=name or f"{role}-{host}-{os.getpid()}",
+        host=host,
+        pid=os.getpid(),
+        endpoint=endpoint,
+        job=job,
+    )
 
 
 def check_bind(endpoint: str, *, insecure: bool) -> None:

@@ -35,7 +35,7 @@ from zmqps.trace.record import watch, watch_rules, watched_coding
 KERNELS = ("numba", "numpy")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """What a server is told when it starts.
 

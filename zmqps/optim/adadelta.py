@@ -83,4 +83,6 @@ def adadelta(
     Zeiler, "ADADELTA: An Adaptive Learning Rate Method", 2012.
     """
     hyper = {"rho": rho, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec("adadelta", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(
+        name="adadelta", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups
+    )

@@ -91,4 +91,4 @@ def adagrad(
         "eps": eps,
         "weight_decay": weight_decay,
     }
-    return OptimizerSpec("adagrad", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="adagrad", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

@@ -88,4 +88,4 @@ def adam(
     Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
     """
     hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec("adam", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="adam", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

@@ -90,4 +90,4 @@ def adamw(
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
     """
     hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec("adamw", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="adamw", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

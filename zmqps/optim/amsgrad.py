@@ -79,4 +79,4 @@ def amsgrad(
     Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018. In the form of ``torch.optim.Adam``.
     """
     hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec("amsgrad", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="amsgrad", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

@@ -104,4 +104,4 @@ def ftrl(
         "initial_accumulator_value": initial_accumulator_value,
         "weight_decay": weight_decay,
     }
-    return OptimizerSpec("ftrl", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="ftrl", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

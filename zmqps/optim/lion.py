@@ -81,4 +81,4 @@ def lion(
     Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, program 1. Defaults as in optax.
     """
     hyper = {"b1": b1, "b2": b2, "weight_decay": weight_decay}
-    return OptimizerSpec("lion", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="lion", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

@@ -79,4 +79,6 @@ def momentum(
     Mathematical Physics 4, 1964. In the form of ``torch.optim.SGD``.
     """
     hyper = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-    return OptimizerSpec("momentum", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(
+        name="momentum", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups
+    )

@@ -74,4 +74,6 @@ def nesterov(
     of Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
     """
     hyper = {"momentum": momentum, "weight_decay": weight_decay}
-    return OptimizerSpec("nesterov", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(
+        name="nesterov", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups
+    )

@@ -25,7 +25,7 @@ class Option(Protocol):
         """Return `value` in its plain form, or raise `OptimizerError` naming it by `label`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Number:
     """A finite number, a bound either part of the range or (`above`, `below`) just outside it."""
 

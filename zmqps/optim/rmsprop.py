@@ -118,4 +118,4 @@ def rmsprop(
     Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
     """
     hyper = {"decay": decay, "eps": eps, "momentum": momentum, "centered": centered, "weight_decay": weight_decay}
-    return OptimizerSpec("rmsprop", hyper, learning_rate, clip_value, groups)
+    return OptimizerSpec(name="rmsprop", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)

@@ -57,4 +57,10 @@ def sgd(
     ----------
     Robbins and Monro, "A Stochastic Approximation Method", Annals of Mathematical Statistics 22, 1951.
     """
-    return OptimizerSpec("sgd", {"weight_decay": weight_decay}, learning_rate, clip_value, groups)
+    return OptimizerSpec(
+        name="sgd",
+        hyper={"weight_decay": weight_decay},
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        groups=groups,
+    )

@@ -81,7 +81,7 @@ def group(
     return Group(pattern, learning_rate=learning_rate, weight_decay=weight_decay, frozen=frozen)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
     """An optimizer with its numbers, as plain data; the functions of `zmqps.optim` make one.
 
@@ -230,4 +230,10 @@ def custom(
     --------
     >>> spec = custom("sign_descent", learning_rate=1e-3)
     """
-    return OptimizerSpec(name, {"weight_decay": weight_decay, **hyper}, learning_rate, clip_value, groups)
+    return OptimizerSpec(
+        name=name,
+        hyper={"weight_decay": weight_decay, **hyper},
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        groups=groups,
+    )

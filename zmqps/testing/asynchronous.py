@@ -74,7 +74,7 @@ class AsyncTraining(Training):
         names = [f"layer{i}.weight" for i in range(self._num)]
         dtypes = ["float32" if i % 2 else "float64" for i in range(self._num)]
         parameters = tuple(Parameter(n, (self._size,), t) for n, t in zip(names, dtypes, strict=True))
-        job = JobSpec(parameters, sgd(1.0).to_wire(), staleness=self.staleness)
+        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness)
         return job, [np.zeros(self._size, t) for t in dtypes]
 
     def gradients(self, owner: int, push: int) -> list[Array]:

@@ -47,7 +47,7 @@ TRACE_LINES = 200
 MOST_RINGS = 5
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Node:
     """A simulated process."""
 

@@ -57,7 +57,13 @@ def _training(size: Size, restart: bool) -> Training:
     parameters, elements = max(4, size.servers), max(32, lives)  # every worker has elements of its own
     if size.mode == "sync":
         return SyncTraining(
-            size.steps, parameters, elements, plain=True, slice_nbytes=size.slice_nbytes, lives=lives, timeout=60.0
+            steps=size.steps,
+            parameters=parameters,
+            size=elements,
+            plain=True,
+            slice_nbytes=size.slice_nbytes,
+            lives=lives,
+            timeout=60.0,
         )
     if size.mode == "async":
         return AsyncTraining(

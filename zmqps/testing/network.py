@@ -21,7 +21,7 @@ RECONNECT_S = (0.05, 2.0)
 OVERHEAD_NBYTES = 90
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """What goes wrong in a simulation, drawn from its seed.
 
@@ -98,7 +98,7 @@ class Packet:
         self.frames = ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Connection:
     """One connection, from the node that opened it (0) to the one that accepted it (1)."""
 
@@ -139,7 +139,7 @@ class Network:
 
     def connect(self, opener: str, acceptor: str, names: tuple[Peer, Peer], control: bool, now: float) -> Connection:
         """Open a connection."""
-        connection = Connection((opener, acceptor), names, control)
+        connection = Connection(ends=(opener, acceptor), names=names, control=control)
         for end in connection.ends:
             self._of.setdefault(end, []).append(connection)
         for inside, until, loses in self._cut:

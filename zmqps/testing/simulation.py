@@ -34,7 +34,7 @@ class SimulationError(AssertionError):
     """An invariant was violated; the text says how to replay it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What a simulation amounted to.
 
@@ -161,10 +161,18 @@ class Simulation(SimulatedCluster):
             raise SimulationError(f"seed {self.seed}: {error!r}\n{self.trace()}") from error
         c = self.counters
         return Report(
-            self.seed, finished_at, c["steps"], c["events"], c["messages"],
-            c["nbytes"], self.network.lost, dict(sorted(self.outcomes.items())),
-            c["coordinator messages"], finished_at - (self._began_at or finished_at), self.digest,
-        )  # fmt: skip
+            seed=self.seed,
+            seconds=finished_at,
+            steps=c["steps"],
+            events=c["events"],
+            messages=c["messages"],
+            nbytes=c["nbytes"],
+            lost=self.network.lost,
+            outcomes=dict(sorted(self.outcomes.items())),
+            coordinator_messages=c["coordinator messages"],
+            training_s=finished_at - (self._began_at or finished_at),
+            digest=self.digest,
+        )
 
     def _waiting(self) -> dict[str, list[str]]:
         return {node.name: [o.title for o in node.pending] for node in self.workers if node.alive}
@@ -190,14 +198,21 @@ class Simulation(SimulatedCluster):
         """Start the coordinator, perhaps again, at the same address."""
         self.restarting = False
         identity = self._identity("coordinator", "coordinator")
-        return self.start(Node("coordinator", "coordinator", identity, CoordinatorMachine(identity, self.options)))
+        return self.start(
+            Node(
+                name="coordinator",
+                role="coordinator",
+                identity=identity,
+                machine=CoordinatorMachine(identity, self.options),
+            )
+        )
 
     def start_server(self) -> Node:
         """Start one more server."""
         name = f"server-{len(self.servers)}"
         identity = self._identity("server", name)
         machine = ServerMachine(identity, "sim://coordinator", self.training.shard)
-        return self.start(Node(name, "server", identity, machine))
+        return self.start(Node(name=name, role="server", identity=identity, machine=machine))
 
     def start_worker(self, program: Program | None = None) -> Node:
         """Start one more worker, which runs a program; by default the training's."""
@@ -207,7 +222,13 @@ class Simulation(SimulatedCluster):
         before = self._again.popleft() if self._again else None
         known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
-        node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self.num_started)
+        node = Node(
+            name=name,
+            role="worker",
+            identity=identity,
+            machine=SessionMachine(identity, "sim://coordinator"),
+            number=self.num_started,
+        )
         node.program = program or self.training.program(self, node)
         self.num_started += 1
         self._num_running += 1
@@ -215,7 +236,15 @@ class Simulation(SimulatedCluster):
 
     def _identity(self, role: str, name: str, known_as: str = "", job: str = "") -> Identity:
         incarnation = self.rng.randbytes(16)
-        return Identity(role, incarnation, known_as or name, "simulated", len(self.nodes), f"sim://{name}", job)
+        return Identity(
+            role=role,
+            incarnation=incarnation,
+            name=known_as or name,
+            host="simulated",
+            pid=len(self.nodes),
+            endpoint=f"sim://{name}",
+            job=job,
+        )
 
     def partition(self, node: Node, seconds: float) -> None:
         """Cut a node off from all others for some time."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SyncTraining(Training):
     """Workers read, compute and push step by step, in all the ways the public interface has for that.
 
@@ -77,7 +77,12 @@ class SyncTraining(Training):
         parameters = tuple(Parameter(f"layer{i}.weight", (self.size,), t) for i, t in enumerate(dtypes))
         spec = momentum(RATE, momentum=MOMENTUM).to_wire()
         job = JobSpec(
-            parameters, spec, staleness=0, aggregate=self.aggregate, on_straggler=self.on_straggler, retain=self.retain
+            parameters=parameters,
+            optimizer=spec,
+            staleness=0,
+            aggregate=self.aggregate,
+            on_straggler=self.on_straggler,
+            retain=self.retain,
         )
         return job, [np.zeros(self.size, t) for t in dtypes]
 

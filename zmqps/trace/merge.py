@@ -16,7 +16,7 @@ WAYS = (("wire there", "send", "serve"), ("wire back", "reply", "land"))
 DELIVERY = "receive"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Something that took its time.
 
@@ -92,7 +92,12 @@ def read(directory: Path) -> Trace:
             process.spans = [span.shifted(clocks[process.boot].shift_us) for span in process.spans]
     wires = [
         Span(
-            name, "wire", min(sent.end_us, came.begin_us), came.begin_us, None, sent.facts
+            name=name,
+            role="wire",
+            begin_us=min(sent.end_us, came.begin_us),
+            end_us=came.begin_us,
+            thread=None,
+            facts=sent.facts,
         )  # the call may return later
         for name, _, sent, _, came in _messages(processes)
     ]
@@ -115,13 +120,29 @@ def _read(path: Path) -> Process:
                 process.name = process.name or facts["name"]
             case "X":
                 begin = event["ts"]
-                span = Span(event["name"], event["cat"], begin, begin + event["dur"], event["tid"], facts)
+                span = Span(
+                    name=event["name"],
+                    role=event["cat"],
+                    begin_us=begin,
+                    end_us=begin + event["dur"],
+                    thread=event["tid"],
+                    facts=facts,
+                )
                 process.spans.append(span)
             case "b":
                 waits[event["id"]] = event
             case "e" if event["id"] in waits:
                 begin = waits.pop(event["id"])["ts"]
-                process.spans.append(Span(event["name"], event["cat"], begin, event["ts"], None, facts))
+                process.spans.append(
+                    Span(
+                        name=event["name"],
+                        role=event["cat"],
+                        begin_us=begin,
+                        end_us=event["ts"],
+                        thread=None,
+                        facts=facts,
+                    )
+                )
     return process
 
 

@@ -41,7 +41,7 @@ OPERATIONS = ("push", "pull", "push_pull")
 Pieces: TypeAlias = list[tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """One phase of the steps of a trace.
 
@@ -115,13 +115,13 @@ def _phase(role: str, name: str, parts: Sequence[Pieces], steps: int, windows: P
     durations = [sum(stop - start for start, stop in pieces) for pieces in parts]
     under_way = _within(_union([piece for pieces in parts for piece in pieces]), windows)
     return Phase(
-        role,
-        name,
-        len(parts) / steps,
-        sum(durations) / steps / 1e6,
-        float(np.median(durations)) / 1e6,
-        float(np.percentile(durations, 90)) / 1e6,
-        sum(stop - start for start, stop in under_way) / sum(stop - start for start, stop in windows),
+        role=role,
+        name=name,
+        count=len(parts) / steps,
+        total_s=sum(durations) / steps / 1e6,
+        median_s=float(np.median(durations)) / 1e6,
+        p90_s=float(np.percentile(durations, 90)) / 1e6,
+        share=sum(stop - start for start, stop in under_way) / sum(stop - start for start, stop in windows),
     )
 
 

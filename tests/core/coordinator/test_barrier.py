@@ -48,7 +48,7 @@ class Hall:
 
 def make_member(name: str, rank: int) -> MemberInfo:
     role = "observer" if name[0] == "o" else "worker"
-    return MemberInfo(hello(role, name), peer(name), Roster(), rank, 0.0)
+    return MemberInfo(hello=hello(role, name), peer=peer(name), roster=Roster(), rank=rank, seen_at=0.0)
 
 
 def test_who_has_not_entered_is_awaited_in_the_order_of_ranks() -> None:

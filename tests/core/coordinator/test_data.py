@@ -29,7 +29,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.errors import ConfigurationError, JobMismatchError, LimitError, ProtocolError
 
-SPEC = DataSpec("data", num_examples=10, shard_size=4)
+SPEC = DataSpec(name="data", num_examples=10, shard_size=4)
 
 
 def training(*workers: str, staleness: int | None = None) -> Coordinator:
@@ -272,7 +272,7 @@ def test_a_bounded_worker_does_not_wait_for_who_waits_for_data() -> None:
 class Handing(RuleBasedStateMachine):
     """Workers take, use, lose, close and finish at random; every example is used once in each pass."""
 
-    SPEC = DataSpec("data", num_examples=23, shard_size=4, passes=3)
+    SPEC = DataSpec(name="data", num_examples=23, shard_size=4, passes=3)
 
     def __init__(self) -> None:
         super().__init__()

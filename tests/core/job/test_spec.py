@@ -24,7 +24,7 @@ from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchEr
 
 OPTIMIZER = {"name": "sgd", "learning_rate": 0.1}
 W, B = Parameter("w", (3, 4), "float32"), Parameter("b", (), "float16")
-JOB = JobSpec((W, B), OPTIMIZER)
+JOB = JobSpec(parameters=(W, B), optimizer=OPTIMIZER)
 
 
 @st.composite
@@ -43,7 +43,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         options["aggregate"] = draw(st.none() | st.integers(1, 9))
         options["on_straggler"] = draw(st.sampled_from(STRAGGLER_POLICIES))
         options["retain"] = draw(st.integers(0, MAX_RETAIN))
-    return JobSpec(parameters, {"name": draw(st.text(max_size=5))}, **options)
+    return JobSpec(parameters=parameters, optimizer={"name": draw(st.text(max_size=5))}, **options)
 
 
 @given(jobs())
@@ -109,7 +109,7 @@ def test_half_precision_is_kept_in_float32() -> None:
 )
 def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=text):
-        JobSpec(*arguments)
+        JobSpec(**dict(zip(("parameters", "optimizer", "staleness", "nonfinite"), arguments, strict=False)))
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # t
 )
 def test_options_that_make_no_sense_are_refused(options, text) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigurationError, match=text):
-        JobSpec((W,), OPTIMIZER, **options)
+        JobSpec(parameters=(W,), optimizer=OPTIMIZER, **options)
 
 
 def test_staleness_decides_the_mode() -> None:
-    modes = [JobSpec((W,), OPTIMIZER, staleness).mode for staleness in (None, 0, 1, 9)]
+    modes = [JobSpec(parameters=(W,), optimizer=OPTIMIZER, staleness=staleness).mode for staleness in (None, 0, 1, 9)]
     assert modes == ["async", "sync", "ssp", "ssp"]
 
 
@@ -149,20 +149,40 @@ def test_an_option_of_another_type_is_a_protocol_error(option) -> None:  # type:
 
 
 def test_the_order_of_parameters_is_the_jobs() -> None:
-    JOB.check_same(JobSpec((B, W), OPTIMIZER), "worker 0")
+    JOB.check_same(JobSpec(parameters=(B, W), optimizer=OPTIMIZER), "worker 0")
 
 
 @pytest.mark.parametrize(
     ("other", "what", "ours", "theirs"),
     [
-        (JobSpec((W,), OPTIMIZER), "parameter 'b'", "no such parameter", "float16 ()"),
-        (JobSpec((W, B, Parameter("c", (2,), "float64")), OPTIMIZER), "parameter 'c'", "float64 (2,)", "no such"),
-        (JobSpec((Parameter("w", (4, 3), "float32"), B), OPTIMIZER), "parameter 'w'", "float32 (4, 3)", "(3, 4)"),
-        (JobSpec((Parameter("w", (3, 4), "float64"), B), OPTIMIZER), "parameter 'w'", "float64 (3, 4)", "float32"),
-        (JobSpec((W, B), {"name": "adam"}), "optimizer", "adam", "sgd"),
-        (JobSpec((W, B), OPTIMIZER, None, "allow"), "nonfinite", "allow", "reject"),
-        (JobSpec((W, B), OPTIMIZER, 0), "staleness", "0", "None"),
-        (JobSpec((W, B), OPTIMIZER, push_codec="bf16"), "push_codec", "'bf16'", "'raw'"),
+        (JobSpec(parameters=(W,), optimizer=OPTIMIZER), "parameter 'b'", "no such parameter", "float16 ()"),
+        (
+            JobSpec(parameters=(W, B, Parameter("c", (2,), "float64")), optimizer=OPTIMIZER),
+            "parameter 'c'",
+            "float64 (2,)",
+            "no such",
+        ),
+        (
+            JobSpec(parameters=(Parameter("w", (4, 3), "float32"), B), optimizer=OPTIMIZER),
+            "parameter 'w'",
+            "float32 (4, 3)",
+            "(3, 4)",
+        ),
+        (
+            JobSpec(parameters=(Parameter("w", (3, 4), "float64"), B), optimizer=OPTIMIZER),
+            "parameter 'w'",
+            "float64 (3, 4)",
+            "float32",
+        ),
+        (JobSpec(parameters=(W, B), optimizer={"name": "adam"}), "optimizer", "adam", "sgd"),
+        (
+            JobSpec(parameters=(W, B), optimizer=OPTIMIZER, staleness=None, nonfinite="allow"),
+            "nonfinite",
+            "allow",
+            "reject",
+        ),
+        (JobSpec(parameters=(W, B), optimizer=OPTIMIZER, staleness=0), "staleness", "0", "None"),
+        (JobSpec(parameters=(W, B), optimizer=OPTIMIZER, push_codec="bf16"), "push_codec", "'bf16'", "'raw'"),
     ],
 )
 def test_a_mismatch_names_both_sides(other, what, ours, theirs) -> None:  # type: ignore[no-untyped-def]

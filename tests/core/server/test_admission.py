@@ -41,7 +41,7 @@ def test_a_shard_needs_what_its_job_keeps(
 
 def test_each_shard_needs_its_own_part() -> None:
     parameters = (Parameter("w", (10_000,), "float64"), Parameter("b", (100,), "float32"))
-    spec = JobSpec(parameters, SPEC.optimizer)
+    spec = JobSpec(parameters=parameters, optimizer=SPEC.optimizer)
     where = Placement.balance(KeySpace(parameters), 3, 1 << 12)
     needs = [required_nbytes(where, index, 0, spec, 1)["values"] for index in range(3)]
     assert needs == [where.nbytes(index) for index in range(3)]

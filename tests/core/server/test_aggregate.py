@@ -15,7 +15,7 @@ from zmqps.core.server.aggregate import PART_NBYTES, PARTS_NBYTES, SPARE_GRADIEN
 from zmqps.errors import LimitError, ProtocolError
 
 SIZE = 6
-PIECE = Slice(0, 0, 0, 0, SIZE, (Segment(0, 0, 0, SIZE),))
+PIECE = Slice(shard=0, index=0, table=0, start=0, stop=SIZE, segments=(Segment(0, 0, 0, SIZE),))
 A, B, C = (b"a", 1), (b"b", 1), (b"c", 1)
 Array = np.ndarray[Any, Any]
 
@@ -130,7 +130,7 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_what_one_worker_can_bring_to_a_step_is_bounded_and_others_may_still_bring_theirs() -> None:
     stage = Stage(1 << 20, gradients=2)
-    piece = Slice(0, 0, 0, 0, 1 << 17, ())
+    piece = Slice(shard=0, index=0, table=0, start=0, stop=1 << 17, segments=())
     gradient = Contribution(piece, [(0, piece.size)], [np.zeros(piece.size)])
     most = 2 + SPARE_GRADIENTS + PARTS_NBYTES // (1 << 20) - 1  # whole ones; the last gives way to what parts cost
     for attempt in range(most):

@@ -96,7 +96,12 @@ def test_any_map_is_a_treatment_or_an_error_of_ours(wire) -> None:  # type: igno
 def test_a_job_has_a_treatment_where_gradients_can_be_stale() -> None:
     def job(staleness: int | None) -> JobSpec:
         wire = Drop(3).to_wire()
-        return JobSpec((Parameter("w", (2,), "float32"),), sgd(1.0).to_wire(), staleness, treatment=wire)
+        return JobSpec(
+            parameters=(Parameter("w", (2,), "float32"),),
+            optimizer=sgd(1.0).to_wire(),
+            staleness=staleness,
+            treatment=wire,
+        )
 
     for staleness in (None, 2):
         assert JobSpec.from_wire(job(staleness).to_wire()) == job(staleness)

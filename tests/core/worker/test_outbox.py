@@ -10,7 +10,10 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.worker.operations import Cargo, Transfer
 from zmqps.core.worker.outbox import Outbox, Request
 
-SLICES = [Cargo(Slice(0, i, 0, i, i + 1, ()), (), (), np.dtype("f4"), 4) for i in range(5)]
+SLICES = [
+    Cargo(Slice(shard=0, index=i, table=0, start=i, stop=i + 1, segments=()), (), (), np.dtype("f4"), 4)
+    for i in range(5)
+]
 
 
 def request(kind: str, slices: set[int]) -> Request:

@@ -14,7 +14,7 @@ from zmqps.core.worker.link import RETRY_S
 from zmqps.core.worker.operations import Advance, Take
 from zmqps.errors import DeadlineError
 
-SPEC = DataSpec("data", 100, 10, 2, 7)
+SPEC = DataSpec(name="data", num_examples=100, shard_size=10, passes=2, shuffle_seed=7)
 
 
 def synchronous() -> Session:

@@ -19,7 +19,7 @@ MAX_ANSWERED = 32
 MAX_GONE = 256
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class MemberInfo:
     """A node that has joined."""
 
@@ -98,7 +98,7 @@ class Roster:
 
     def enter(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
         """Return a new member under the lowest free rank."""
-        member = MemberInfo(hello, peer, self, 0, now)
+        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now)
         self.take(member)
         return member
 

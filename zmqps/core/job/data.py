@@ -18,7 +18,7 @@ MAX_NAME_CHARS = 200
 Number = tuple[int, int]  # pass, and number of the range in it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
     """What must be equal on all workers that share a data set.
 
@@ -51,7 +51,13 @@ class DataSpec:
     def of(cls, message: Take) -> DataSpec:
         """Return what a request is about."""
         seed = message.shuffle[0] if message.shuffle else None
-        return cls(message.name, message.num_examples, message.shard_size, message.passes, seed)
+        return cls(
+            name=message.name,
+            num_examples=message.num_examples,
+            shard_size=message.shard_size,
+            passes=message.passes,
+            shuffle_seed=seed,
+        )
 
     def take(self, request: int, used: Number | None) -> Take:
         """Return the request for the next range."""
@@ -75,7 +81,7 @@ class DataSpec:
                 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataShard:
     """A range of a pass over a data set.
 
@@ -110,4 +116,6 @@ class DataShard:
         """Return what the coordinator has handed out; None if there is no more."""
         if message.start >= message.stop:
             return None
-        return cls(data, message.data_pass, message.number, message.start, message.stop)
+        return cls(
+            data=data, data_pass=message.data_pass, number=message.number, start=message.start, stop=message.stop
+        )

@@ -60,7 +60,7 @@ class Segment:
     size: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slice:
     """A contiguous piece of a table on one shard."""
 
@@ -154,7 +154,7 @@ class Placement:
             for start in range(cuts[shard], cuts[shard + 1], step):
                 stop = min(start + step, cuts[shard + 1])
                 segments = tuple(self.keyspace.segments(number, start, stop))
-                yield Slice(shard, index, number, start, stop, segments)
+                yield Slice(shard=shard, index=index, table=number, start=start, stop=stop, segments=segments)
                 index += 1
 
     def nbytes(self, shard: int) -> int:

@@ -50,7 +50,7 @@ class Parameter:
         return f"{self.dtype} {self.shape}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything that must be equal on all workers of a job.
 
@@ -182,7 +182,7 @@ class JobSpec:
             if type(wire[name]) not in types:
                 raise ProtocolError(f"a job's {name} is {' or '.join(t.__name__ for t in types)}")
         options = {name: wire[name] for name in OPTIONS}
-        return cls(tuple(_parameter(entry) for entry in entries), optimizer, **options)
+        return cls(parameters=tuple(_parameter(entry) for entry in entries), optimizer=optimizer, **options)
 
     def is_same(self, other: JobSpec) -> bool:
         """Whether `check_same` would pass."""

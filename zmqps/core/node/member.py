@@ -30,7 +30,7 @@ MAX_GOODBYES = 4
 REMINDER_INTERVAL_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """Who this process is, for `Hello`."""
 
