@@ -112,6 +112,7 @@ ON_TOP = {"__init__", "__main__", "aio", "data", "errors", "jit", "local", "pipe
 #: slash.
 MIRROR_NOTHING = {
     "tests/fuzz/": "end to end: what a peer may send to any node",
+    "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_inprocess.py": "a double of the tests",
