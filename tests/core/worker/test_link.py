@@ -119,6 +119,21 @@ def test_what_is_not_answered_is_sent_again_ever_more_slowly() -> None:
     assert gaps.tolist() == [min(RETRY_S * 2**i, SLOWEST_RETRY_S) for i in range(7)]
 
 
+def test_after_an_answer_a_loss_is_noticed_as_soon_as_the_first_one_was() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push")
+    first = sent(actions, Push)[0]
+    connection.wait(RETRY_S + 1.0)
+    connection.answer(Ack(first.request, [1], [0]))
+    times = [connection.now]
+    while len(times) < 4:
+        due = connection.link.next_deadline()
+        assert due is not None
+        assert len(sent(connection.wait(due), Push)) == 2
+        times.append(due)
+    assert np.diff(times).tolist() == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+
+
 @pytest.mark.parametrize("kind", ["pull", "push", "push_pull", "load"])
 def test_the_first_message_on_an_idle_connection_is_retried_too(kind: str) -> None:
     connection = Connection()
@@ -155,6 +170,16 @@ def test_a_late_answer_to_what_was_given_up_lands_nowhere() -> None:
     assert connection.answer(Values(request.request, "raw", [1], [], [np.zeros(8, np.float32)])) is None
     assert pull.out is not None
     assert all((array == 1.0).all() for array in pull.out if array is not None)
+
+
+def test_a_late_answer_to_what_was_given_up_makes_room() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    given_up, actions = connection.transfer("push")
+    given_up.done = True
+    assert connection.transfer("pull")[1] == []
+    for push in sent(actions, Push)[:2]:
+        assert connection.answer(Ack(push.request, [1], [0])) is None
+    assert len(sent(connection.link.pump(0.0), Pull)) == 2
 
 
 def test_a_second_answer_is_ignored() -> None:
@@ -315,6 +340,13 @@ def test_a_pull_that_was_answered_without_an_earlier_push_is_asked_again_behind_
     assert connection.answer(ack(first) if kind == "push" else values(first, 6)) is push
     assert connection.answer(values(second, 6)) is pull
     assert (pull.out[0] == 6.0).all()
+
+
+def test_a_pull_is_asked_again_behind_its_push_whatever_else_was_pushed_since() -> None:
+    connection = Connection()
+    _, (first, other, last) = lost(connection, ("push", 0), ("push", 1), ("pull", 0))
+    assert connection.answer(values(last)) is None
+    assert [m.request for m in messages(connection.link.pump(0.0))] == [first, other, last]
 
 
 def test_what_was_sent_again_is_not_taken_for_lost_by_answers_to_what_was_sent_before() -> None:

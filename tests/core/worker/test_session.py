@@ -215,7 +215,7 @@ def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placemen
     first = Init(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(first)
     session.get(session.job(first.request, load=1))
-    session.get(WELCOME, S0)
+    before = sent(session.get(WELCOME, S0), Load)
     assert isinstance(resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))[0][1], PeerLostError)
     session.spec = job(*"efgh")
     second = Init(0.0, job=session.spec, values=zeros(session.spec))
@@ -225,9 +225,22 @@ def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placemen
     assert len(sent(actions, Hello, S0)) == 1, "the connection to s0 is open already"
     loads = sent(session.get(WELCOME, S0), Load)
     assert {m.epoch for m in loads} == {2}
+    assert not {m.request for m in before} & {m.request for m in loads}
     assert session.get(Ack(1, [1], []), S0) == [], "an answer to the first upload is not taken for one to the second"
     assert session.machine.attached is not None
     assert session.machine.attached.job == session.spec
+
+
+@pytest.mark.parametrize("names", ["", "0", "012"])
+def test_a_job_that_does_not_name_one_server_for_each_shard_fails_the_init(names: str) -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    ((operation, value),) = resolved(session.get(session.job(init.request, names=names)))
+    assert operation is init
+    assert isinstance(value, ProtocolError)
+    assert session.machine.attached is None
 
 
 def test_an_upload_to_a_server_that_refuses_us_fails_the_init() -> None:
@@ -289,6 +302,16 @@ def test_a_lost_server_fails_its_own_operations_only() -> None:
     assert isinstance(resolved(session.ask(session.transfer("push")))[0][1], PeerLostError)
 
 
+def test_the_loss_of_a_server_that_holds_nothing_of_the_job_fails_nothing() -> None:
+    session = Session()
+    session.attach()
+    pull = session.transfer("pull")
+    requests = session.ask(pull)
+    assert session.get(Lost("server", 2, "s2", b"x" * 16, 10.0)) == []
+    session.answer(requests, S0)
+    assert resolved(session.answer(requests, S1)) == [(pull, None)]
+
+
 def test_a_gradient_with_nan_is_refused_before_anything_is_sent() -> None:
     session = Session()
     session.attach()
@@ -321,6 +344,7 @@ def test_what_a_peer_sends_unasked_changes_nothing() -> None:
     session.attach()
     assert session.get(Ack(99, [1], [0]), S0) == []
     assert session.get(Released(99, 0)) == []
+    assert session.get(Released(99, 0), S0) == []
     assert session.get(Ack(1, [1], [0]), b"stranger") == []
     assert "dropped" in logged(session.handle(Undecodable(S0, ProtocolError("no"))))
 
@@ -347,6 +371,19 @@ def test_barrier_and_status_are_answered() -> None:
     enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
     session.ask(enter)
     session.ask(status)
+    assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
+    assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
+
+
+def test_an_answer_of_another_kind_than_was_asked_for_answers_nothing() -> None:
+    session = Session()
+    session.attach()
+    enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
+    session.ask(enter)
+    session.ask(status)
+    assert session.get(Released(status.request, 0)) == []
+    assert session.get(Status(enter.request, {"a": 1})) == []
+    assert session.get(session.job(enter.request)) == []
     assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
     assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
 

@@ -10,8 +10,10 @@ import pytest
 from tests.core.machines import job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, Session, error
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Resolve
+from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
 from zmqps.core.worker.operations import Advance, Cancelled, Finish, Transfer, plan
+from zmqps.core.worker.views import Views
 from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, VersionError
 
 
@@ -273,6 +275,22 @@ def test_they_are_read_again_as_often_as_it_takes() -> None:
     assert {m.version for m in sent(actions, Pull, S1)} == {3}
     assert outcome(training.read(actions, {S1: 3}), pull) is None
     assert set(pull.versions.values()) == {3}
+
+
+def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_memory() -> None:
+    training = Training()
+    pull = training.whole("pull")
+    pull.views = Views()
+    actions = training.ask(pull)
+    for request in sent(actions, Pull, S0):
+        memory = np.full(8, 1, np.float32).view(np.uint8)
+        memory.flags.writeable = False
+        training.get(Values(request.request, "raw", [1], [], [borrow(memory, 0, 32, object())]), S0)
+    again = training.read(actions, {S1: 2})
+    assert outcome(training.read(again, {S0: 2}), pull) is None  # this time copied: the server had no memory to lend
+    assert pull.out is not None
+    arrays = pull.views.arrays([array for array in pull.out if array is not None])
+    assert [array.tolist() for array in arrays] == [[2.0] * 8] * 4
 
 
 def test_in_the_asynchronous_mode_slices_may_have_different_versions() -> None:
