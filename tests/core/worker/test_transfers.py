@@ -388,3 +388,41 @@ def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(staleness: i
     training = Training(staleness)
     pulls = sent(training.ask(each(training)), Pull)
     assert {pull.exact for pull in pulls} == {exact}
+
+
+# --- much at once -------------------------------------------------------------------------------
+
+MANY = 3000
+
+
+def test_many_that_are_held_and_end_as_soon_as_they_begin_are_all_resolved() -> None:
+    training = Training()
+    acked = training.ack(training.ask(training.whole("push")))
+    advances = [Advance(0.0) for _ in range(MANY)]
+    for advance in advances:
+        assert training.machine.handle(advance, training.now) == []
+    assert resolved(training.proceed(acked)) == [(advance, None) for advance in advances]
+
+
+def test_many_that_are_held_and_refused_as_soon_as_they_begin_are_all_told() -> None:
+    training = Training()
+    acked = training.ack(training.ask(training.whole("push")))
+    pushes = [training.whole("push") for _ in range(MANY)]
+    for push in pushes:
+        push.source = [np.full(8, np.nan, np.float32) for _ in training.spec.parameters]
+        assert training.machine.handle(push, training.now) == []
+    told = resolved(training.proceed(acked))
+    assert [push for push, _ in told] == pushes
+    assert {type(value) for _, value in told} == {NonFiniteGradientError}
+
+
+def test_many_that_are_held_when_the_step_fails_are_all_told() -> None:
+    training = Training(on_straggler="fail")
+    (arrive,) = sent(training.ack(training.ask(training.whole("push"))), Arrive)
+    held = [training.whole("pull"), *(Advance(0.0) for _ in range(MANY))]
+    for operation in held:
+        assert training.machine.handle(operation, training.now) == []
+    late = DeadlineError(operation="step", seconds=2.0, waiting_for="worker 1")
+    told = resolved(training.get(Error(arrive.request, late.code, str(late), late.facts())))
+    assert [operation for operation, _ in told] == held
+    assert {type(value) for _, value in told} == {DeadlineError}

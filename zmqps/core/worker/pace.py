@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from zmqps.core.protocol.messages import Arrive, Message, Proceed
 from zmqps.core.worker.operations import Advance, Operation, Transfer
@@ -23,7 +23,7 @@ class Pace:
         self.closing: Operation | None = None
         self.arrive: Arrive | None = None
         self.awaited = ""
-        self.held: deque[Transfer | Advance] = deque()
+        self.held: OrderedDict[Transfer | Advance, None] = OrderedDict()  # in the order in which they begin
         self._unacknowledged: set[Operation] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
         self._next_attempt = 1

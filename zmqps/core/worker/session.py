@@ -141,8 +141,11 @@ class SessionMachine:
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
-        """Take an event."""
+        """Take an event, then all that it makes possible."""
         self.now = now
+        return [*self._take(event, now), *self._go_on(now)]
+
+    def _take(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Stop):
@@ -188,7 +191,15 @@ class SessionMachine:
             actions += self._remind(now)
         for operation in [operation for operation in self.operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
-        return actions
+        return [*actions, *self._go_on(now)]
+
+    def _go_on(self, now: float) -> list[Action]:
+        """Do what waited for something that has just ended.
+
+        Here only, once an event is dealt with: what ends in the course of it may let others begin, which may end at
+        once and let yet others begin, as many as there are.
+        """
+        return [*self.transfers.go_on(now), *self._finish_if_idle()]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -215,7 +226,7 @@ class SessionMachine:
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._finishing = operation
-            return self._finish_if_idle()
+            return []
         assert isinstance(operation, (Init, Enter, Take, AskStatus))
         operation.request = self.new_request()
         self._requests[operation.request] = operation
@@ -252,9 +263,7 @@ class SessionMachine:
         actions: list[Action] = [Resolve(operation, value)]
         if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
             actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
-        actions += self.transfers.forget(operation)
-        if operation is not self._finishing:
-            actions += self._finish_if_idle()
+        self.transfers.forget(operation)
         return actions
 
     def _give_up(self, operation: Operation, now: float) -> list[Action]:
@@ -297,9 +306,11 @@ class SessionMachine:
         Not before the coordinator has our last step: it counts although we do not wait for its end.
         """
         finishing = self._finishing
+        if finishing is None or finishing.done:
+            return []
         busy = any(isinstance(operation, (Transfer, Advance)) for operation in self.operations)
         unheard = self.member.joined and self.transfers.pace.unheard
-        if finishing is None or finishing.done or busy or unheard:
+        if busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
@@ -344,7 +355,7 @@ class SessionMachine:
         elif self.transfers.pace.waits_for(message):
             if not isinstance(message, Waiting):
                 del self._unanswered[message.request]  # type: ignore[attr-defined]
-            actions += [*self.transfers.proceed(message, now), *self._finish_if_idle()]
+            actions += self.transfers.proceed(message)
         else:
             operation = self._requests.get(getattr(message, "request", 0))
             if operation is not None:
@@ -409,4 +420,4 @@ class SessionMachine:
             goes_on = isinstance(operation, Transfer) and operation not in self.transfers.pace.held
             if not goes_on and not isinstance(operation, Finish) and not operation.done:
                 actions += self.resolve(operation, error)
-        return actions + self._finish_if_idle()
+        return actions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -96,16 +96,29 @@ class Transfers:
         texts = [link.waiting_for(transfer, now) for link in self.links]
         return "; ".join(text for text in texts if text) or "nobody"
 
-    def forget(self, operation: Operation) -> list[Action]:
-        """An operation is done, well or not: have no more to do with it, and let others go on."""
+    def forget(self, operation: Operation) -> None:
+        """An operation is done, well or not: have no more to do with it."""
         for part in (operation, operation.child):
             if isinstance(part, Transfer):
                 self.drop(part)
             if part is not None:
                 self.pace.forget(part)
-        if isinstance(operation, (Transfer, Advance)) and operation in self.pace.held:
-            self.pace.held.remove(operation)
-        return [*self._arrive_if_complete(self._host.now), *self.release(self._host.now)]
+        if isinstance(operation, (Transfer, Advance)):
+            self.pace.held.pop(operation, None)
+
+    def go_on(self, now: float) -> list[Action]:
+        """Arrive if the step is complete, and begin what is held, until something closes the gate."""
+        pace, actions = self.pace, list[Action]()
+        while True:
+            if pace.complete:
+                closing = pace.closing
+                actions += self._arrive(now)
+                if isinstance(closing, Advance):
+                    actions += self._host.resolve(closing, None)
+            elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
+                actions += self.begin(pace.held.popitem(last=False)[0], now)
+            else:
+                return actions
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -124,13 +137,13 @@ class Transfers:
         if pace.closed:
             if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
                 return actions + self._host.resolve(operation, lost)
-            pace.held.append(operation)
+            pace.held[operation] = None
             return actions
         if isinstance(operation, Advance):
             if pace.mode == "async" or not pace.brought:
                 return self._host.resolve(operation, None)
             pace.closing = operation
-            return self._arrive_if_complete(now)
+            return actions
         if operation.kind == "push_pull" and pace.mode != "async":
             push = replace(operation, kind="push", owner=operation, future=None, out=None, tables=None, versions={})
             operation.child, operation.kind, operation.asked = push, "pull", "push_pull"
@@ -138,18 +151,10 @@ class Transfers:
             return self.start(push, now)
         return self.start(operation, now)
 
-    def _arrive_if_complete(self, now: float) -> list[Action]:
-        """Arrive once everything that belongs to the step has been acknowledged."""
-        closing = self.pace.closing
-        if not self.pace.complete:
-            return []
-        actions = self._arrive(now)
-        return actions + self._host.resolve(closing, None) if isinstance(closing, Advance) else actions
-
     def _arrive(self, now: float) -> list[Action]:
         return self._host.ask(self.pace.arriving(self._host.new_request()), now)
 
-    def proceed(self, message: Message, now: float) -> list[Action]:
+    def proceed(self, message: Message) -> list[Action]:
         """Take what the coordinator says to our arrival."""
         pace = self.pace
         if isinstance(message, Waiting):
@@ -166,11 +171,11 @@ class Transfers:
         elif isinstance(message, Error):
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
-            held, pace.held = list(pace.held), deque()
+            held, pace.held = list(pace.held), OrderedDict()
             for operation in held:
                 waits = operation.outermost if isinstance(operation, Transfer) else operation
                 actions += self._host.resolve(waits, error)
-        return actions + self.release(now)
+        return actions
 
     def resume(self, clock: int) -> list[Action]:
         """The others did not wait for this worker for a while."""
@@ -178,15 +183,6 @@ class Transfers:
             return []
         self._host.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
-
-    def release(self, now: float) -> list[Action]:
-        """Begin what was held, until something closes the gate again."""
-        actions: list[Action] = []
-        while self.pace.held and not self.pace.closed:
-            operation = self.pace.held.popleft()
-            if not operation.done:
-                actions += self.begin(operation, now)
-        return actions
 
     def start(self, transfer: Transfer, now: float) -> list[Action]:
         """Queue the requests of a transfer."""
@@ -235,7 +231,7 @@ class Transfers:
         """Go on after an answer, if it was the last one."""
         if transfer.remaining:
             return []
-        now, owner = self._host.now, transfer.owner
+        owner = transfer.owner
         if transfer.kind == "load":
             self.drop(transfer)
             return []  # the coordinator answers the init
@@ -246,13 +242,13 @@ class Transfers:
             self._host.tally.dropped()
         if transfer.kind == "push":
             self.pace.pushed(transfer)
-        actions = self._arrive_if_complete(now)
         if owner is None:
-            return actions + self._host.resolve(transfer, None)
+            return self._host.resolve(transfer, None)
         assert isinstance(owner, Transfer)  # the push of a push_pull is done: now its pull
         self.drop(transfer)
         owner.child = None
-        return actions + self.begin(owner, now)
+        self.pace.held[owner] = None
+        return []
 
     def _read_again(self, transfer: Transfer, outdated: tuple[Cargo, ...]) -> list[Action]:
         """A step was committed between two slices: read the older ones again, so that all are of one version."""
