@@ -13,7 +13,7 @@ from typing import Any
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Operation
 from zmqps.core.worker.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError, PSError
+from zmqps.errors import ClosedError, ConfigurationError, InternalError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
 from zmqps.trace.record import watch
@@ -75,6 +75,7 @@ class SessionThread:
         self._pending: set[Pending] = set()
         self._lock = threading.Lock()
         self._ended = False
+        self._defect: InternalError | None = None
         self._thread = threading.Thread(target=self._main, name="zmqps", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -95,7 +96,7 @@ class SessionThread:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         machine, transport = watch(self.machine, self._make_transport(), self.machine.member.identity)
-        self._driver = Driver(machine, transport, log, self._resolve, self._landed)
+        self._driver = Driver(machine, transport, log, self._resolve, self._landed, self._fail)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
@@ -139,6 +140,8 @@ class SessionThread:
             self._driver.submit(operation)
 
         with self._lock:
+            if self._defect is not None:
+                raise self._defect
             if self._ended:
                 raise ClosedError("the worker is closed")
             self._pending.add(entry)
@@ -169,6 +172,14 @@ class SessionThread:
         try:
             entry.future.set_result(entry.result(value))
         except Exception as error:
+            entry.future.set_exception(error)
+
+    def _fail(self, error: InternalError) -> None:
+        """Fail all that waits, now and later: the session has met a defect, and nothing can be said of its state."""
+        with self._lock:
+            self._defect = error
+            pending, self._pending = self._pending, set()
+        for entry in pending:
             entry.future.set_exception(error)
 
     def stop(self) -> None:

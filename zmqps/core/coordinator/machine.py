@@ -104,6 +104,11 @@ class CoordinatorMachine:
         self._end_due = 0.0
         self._all_joined = False  # as many workers as are expected
 
+    @property
+    def title(self) -> str:
+        """Who this coordinator is, for errors."""
+        return f"the coordinator ({self.identity.name}, {self.identity.host}, pid {self.identity.pid})"
+
     def start(self, now: float) -> list[Action]:
         """Begin to wait for members."""
         self.started_at = self._idle_since = now

@@ -113,6 +113,12 @@ class Member:
         self._num_goodbyes = 0
 
     @property
+    def title(self) -> str:
+        """Who this node is, for errors."""
+        identity = self.identity
+        return f"{identity.role} {self.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
+
+    @property
     def welcome(self) -> Welcome | None:
         """The coordinator's answer, once it has come."""
         return self.handshake.welcome

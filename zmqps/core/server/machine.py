@@ -123,6 +123,11 @@ class ServerMachine:
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
 
+    @property
+    def title(self) -> str:
+        """Who this server is, for errors."""
+        return self.member.title
+
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
         identity = self.member.identity

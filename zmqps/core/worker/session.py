@@ -135,8 +135,7 @@ class SessionMachine:
     @property
     def title(self) -> str:
         """Who this worker is, for errors."""
-        identity = self.member.identity
-        return f"{identity.role} {self.member.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
+        return self.member.title
 
     # --- the door ------------------------------------------------------------------------------
 
