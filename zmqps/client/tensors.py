@@ -126,7 +126,7 @@ def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, A
     }
 
 
-class Target:
+class Destination:
     """The caller's arrays that values are put into.
 
     Arrays that are not contiguous, on a GPU, or of PyTorch's bfloat16, get their values at `deliver`, through a

@@ -217,9 +217,13 @@ class WatchedMachine:
 
     def _operation(self, peer: Peer, number: int) -> Any:
         """Return the operation that a request to a server is a part of."""
-        links = self._machine.transfers.links if isinstance(self._machine, SessionMachine) else ()
-        requests = [link.in_flight[number] for link in links if link.peer == peer and number in link.in_flight]
-        return requests[0].transfer.outermost if requests else None
+        if not isinstance(self._machine, SessionMachine):
+            return None
+        transfers = self._machine.transfers
+        requests = [
+            link.in_flight[number] for link in transfers.links if link.peer == peer and number in link.in_flight
+        ]
+        return transfers.operation(requests[0].transfer) if requests else None
 
 
 class WatchedTransport:

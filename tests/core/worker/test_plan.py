@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import placements
-from zmqps.core.worker.operations import Transfer, in_order, plan
+from zmqps.core.worker.plan import in_order, plan
+from zmqps.core.worker.transfer import Target
 
 
 @given(placements(), st.data())
@@ -51,9 +52,9 @@ def test_targets_are_the_same_elements_in_arrays_as_in_tables(placement, data) -
     for table, values in zip(keyspace.tables, tables, strict=True):
         for i, (start, stop) in zip(table.parameters, pairwise(table.offsets), strict=True):
             out[i] = values[start:stop]
-    by_array, by_table = Transfer(0.0, cargoes=cargoes, out=out), Transfer(0.0, cargoes=cargoes, tables=tables)
+    by_array, by_table = Target(arrays=out), Target(tables=tables)
     for cargo in (cargo for row in cargoes for cargo in row):
-        in_arrays, in_tables = by_array.targets(cargo), by_table.targets(cargo)
+        in_arrays, in_tables = by_array.places(cargo), by_table.places(cargo)
         assert np.array_equal(np.concatenate(in_arrays), np.concatenate(in_tables))
         assert np.shares_memory(in_arrays[0], in_tables[0])
 
@@ -72,11 +73,11 @@ def test_in_order_moves_the_same_and_what_is_named_first_first(placement, data) 
 @given(placements(), st.data())
 def test_a_parameter_has_arrived_when_its_last_piece_has_landed(placement, data) -> None:  # type: ignore[no-untyped-def]
     parameters = placement.keyspace.parameters
-    transfer = Transfer(0.0, missing={i: p.size for i, p in enumerate(parameters)})
+    target = Target(missing={i: p.size for i, p in enumerate(parameters)})
     rest = {i: p.size for i, p in enumerate(parameters)}
     for cargo in data.draw(st.permutations([cargo for row in plan(placement) for cargo in row])):
-        transfer.landed(cargo, 7)
+        target.landed(cargo, 7)
         for piece in cargo.pieces:
             rest[piece.parameter] -= piece.stop - piece.start
-        assert sorted(transfer.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
-    assert set(transfer.versions.values()) <= {7}
+        assert sorted(target.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
+    assert set(target.versions.values()) <= {7}

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from itertools import chain
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.worker.operations import Cargo, Transfer
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Load, Pull, Push, Transfer
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One message and its answer."""
 
-    transfer: Transfer
+    transfer: Push | Pull | Load
     cargoes: tuple[Cargo, ...]
     nbytes: int
     number: int = 0
@@ -48,7 +49,7 @@ class Outbox:
         """Queue a request."""
         request.place = self._next_place
         self._next_place += 1
-        if request.transfer.kind == "pull":
+        if isinstance(request.transfer, Pull):
             request.behind = max((self._last_push.get(number, 0) for number in request.slices), default=0)
             self._pulls.append(request)
         else:

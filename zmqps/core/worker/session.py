@@ -47,16 +47,16 @@ from zmqps.core.worker.operations import (
     AskStatus,
     Attached,
     Enter,
+    Exchange,
     Finish,
     Init,
     Join,
     Operation,
-    Statistics,
     Take,
-    Tally,
-    Transfer,
-    plan,
 )
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.statistics import Statistics, Tally
+from zmqps.core.worker.transfer import Load, Source
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
@@ -219,7 +219,7 @@ class SessionMachine:
         self.operations[operation] = None
         if self._reminder_due is None:
             self._reminder_due = now + REMINDER_INTERVAL_S
-        if isinstance(operation, (Transfer, Advance)):
+        if isinstance(operation, (Exchange, Advance)):
             return self.transfers.begin(operation, now)
         if isinstance(operation, Join):
             return self.resolve(operation, None) if self.member.joined else []
@@ -286,13 +286,11 @@ class SessionMachine:
     def _awaited(self, operation: Operation, now: float) -> str:
         """Say whom an operation waits for."""
         pace = self.transfers.pace
-        if isinstance(operation, (Transfer, Advance)) and operation in pace.held:
+        if isinstance(operation, (Exchange, Advance)) and operation in pace.held:
             return pace.awaited or "the step before it"
-        if operation.child is not None and not operation.child.done:
-            operation = operation.child
-        if isinstance(operation, Transfer):
-            return self.transfers.waiting_for(operation, now)
-        others = [other.title for other in self.operations if isinstance(other, Transfer)]
+        if operation.transfer is not None:
+            return self.transfers.waiting_for(operation.transfer, now)
+        others = [other.title for other in self.operations if isinstance(other, Exchange)]
         if isinstance(operation, Finish) and others:
             return f"operations under way: {', '.join(others)}"
         if isinstance(operation, Join) or not self.member.joined:
@@ -307,7 +305,7 @@ class SessionMachine:
         finishing = self._finishing
         if finishing is None or finishing.done:
             return []
-        busy = any(isinstance(operation, (Transfer, Advance)) for operation in self.operations)
+        busy = any(isinstance(operation, (Exchange, Advance)) for operation in self.operations)
         unheard = self.member.joined and self.transfers.pace.unheard
         if busy or unheard:
             return []
@@ -391,16 +389,15 @@ class SessionMachine:
             self.transfers.pace.attach(self.attached.job.mode, message.step)
         if not message.load:
             return actions + self.resolve(init, self.attached)
-        if init.child is None:
+        if not init.loads:
+            init.loads = True
             assert init.job is not None
             # our order of the parameters may differ from the job's
             index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
             values = [init.values[index[parameter.name]] for parameter in self.attached.job.parameters]
             cargoes = plan(self.attached.placement)
-            init.child = Transfer(init.deadline, kind="load", cargoes=cargoes, source=values, owner=init)
-            init.child.started_at = now
-            self.operations[init.child] = None
-            actions += self.transfers.start(init.child, now)
+            load = Load(cargoes=cargoes, source=Source(arrays=values))
+            actions += self.transfers.start(init, load, now)
         return actions
 
     def coordinator_lost(self, now: float) -> PSError | None:
@@ -416,7 +413,7 @@ class SessionMachine:
         error = self._coordinator_lost(now)
         actions: list[Action] = [Log("error", str(error))]
         for operation in list(self.operations):
-            goes_on = isinstance(operation, Transfer) and operation not in self.transfers.pace.held
+            goes_on = isinstance(operation, Exchange) and operation not in self.transfers.pace.held
             if not goes_on and not isinstance(operation, Finish) and not operation.done:
                 actions += self.resolve(operation, error)
         return actions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -18,8 +17,11 @@ from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
 from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import Link
-from zmqps.core.worker.operations import Advance, Attached, Cargo, Operation, Tally, Transfer
+from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.statistics import Tally
+from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import LimitError, NonFiniteGradientError, PeerLostError, ProtocolError, PSError, from_wire, listed
 
 
@@ -64,6 +66,7 @@ class Transfers:
         self.pace = Pace()
         self._host = host
         self._all_finite = all_finite
+        self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
         self._by_peer: dict[Peer, Link] = {}
         self._endpoints: dict[str, Peer] = {}  # connections to servers
         self._numbers = count(1)  # of requests to servers
@@ -91,19 +94,22 @@ class Transfers:
                 actions += link.on_deadline(now)
         return actions
 
-    def waiting_for(self, transfer: Transfer, now: float) -> str:
+    def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self.links]
         return "; ".join(text for text in texts if text) or "nobody"
 
+    def operation(self, transfer: Push | Pull | Load) -> Operation | None:
+        """Return on whose behalf a transfer is under way; None if it has ended."""
+        return self._asked.get(transfer)
+
     def forget(self, operation: Operation) -> None:
         """An operation is done, well or not: have no more to do with it."""
-        for part in (operation, operation.child):
-            if isinstance(part, Transfer):
-                self.drop(part)
-            if part is not None:
-                self.pace.forget(part)
-        if isinstance(operation, (Transfer, Advance)):
+        if operation.transfer is not None:
+            self.drop(operation.transfer)
+        if isinstance(operation, Advance):
+            self.pace.forget(operation)
+        if isinstance(operation, (Exchange, Advance)):
             self.pace.held.pop(operation, None)
 
     def go_on(self, now: float) -> list[Action]:
@@ -127,10 +133,12 @@ class Transfers:
         for link in self.links:
             link.validate()
         for operation in self._host.operations:
-            if isinstance(operation, Transfer):
-                assert operation.remaining == sum(request.transfer is operation for request in requests)
+            if (transfer := operation.transfer) is not None:
+                assert not transfer.done
+                assert self._asked[transfer] is operation
+                assert transfer.remaining == sum(request.transfer is transfer for request in requests)
 
-    def begin(self, operation: Transfer | Advance, now: float) -> list[Action]:
+    def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace = self.pace
         actions = self._arrive(now) if pace.waits_again else []
@@ -144,12 +152,13 @@ class Transfers:
                 return self._host.resolve(operation, None)
             pace.closing = operation
             return actions
-        if operation.kind == "push_pull" and pace.mode != "async":
-            push = replace(operation, kind="push", owner=operation, future=None, out=None, tables=None, versions={})
-            operation.child, operation.kind, operation.asked = push, "pull", "push_pull"
-            self._host.operations[push] = None
-            return self.start(push, now)
-        return self.start(operation, now)
+        push, pull = operation.push, operation.pull
+        if push is None or push.done:
+            assert pull is not None
+            return actions + self.start(operation, pull, now)
+        if pull is not None and pace.mode == "async":
+            push.target = pull.target  # both in one round trip
+        return actions + self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
         return self._host.ask(self.pace.arriving(self._host.new_request()), now)
@@ -173,8 +182,7 @@ class Transfers:
             error = from_wire(message.code, message.text, message.facts)
             held, pace.held = list(pace.held), OrderedDict()
             for operation in held:
-                waits = operation.outermost if isinstance(operation, Transfer) else operation
-                actions += self._host.resolve(waits, error)
+                actions += self._host.resolve(operation, error)
         return actions
 
     def resume(self, clock: int) -> list[Action]:
@@ -184,21 +192,23 @@ class Transfers:
         self._host.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
-    def start(self, transfer: Transfer, now: float) -> list[Action]:
-        """Queue the requests of a transfer."""
+    def start(self, operation: Operation, transfer: Push | Pull | Load, now: float) -> list[Action]:
+        """Queue the requests of a transfer on behalf of an operation."""
+        operation.transfer = transfer
+        self._asked[transfer] = operation
         self.pace.start(transfer)
-        if transfer.missing is not None and self.pace.mode == "sync":
+        if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
-                return self._host.resolve(transfer.outermost, link.lost)
-        if transfer.kind in ("push", "push_pull") and (error := self._nonfinite(transfer)) is not None:
+                return self._host.resolve(operation, link.lost)
+        if isinstance(transfer, Push) and (error := self._nonfinite(transfer.source)) is not None:
             self._host.tally.refused()
-            return self._host.resolve(transfer.outermost, error)
+            return self._host.resolve(operation, error)
         shards = transfer.cargoes if transfer.atomic else ()
         if (most := max((sum(len(cargo.pieces) for cargo in cargoes) for cargoes in shards), default=0)) > MAX_FRAMES:
             too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
-            return self._host.resolve(transfer.outermost, too_much)
+            return self._host.resolve(operation, too_much)
         actions: list[Action] = []
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
             link.enqueue(transfer, cargoes)
@@ -206,68 +216,66 @@ class Transfers:
             actions += link.pump(now)
         return [*actions, *self._complete(transfer)]  # of no arrays, it is complete already
 
-    def _nonfinite(self, transfer: Transfer) -> PSError | None:
+    def _nonfinite(self, source: Source) -> PSError | None:
         if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
             return None
-        if transfer.nonfinite:
-            names = [repr(name) for name in transfer.nonfinite]
+        if source.nonfinite:
+            names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
         pairs = [
             (parameter, array)
-            for parameter, array in zip(self._host.attached.job.parameters, transfer.source, strict=True)
+            for parameter, array in zip(self._host.attached.job.parameters, source.arrays, strict=True)
             if array is not None
         ]
         as_sent = [array for parameter, array in pairs if array.dtype == parameter.storage_dtype]
         others = [pair for pair in pairs if pair[1].dtype != pair[0].storage_dtype]
-        if transfer.source_tables is not None:  # the same, in fewer pieces
-            as_sent = list(transfer.source_tables)
+        if source.tables is not None:  # the same, in fewer pieces
+            as_sent = list(source.tables)
         if self._all_finite(as_sent) and all(self._all_finite([_converted(*pair)]) for pair in others):
-            transfer.checked = True
+            source.checked = True
             return None
         names = [repr(pair[0].name) for pair in pairs if not np.isfinite(_converted(*pair)).all()]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
-    def _complete(self, transfer: Transfer) -> list[Action]:
+    def _complete(self, transfer: Push | Pull | Load) -> list[Action]:
         """Go on after an answer, if it was the last one."""
         if transfer.remaining:
             return []
-        owner = transfer.owner
-        if transfer.kind == "load":
+        operation = self._asked[transfer]
+        if isinstance(transfer, Load):
             self.drop(transfer)
             return []  # the coordinator answers the init
-        if self.pace.mode == "sync" and transfer.kind == "pull" and (outdated := transfer.outdated()):
-            return self._read_again(transfer, outdated)
-        self._host.tally.completed(transfer)
-        if transfer.kind != "pull" and self._host.attached and self._host.attached.drops(transfer.staleness):
-            self._host.tally.dropped()
-        if transfer.kind == "push":
+        if isinstance(transfer, Pull):
+            if self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
+                return self._read_again(transfer, outdated)
+        else:
             self.pace.pushed(transfer)
-        if owner is None:
-            return self._host.resolve(transfer, None)
-        assert isinstance(owner, Transfer)  # the push of a push_pull is done: now its pull
-        self.drop(transfer)
-        owner.child = None
-        self.pace.held[owner] = None
-        return []
+            if self._host.attached and self._host.attached.drops(transfer.staleness):
+                self._host.tally.dropped()
+        self._host.tally.completed(transfer)
+        if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
+            self.drop(transfer)  # now for the values after it
+            self.pace.held[operation] = None
+            return []
+        return self._host.resolve(operation, None)
 
-    def _read_again(self, transfer: Transfer, outdated: tuple[Cargo, ...]) -> list[Action]:
+    def _read_again(self, pull: Pull, outdated: tuple[Cargo, ...]) -> list[Action]:
         """A step was committed between two slices: read the older ones again, so that all are of one version."""
-        transfer.version = max(transfer.versions.values())
+        pull.version = max(pull.target.versions.values())
         for cargo in outdated:
-            del transfer.versions[cargo]
-            if transfer.views is not None:
-                for target in transfer.targets(cargo):
-                    transfer.views.forget(target)
+            pull.target.forget(cargo)
         actions: list[Action] = []
         for rank, link in enumerate(self.links):
-            link.enqueue(transfer, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
+            link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
             actions += link.pump(self._host.now)
         return actions
 
-    def drop(self, transfer: Transfer) -> None:
+    def drop(self, transfer: Push | Pull | Load) -> None:
         """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
         transfer.done = True
-        self._host.operations.pop(transfer, None)
+        self._asked.pop(transfer).transfer = None
+        if isinstance(transfer, Push):
+            self.pace.forget(transfer)
         for link in self.links:
             link.queue.drop(transfer)
 
@@ -310,7 +318,7 @@ class Transfers:
         actions: list[Action] = []
         for transfer in link.fail(error):
             if not transfer.done:
-                actions += self._host.resolve(transfer.outermost, error)
+                actions += self._host.resolve(self._asked[transfer], error)
         return actions
 
     def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
@@ -327,9 +335,9 @@ class Transfers:
                 return self._fail_link(link, broken)
             actions = link.pump(now)
             if transfer is not None:
-                if transfer.arrived:
-                    actions.append(Landed(transfer, tuple(transfer.arrived)))
-                    transfer.arrived.clear()
+                if (target := transfer.target) is not None and target.arrived:
+                    actions.append(Landed(self._asked[transfer], tuple(target.arrived)))
+                    target.arrived.clear()
                 actions += self._complete(transfer)
             return actions
         if isinstance(message, Error):
@@ -341,8 +349,7 @@ class Transfers:
             request = link.answered(message.request, now)
             actions = link.pump(now)
             if request is not None and not request.transfer.done:
-                transfer = request.transfer
-                actions += self._host.resolve(transfer.outermost, error)
+                actions += self._host.resolve(self._asked[request.transfer], error)
             return actions
         return []
 
