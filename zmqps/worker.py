@@ -242,7 +242,7 @@ class Worker(Reader):
         codec: str | Codec | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
-        push = self._job(timeout).push(grads, examples, codec, atomic=atomic)
+        push = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic)
         return self._submit(Exchange(push=push), timeout)
 
     def push_pull(
@@ -277,7 +277,8 @@ class Worker(Reader):
         copy: bool = True,
     ) -> Future[Params]:
         """`push_pull`, as a future."""
-        push, pull, result = self._job(timeout).push_pull(grads, out, examples, codec, pull_codec, copy)
+        requests = self._requests or self._job(timeout)
+        push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy)
         return self._submit(Exchange(push=push, pull=pull), timeout, result)
 
     def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:

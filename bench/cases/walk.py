@@ -7,13 +7,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 import numpy as np
@@ -39,6 +39,8 @@ WARM_UP, LOOKS = 20, 15
 NEVER_S = 3600.0
 PATIENCE_S = 60.0
 ARRIVES = ("zmqps/net/driver.py", "Driver._deliver")
+
+CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Watcher:
         turns, code = self._turns, frame.f_code
         if event != "call" or turns is None or not code.co_filename.startswith(PACKAGE):
             return
+        if getattr(self._local, "looks_away", False):
+            return
         fresh = getattr(self._local, "of", None) is not turns
         # compiled code says nothing of its caller
         depth = self._depth(frame) if fresh or frame.f_back is not None else self._local.turn[-1].depth + 1
@@ -98,29 +102,38 @@ class Watcher:
         return depth
 
     @contextmanager
-    def looking(self) -> Iterator[list[tuple[int, list[Call]]]]:
-        """Note what happens meanwhile: for each turn its thread and calls, in the order in which they begin."""
+    def looking(self, settle: Callable[[], None]) -> Iterator[list[tuple[int, list[Call]]]]:
+        """Note what happens meanwhile: for each turn its thread and calls, in the order in which they begin.
+
+        ``settle`` waits until the other threads have done what they still do; what it calls is not noted.
+        """
         self._turns = turns = list[tuple[int, list[Call]]]()
         try:
             yield turns
+            self._local.looks_away = True
+            settle()
         finally:
-            self._turns = None
+            self._turns, self._local.looks_away = None, False
 
     @contextmanager
     def everywhere(self) -> Iterator[None]:
         """Watch this thread, and those that are started meanwhile."""
+        before = sys.getprofile(), threading.getprofile()
         threading.setprofile(self.note)
         sys.setprofile(self.note)
         try:
             yield
         finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            sys.setprofile(before[0])
+            threading.setprofile(before[1])  # type: ignore[arg-type]
 
 
 @contextmanager
-def nodes(*, servers: int, workers: int) -> Iterator[str]:
-    """Run a coordinator and servers, each on a thread of its own; yield the coordinator's address."""
+def nodes(*, servers: int, workers: int) -> Iterator[tuple[str, list[CallSoon]]]:
+    """Run a coordinator and servers, each on a thread of its own.
+
+    Yields the coordinator's address, and for each of them what runs something on its thread.
+    """
     log = logging.getLogger("zmqps.bench")
     options = CoordinatorOptions(
         servers=servers, workers=workers, heartbeat_interval=NEVER_S, heartbeat_timeout=2 * NEVER_S
@@ -132,31 +145,28 @@ def nodes(*, servers: int, workers: int) -> Iterator[str]:
         endpoint = transport.bind("tcp://127.0.0.1:0")
         return transport, new_identity(role, name=name, endpoint=endpoint, incarnation=identity.incarnation)
 
-    def run(driver: Driver) -> Callable[[], None]:
-        """Start a node; return what ends it."""
+    def run(driver: Driver) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=lambda: loop.run_until_complete(driver.run()))
+        thread = threading.Thread(target=loop.run_until_complete, args=(driver.run(),))
         thread.start()
-
-        def end() -> None:
-            loop.call_soon_threadsafe(driver.submit, Stop("the walk is over"))
-            thread.join(PATIENCE_S)
-            loop.close()
-
-        return end
+        return loop, thread
 
     transport, identity = node("coordinator", "coordinator")
     address = identity.endpoint
-    ends = [run(Driver(CoordinatorMachine(identity, options), transport, log))]
+    coordinator = Driver(CoordinatorMachine(identity, options), transport, log)
+    running = [run(coordinator)]
     for number in range(servers):
         transport, identity = node("server", f"server-{number}")
         build = partial(make_shard, ServerConfig(address))
-        ends.insert(0, run(Driver(ServerMachine(identity, address, build), transport, log)))
+        running.append(run(Driver(ServerMachine(identity, address, build), transport, log)))
     try:
-        yield address
+        yield address, [loop.call_soon_threadsafe for loop, _ in running]
     finally:
-        for end in ends:
-            end()
+        with suppress(RuntimeError):  # its loop is closed: it has ended with its workers
+            running[0][0].call_soon_threadsafe(coordinator.submit, Stop("the walk is over"))
+        for loop, thread in running:
+            thread.join(PATIENCE_S)
+            loop.close()
 
 
 def walk(mode: str) -> Walk:
@@ -168,14 +178,22 @@ def walk(mode: str) -> Walk:
         ``async``, or ``sync``: then it is a whole step.
     """
     watcher, walks = Watcher(), list[Walk]()
-    with watcher.everywhere(), nodes(servers=1, workers=1) as address:
+    with watcher.everywhere(), nodes(servers=1, workers=1) as (address, threads):
         with zmqps.connect(address, timeout=PATIENCE_S, transport="tcp") as worker:
             values = {"w": np.zeros(256, np.float32)}
             worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=STALENESS[mode])
             for _ in range(WARM_UP):
                 worker.push_pull(values)
+            threads.append(worker._thread.call_soon)
+
+            def settle() -> None:
+                for call_soon in threads:
+                    settled = threading.Event()
+                    call_soon(settled.set)
+                    assert settled.wait(PATIENCE_S)
+
             for _ in range(LOOKS):
-                with watcher.looking() as turns:
+                with watcher.looking(settle) as turns:
                     worker.push_pull(values)
                 user, *others = [calls for _, calls in turns]
                 # a look at a socket that has nothing is in nobody's way

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zmqps.client.inplace import GradientBuffers
-from zmqps.client.tensors import Destination, Tables, check_names, flatten, look
+from zmqps.client.tensors import Destination, Tables, check_names, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check as check_codec
@@ -75,6 +75,15 @@ class Requests:
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
         self._plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._tables = Tables()
+        tables = self._placement.keyspace.tables
+        self._shapes = tuple((table.size, table.dtype) for table in tables)
+        places = {
+            number: (table, start, start + self.job.parameters[number].size)
+            for table, members in enumerate(tables)
+            for number, start in zip(members.parameters, members.offsets, strict=False)
+        }
+        #: Of each parameter its name, table, first and one-past-last element there, and shape.
+        self._layout = [(p.name, *places[number], p.shape) for number, p in enumerate(self.job.parameters)]
         self._handover = handover
         self._encoder = Encoder(self.job, handover)
         self._empty = empty
@@ -145,21 +154,22 @@ class Requests:
         if type(examples) is not int or examples < 1:
             raise ConfigurationError(f"a gradient is made of at least one example, not {examples!r}")
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
-        arrays: Mapping[int, Array | Remote]
         if self.buffers is not None and own:
-            arrays = dict(enumerate(self.buffers.flat))
+            plain: Mapping[int, Array] | None = dict(enumerate(self.buffers.flat))
         else:
-            arrays = look(grads, self.job.parameters, self._index, self._handover)
+            plain = plain_ones(grads, self.job.parameters, self._index)
+        arrays: Mapping[int, Array | Remote]
+        arrays = look(grads, self.job.parameters, self._index, self._handover) if plain is None else plain
         flat: list[Array | None] = [None] * len(self.job.parameters)
         source = Source(arrays=flat, codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False))
         cargoes, whole = self._plan(list(arrays)), len(arrays) == len(flat)
         push = Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
-        port = self._encoder.port_for(source.codec, arrays)
+        port = self._encoder.port_for(source.codec, arrays) if plain is None else None
         if port is not None:
             source.nonfinite, source.encoded = self._encoder.encode(port, source.codec, arrays, cargoes, atomic=atomic)
             return push
-        for number, array in flatten(arrays, self._handover).items():
-            flat[number] = array
+        for number, array in (flatten(arrays, self._handover) if plain is None else plain).items():
+            flat[number] = np.ascontiguousarray(array).reshape(-1)
         if self.buffers is not None and (own or self.buffers.hold(flat)):
             source.tables = self.buffers.tables
             source.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
@@ -178,7 +188,7 @@ class Requests:
         if out is not None and set(out) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
         push = self.push(grads, examples, codec)
-        target, result = self._receive(check_names(grads, self._index), out, pull_codec, copy)
+        target, result = self._receive([self._index[name] for name in grads], out, pull_codec, copy)
         if push.source.in_place:
             push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
         return push, Pull(cargoes=push.cargoes, target=target), result
@@ -196,14 +206,9 @@ class Requests:
             target.arrays = destination.flat
             return target, lambda _: Params(destination.deliver(), target)
         if numbers is None or len(set(numbers)) == len(parameters):
-            keyspace = self._placement.keyspace
-            target.tables = self._tables.take(tuple((table.size, table.dtype) for table in keyspace.tables))
-            arrays: dict[str, Any] = {}
-            for flat, table in zip(target.tables, keyspace.tables, strict=True):
-                for number, start in zip(table.parameters, table.offsets, strict=False):
-                    parameter = parameters[number]
-                    arrays[parameter.name] = flat[start : start + parameter.size].reshape(parameter.shape)
-            ordered = {p.name: arrays[p.name] for p in ([parameters[n] for n in numbers] if numbers else parameters)}
+            tables = target.tables = self._tables.take(self._shapes)
+            wanted = [self._layout[number] for number in numbers] if numbers else self._layout
+            ordered = {name: tables[t][start:stop].reshape(shape) for name, t, start, stop, shape in wanted}
         else:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
             target.arrays = Destination(ordered, parameters, self._index, self._handover).flat

@@ -86,8 +86,6 @@ def look(
     """Return gradients by parameter number, as arrays where they lie."""
     if not isinstance(grads, Mapping):
         raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
-    if (plain := _plain_ones(grads, parameters, index)) is not None:
-        return plain
     check_names(grads, index)
     arrays = _seen(grads, handover)
     for name, array in arrays.items():
@@ -95,7 +93,7 @@ def look(
     return {index[name]: array for name, array in arrays.items()}
 
 
-def _plain_ones(
+def plain_ones(
     values: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
 ) -> dict[int, Array] | None:
     """Return arrays by parameter number if there is nothing about any of them to be looked at twice, else None.
@@ -103,6 +101,8 @@ def _plain_ones(
     That is what a training loop hands over in nearly every step: one look for each array.
     """
     plain: dict[int, Array] = {}
+    if not isinstance(values, Mapping):
+        return None
     for name, value in values.items():
         number = index.get(name, -1)
         if number < 0 or type(value) is not np.ndarray:
@@ -146,7 +146,7 @@ class Destination:
         self._spaces: list[Array] = []
         self._narrowed: dict[str, Any] = {}
         self._wide: dict[str, Array] = {}
-        if (plain := _plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
+        if (plain := plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
             for number, flat in plain.items():
                 self.flat[number] = flat.reshape(-1)
             return

@@ -77,16 +77,12 @@ class Client:
 
     hello: Hello
     ledger: Ledger = field(default_factory=Ledger)
+    name: str = field(init=False)  # how errors and logs call it
+    reader: bytes = field(init=False)  # who reads, for the copies of a treatment; an observer pushes nothing
 
-    @property
-    def name(self) -> str:
-        """How errors and logs call it."""
-        return f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
-
-    @property
-    def reader(self) -> bytes:
-        """Who reads, for the copies of a treatment; an observer pushes nothing that it computed from them."""
-        return self.hello.incarnation if self.hello.role == "worker" else b""
+    def __post_init__(self) -> None:
+        self.name = f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
+        self.reader = self.hello.incarnation if self.hello.role == "worker" else b""
 
 
 class ServerMachine:
@@ -168,7 +164,7 @@ class ServerMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        return self.member.next_deadline()
+        return self.member.due
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, and the end when the coordinator is gone."""
@@ -307,11 +303,11 @@ class ServerMachine:
         result = client.ledger.recall(message.seq)
         if message.reply and shard.stage is not None:
             raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
-        if message.reply:
+        if message.reply and message.reply_codec != RAW:
             check_for_values(message.reply_codec)  # before anything is applied
         if result is None:
             checked, payload = bool(message.checked), message.payload
-            codec = named(message.codec)
+            codec = None if message.codec == RAW else named(message.codec)
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
             if shard.stage is None:
@@ -321,10 +317,12 @@ class ServerMachine:
                 applied = shard.collect(
                     message.parts, payload, contributor, message.step, examples, client.name, checked=checked
                 )
-            result = tuple(v for v, _ in applied), tuple(s for _, s in applied)
+            versions, staleness = zip(*applied, strict=True) if applied else ((), ())
+            result = versions, staleness
             client.ledger.record(message.seq, result)
             self._counts["pushes"] += 1
-            self._counts["pushed_nbytes"] += sum(memoryview(buffer).nbytes for buffer in message.payload)
+            for buffer in message.payload:
+                self._counts["pushed_nbytes"] += memoryview(buffer).nbytes
         else:
             self._counts["duplicates"] += 1
         if not message.reply:
@@ -373,11 +371,13 @@ class ServerMachine:
     ) -> Action:
         """Answer with values."""
         parts, versions, readers = found
-        codec = choose(codec_text, sum(array.nbytes for pieces in parts for array in pieces))
+        nbytes = sum([array.nbytes for pieces in parts for array in pieces])
+        codec = None if codec_text == RAW else choose(codec_text, nbytes)
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
-        self._counts["pulled_nbytes"] += sum(array.nbytes for array in out.payload)
+        for array in out.payload:
+            self._counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
         return Send(peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zmqps.core.node.member import Handshake
-from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, choose, compress, decompress, named
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
@@ -71,7 +71,7 @@ class Link:
         self._num_sent = 0
         self._overtaken: list[Request] = []  # to be sent again, in this order
         self._retry_s = RETRY_S
-        self._retry_due: float | None = None
+        self.retry_due: float | None = None
 
     def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
@@ -89,26 +89,27 @@ class Link:
         actions: list[Action] = []
         if self.handshake.welcome is None or self.lost is not None:
             return actions
-        actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
-        self._overtaken.clear()
-        while (next_one := self.queue.peek()) is not None:
-            request = next_one
+        if self._overtaken:
+            actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
+            self._overtaken.clear()
+        while self.queue.waiting and (request := self.queue.peek()) is not None:
             if request.transfer.done:
                 self.queue.pop()
                 continue
             if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
                 break
             if isinstance(request.transfer, Push):
-                oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
-                if self._next_seq - oldest >= PUSH_WINDOW:
-                    break  # a resend of the oldest must still be inside the server's ledger
+                if self.in_flight:
+                    oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
+                    if self._next_seq - oldest >= PUSH_WINDOW:
+                        break  # a resend of the oldest must still be inside the server's ledger
                 request.seq = self._next_seq
                 self._next_seq += 1
             self.queue.pop()
             request.number = next(self._numbers)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
-            if self._retry_due is None:
+            if self.retry_due is None:
                 self._restart_retry(now)
             actions.append(self._send(request))
         return actions
@@ -131,12 +132,13 @@ class Link:
             codec = transfer.target.codec
             return PullMessage(request.number, epoch, transfer.version, int(transfer.exact), codec, parts)
         if isinstance(transfer, Load):
-            payload = gather(piece for cargo in request.cargoes for piece in transfer.source.pieces(cargo))
+            payload = transfer.source.payload(request.cargoes)
             self.counts["bytes_sent"] += request.nbytes
             return LoadMessage(request.number, epoch, parts, payload)
         source, target = transfer.source, transfer.target
         codec, payload = self._encoded(request, source)
-        self.counts["bytes_sent"] += sum(buffer.nbytes for buffer in payload)
+        for buffer in payload:
+            self.counts["bytes_sent"] += buffer.nbytes
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
@@ -153,9 +155,9 @@ class Link:
         if source.encoded is not None:
             found = [source.encoded[cargo] for cargo in request.cargoes]
             return found[0][0], [blob for _, blob in found]
-        codec = choose(source.codec, request.nbytes)
+        codec = None if source.codec == RAW else choose(source.codec, request.nbytes)
         if codec is None:
-            return RAW, gather(piece for cargo in request.cargoes for piece in source.pieces(cargo))
+            return RAW, source.payload(request.cargoes)
         residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
         blobs = compress(codec, map(source.pieces, request.cargoes), residuals, request.seq)
         request.encoded = codec.spec, blobs
@@ -189,7 +191,6 @@ class Link:
             self._land(request, target, message)
             for cargo, version in zip(request.cargoes, message.versions, strict=True):
                 self._versions[cargo.slice.index] = version
-                target.landed(cargo, version)
         elif target is not None:
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
@@ -228,20 +229,14 @@ class Link:
         return request
 
     def _land(self, request: Request, target: Target, message: Values) -> None:
-        places = [(place, cargo.dtype) for cargo in request.cargoes for place in target.places(cargo)]
         payload: Sequence[Buffer] = message.payload
-        self.counts["bytes_received"] += sum(memoryview(buffer).nbytes for buffer in payload)
-        codec = named(message.codec)
+        for buffer in payload:
+            self.counts["bytes_received"] += memoryview(buffer).nbytes
+        codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
             sizes = ((cargo.nbytes // cargo.dtype.itemsize, cargo.dtype) for cargo in request.cargoes)
             payload = decompress(codec, payload, sizes)
-        # the wire has the table's dtype, the caller's arrays may have another
-        for run, offset, array in scatter(payload, ((place.size, dtype) for place, dtype in places)):
-            place = places[run][0][offset : offset + array.size]
-            if target.views is None:
-                np.copyto(place, array, casting="unsafe")
-            else:
-                target.views.land(place, array)
+        target.land(request.cargoes, payload, message.versions)
 
     def fail(self, error: PSError) -> list[Push | Pull | Load]:
         """The server is gone: return the transfers that now fail."""
@@ -252,7 +247,7 @@ class Link:
         self._overtaken.clear()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
-        self._retry_due = None
+        self.retry_due = None
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
@@ -266,18 +261,17 @@ class Link:
 
     def _restart_retry(self, now: float) -> None:
         self._retry_s = RETRY_S
-        self._retry_due = now + RETRY_S if self.in_flight else None
+        self.retry_due = now + RETRY_S if self.in_flight else None
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self._retry_due, self.handshake.next_deadline())
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in (self.retry_due, self.handshake.due) if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or send again what was not answered."""
-        due = self.handshake.next_deadline()
+        due = self.handshake.due
         actions: list[Action] = self.handshake.on_deadline(now) if due is not None and now >= due else []
-        if self._retry_due is None or now < self._retry_due:
+        if self.retry_due is None or now < self.retry_due:
             return actions
         for number, request in list(self.in_flight.items()):
             if request.transfer.done:  # given up: make room, never send it again
@@ -286,7 +280,7 @@ class Link:
             else:
                 actions.append(self._again(request))
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        self._retry_due = now + self._retry_s if self.in_flight else None
+        self.retry_due = now + self._retry_s if self.in_flight else None
         return actions + self.pump(now)
 
     def validate(self) -> None:
@@ -294,7 +288,7 @@ class Link:
         self.queue.validate()
         assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
-        assert (self._retry_due is not None) == bool(self.in_flight)
+        assert (self.retry_due is not None) == bool(self.in_flight)
         assert all(number == request.number for number, request in self.in_flight.items())
 
 

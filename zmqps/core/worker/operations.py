@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from zmqps.core.job.data import DataSpec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.treatments import make_treatment
+from zmqps.core.treatments import Treatment, make_treatment
 from zmqps.core.worker.transfer import Load, Pull, Push
 
 
@@ -53,11 +55,12 @@ class Attached:
 
     job: JobSpec
     placement: Placement
+    dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # in which gradients travel, by parameter
+    treatment: Treatment | None = field(init=False)  # of stale ones
 
-    def drops(self, staleness: int) -> bool:
-        """Whether servers drop gradients this stale."""
-        treatment = make_treatment(self.job.treatment)
-        return treatment is not None and treatment.drops(staleness)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtypes", tuple(parameter.storage_dtype for parameter in self.job.parameters))
+        object.__setattr__(self, "treatment", make_treatment(self.job.treatment))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,11 +29,11 @@ class Cargo:
     pieces: tuple[Piece, ...]
     dtype: np.dtype[Any]
     nbytes: int
+    bounds: tuple[tuple[int, int], ...] = field(init=False)  # the ranges as pairs, relative to the slice
 
-    @property
-    def bounds(self) -> list[tuple[int, int]]:
-        """The ranges as pairs, relative to the slice."""
-        return list(pairwise(self.ranges))[::2] if self.ranges else [(0, self.slice.size)]
+    def __post_init__(self) -> None:
+        bounds = tuple(pairwise(self.ranges))[::2] if self.ranges else ((0, self.slice.size),)
+        object.__setattr__(self, "bounds", bounds)
 
 
 def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tuple[tuple[Cargo, ...], ...]:

@@ -142,7 +142,11 @@ class SessionMachine:
     def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
-        return [*self._take(event, now), *self._go_on(now)]
+        actions = self._take(event, now)
+        pace = self.transfers.pace
+        if pace.held or pace.closing is not None or self._finishing is not None:
+            actions += self._go_on(now)
+        return actions
 
     def _take(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
         if isinstance(event, Operation):
@@ -159,22 +163,17 @@ class SessionMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [
-            self.member.next_deadline(),
-            self._reminder_due,
-            self._resend_due,
-            self._farewell_due,
-            self.transfers.next_deadline(),
-        ]
+        dues = [self.member.due, self._reminder_due, self._resend_due, self._farewell_due]
+        for link in self.transfers.links:
+            dues += (link.handshake.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, resends, timeouts."""
         self.now = now
         actions: list[Action] = []
-        due = self.member.next_deadline()
-        if due is not None and now >= due:
+        if self.member.due is not None and now >= self.member.due:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
@@ -262,7 +261,9 @@ class SessionMachine:
         actions: list[Action] = [Resolve(operation, value)]
         if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
             actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
-        self.transfers.forget(operation)
+        pace = self.transfers.pace
+        if operation.transfer is not None or pace.held or pace.closing is not None:
+            self.transfers.forget(operation)
         return actions
 
     def _give_up(self, operation: Operation, now: float) -> list[Action]:

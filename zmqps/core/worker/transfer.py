@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.views import Views
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -41,6 +44,10 @@ class Source:
     checked: bool = False
     encoded: Mapping[Cargo, tuple[str, Array]] | None = None
     nonfinite: Sequence[str] = ()
+
+    def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
+        """Return buffers that hold what to send of some cargoes."""
+        return gather([piece for cargo in cargoes for piece in self.pieces(cargo)])
 
     def pieces(self, cargo: Cargo) -> list[Array]:
         """Return what to send of a cargo, in the dtype of the wire."""
@@ -90,6 +97,25 @@ class Target:
             return _of_table(self.tables, cargo)
         arrays = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.pieces]
         return [array[start:stop] for array, start, stop in arrays if array is not None]
+
+    def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
+        """Put the values of some cargoes where they belong.
+
+        Raises
+        ------
+        ProtocolError
+            The payload is not of their size; nothing was put anywhere.
+        """
+        places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
+        # the wire has the table's dtype, the caller's arrays may have another
+        for run, offset, array in scatter(payload, [(place.size, dtype) for place, dtype in places]):
+            place = places[run][0][offset : offset + array.size]
+            if self.views is None:
+                np.copyto(place, array, casting="unsafe")
+            else:
+                self.views.land(place, array)
+        for cargo, version in zip(cargoes, versions, strict=True):
+            self.landed(cargo, version)
 
     def landed(self, cargo: Cargo, version: int) -> None:
         """Note that the values of a cargo are where they belong."""

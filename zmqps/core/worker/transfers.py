@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.job.spec import Parameter
 from zmqps.core.node.member import Handshake, Identity
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
@@ -81,10 +80,6 @@ class Transfers:
         """Bytes sent or asked for and not yet answered."""
         return sum(link.in_flight_nbytes for link in self.links)
 
-    def next_deadline(self) -> float | None:
-        """Return when a link wants to do something."""
-        return min((due for link in self.links if (due := link.next_deadline()) is not None), default=None)
-
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
         actions: list[Action] = []
@@ -140,13 +135,15 @@ class Transfers:
 
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
-        pace = self.pace
-        actions = self._arrive(now) if pace.waits_again else []
-        if pace.closed:
-            if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
-                return actions + self._host.resolve(operation, lost)
-            pace.held[operation] = None
-            return actions
+        pace, actions = self.pace, list[Action]()
+        if pace.mode != "async" or pace.arrive is not None:
+            if pace.waits_again:
+                actions += self._arrive(now)
+            if pace.closed:
+                if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
+                    return actions + self._host.resolve(operation, lost)
+                pace.held[operation] = None
+                return actions
         if isinstance(operation, Advance):
             if pace.mode == "async" or not pace.brought:
                 return self._host.resolve(operation, None)
@@ -155,10 +152,10 @@ class Transfers:
         push, pull = operation.push, operation.pull
         if push is None or push.done:
             assert pull is not None
-            return actions + self.start(operation, pull, now)
+            return self.start(operation, pull, now)
         if pull is not None and pace.mode == "async":
             push.target = pull.target  # both in one round trip
-        return actions + self.start(operation, push, now)
+        return self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
         return self._host.ask(self.pace.arriving(self._host.new_request()), now)
@@ -196,7 +193,8 @@ class Transfers:
         """Queue the requests of a transfer on behalf of an operation."""
         operation.transfer = transfer
         self._asked[transfer] = operation
-        self.pace.start(transfer)
+        if self.pace.mode != "async":
+            self.pace.start(transfer)
         if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
@@ -205,58 +203,61 @@ class Transfers:
         if isinstance(transfer, Push) and (error := self._nonfinite(transfer.source)) is not None:
             self._host.tally.refused()
             return self._host.resolve(operation, error)
-        shards = transfer.cargoes if transfer.atomic else ()
-        if (most := max((sum(len(cargo.pieces) for cargo in cargoes) for cargoes in shards), default=0)) > MAX_FRAMES:
-            too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
-            return self._host.resolve(operation, too_much)
+        if transfer.atomic:
+            most = max(sum(len(cargo.pieces) for cargo in cargoes) for cargoes in transfer.cargoes)
+            if most > MAX_FRAMES:
+                too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
+                return self._host.resolve(operation, too_much)
         actions: list[Action] = []
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
-            link.enqueue(transfer, cargoes)
-        for link in self.links:
-            actions += link.pump(now)
-        return [*actions, *self._complete(transfer)]  # of no arrays, it is complete already
+            if cargoes:
+                link.enqueue(transfer, cargoes)
+                actions += link.pump(now)
+        if not transfer.remaining:  # it is of no arrays
+            actions += self._complete(transfer)
+        return actions
 
     def _nonfinite(self, source: Source) -> PSError | None:
-        if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
+        attached = self._host.attached
+        if attached is None or attached.job.nonfinite != "reject":
             return None
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
-        pairs = [
-            (parameter, array)
-            for parameter, array in zip(self._host.attached.job.parameters, source.arrays, strict=True)
-            if array is not None
-        ]
-        as_sent = [array for parameter, array in pairs if array.dtype == parameter.storage_dtype]
-        others = [pair for pair in pairs if pair[1].dtype != pair[0].storage_dtype]
+        pairs = list(zip(source.arrays, attached.dtypes, strict=True))
+        as_sent = [array for array, dtype in pairs if array is not None and array.dtype == dtype]
+        others = [(array, dtype) for array, dtype in pairs if array is not None and array.dtype != dtype]
         if source.tables is not None:  # the same, in fewer pieces
             as_sent = list(source.tables)
-        if self._all_finite(as_sent) and all(self._all_finite([_converted(*pair)]) for pair in others):
+        if self._all_finite(as_sent) and (not others or all(self._all_finite([_converted(*pair)]) for pair in others)):
             source.checked = True
             return None
-        names = [repr(pair[0].name) for pair in pairs if not np.isfinite(_converted(*pair)).all()]
+        names = [
+            repr(parameter.name)
+            for parameter, array in zip(attached.job.parameters, source.arrays, strict=True)
+            if array is not None and not np.isfinite(_converted(array, parameter.storage_dtype)).all()
+        ]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
     def _complete(self, transfer: Push | Pull | Load) -> list[Action]:
-        """Go on after an answer, if it was the last one."""
-        if transfer.remaining:
-            return []
+        """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
+        if isinstance(transfer, Pull) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
+            return self._read_again(transfer, outdated)
         operation = self._asked[transfer]
-        if isinstance(transfer, Load):
-            self.drop(transfer)
-            return []  # the coordinator answers the init
-        if isinstance(transfer, Pull):
-            if self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
-                return self._read_again(transfer, outdated)
-        else:
+        if isinstance(transfer, Push) and transfer.attempt:
             self.pace.pushed(transfer)
-            if self._host.attached and self._host.attached.drops(transfer.staleness):
-                self._host.tally.dropped()
+        self.drop(transfer)
+        if isinstance(transfer, Load):
+            return []  # the coordinator answers the init
         self._host.tally.completed(transfer)
-        if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
-            self.drop(transfer)  # now for the values after it
-            self.pace.held[operation] = None
-            return []
+        if isinstance(transfer, Push):
+            attached = self._host.attached
+            if attached is not None and attached.treatment is not None:
+                if attached.treatment.drops(transfer.staleness):
+                    self._host.tally.dropped()
+            if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
+                self.pace.held[operation] = None  # now for the values after it
+                return []
         return self._host.resolve(operation, None)
 
     def _read_again(self, pull: Pull, outdated: tuple[Cargo, ...]) -> list[Action]:
@@ -274,10 +275,11 @@ class Transfers:
         """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
         transfer.done = True
         self._asked.pop(transfer).transfer = None
-        if isinstance(transfer, Push):
+        if isinstance(transfer, Push) and transfer.attempt:  # it belongs to a step
             self.pace.forget(transfer)
-        for link in self.links:
-            link.queue.drop(transfer)
+        if transfer.remaining:
+            for link in self.links:
+                link.queue.drop(transfer)
 
     def connect(self, identity: Identity, placement: Placement, message: Job, now: float) -> list[Action]:
         """Open the links to the servers of a job."""
@@ -338,7 +340,8 @@ class Transfers:
                 if (target := transfer.target) is not None and target.arrived:
                     actions.append(Landed(self._asked[transfer], tuple(target.arrived)))
                     target.arrived.clear()
-                actions += self._complete(transfer)
+                if not transfer.remaining:
+                    actions += self._complete(transfer)
             return actions
         if isinstance(message, Error):
             error = from_wire(message.code, message.text, message.facts)
@@ -354,7 +357,7 @@ class Transfers:
         return []
 
 
-def _converted(parameter: Parameter, array: Array) -> Array:
+def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return a gradient in the dtype it is sent in, which may hold less than its own."""
     with np.errstate(over="ignore"):
-        return array.astype(parameter.storage_dtype, copy=False)
+        return array.astype(dtype, copy=False)
