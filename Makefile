@@ -28,7 +28,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-slow test-processes simulate test-gpu bench bench-full bench-gpu bench-peers experiments demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-slow test-processes simulate test-gpu bench bench-full bench-gpu bench-peers experiments picture demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -47,7 +47,10 @@ check: $(INSTALLED) ## format, lint, types, architecture rules, links in the doc
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(PY) -m mypy
-	$(PY) -m pytest -q tests/test_architecture.py
+	$(PY) -m pytest -q tests/test_architecture.py tests/test_documents.py
+
+picture: $(INSTALLED) ## draw the rooms and their imports into docs/architecture.md
+	$(PY) -m tests.picture
 
 format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 	$(PY) -m ruff check --fix --exit-zero .

@@ -38,13 +38,17 @@ class TransferWorker:
         ``push``, ``pull`` or ``push_pull``.
     staleness
         The mode, as `Worker.init` takes it.
+    job
+        The job's name.
     """
 
-    def __init__(self, address: str, setup: Setup, operation: str, staleness: int | None = None) -> None:
+    def __init__(
+        self, address: str, setup: Setup, operation: str, staleness: int | None = None, job: str = "default"
+    ) -> None:
         shapes = models.find(setup.model)
         self._setup = setup
         self._staleness = staleness
-        self._worker = zmqps.connect(address, timeout=TIMEOUT, transport=setup.transport)
+        self._worker = zmqps.connect(address, job=job, timeout=TIMEOUT, transport=setup.transport)
         self._start = models.arrays(shapes, 1.0)
         self._worker.init(
             placed(self._start, setup.device),

@@ -138,7 +138,8 @@ def watch(workers: Sequence[Worker], observer: zmqps.Worker, args: argparse.Name
                 worker.look_up(status)
             shares = [args.passes * len(range(worker.rank, num_batches, args.workers)) for worker in workers]
             total = sum(w.pushes if w.failed else share for w, share in zip(workers, shares, strict=True))
-            state = "starting" if status["state"] == "starting" else f"training ({status['mode']})"
+            run = status["jobs"].get(observer.job, {"state": "ended", "mode": ""})
+            state = f"training ({run['mode']})" if run["state"] == "training" else run["state"]
             progress.update(bar, description=state, completed=sum(w.pushes for w in workers), total=total)
         done = sum(worker.result().pushes for worker in workers)
         progress.update(bar, completed=done, total=done)

@@ -13,7 +13,7 @@ from experiments.problems import Digits, Params, Problem
 from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
@@ -25,7 +25,7 @@ from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec
 from zmqps.stale import Treatment
 from zmqps.testing import Node, Program, Simulation, Training
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.training import ReferenceRules, loaded_shard
 
 #: Seconds a worker computes for a mini-batch; the network (50 µs, 10 Gbit/s) hardly counts beside it.
 COMPUTE_S = 0.02
@@ -153,7 +153,7 @@ class Run(Training):
         # a run that diverges is a result, too
         return JobSpec(parameters, self.optimizer.to_wire(), nonfinite="allow", **options), values
 
-    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
+    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         """Build a server's shard."""
         rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
         return Shard(
@@ -204,8 +204,7 @@ class Run(Training):
             curve.loss.append(self.problem.loss(params))
 
     def _now(self, simulation: Simulation) -> Params:
-        machine = simulation.servers[0].machine
-        assert isinstance(machine, ServerMachine)
-        assert machine.shard is not None
-        (state,) = machine.shard.slices
-        return {p.name: state.value[: p.size].copy() for p in machine.shard.placement.keyspace.parameters[:1]}
+        shard = loaded_shard(simulation.servers[0])
+        assert shard is not None
+        (state,) = shard.slices
+        return {p.name: state.value[: p.size].copy() for p in shard.placement.keyspace.parameters[:1]}

@@ -11,7 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver
@@ -43,15 +44,15 @@ class InProcessCluster:
         log = logging.getLogger("zmqps.tests")
         transport, identity = make_node("coordinator", "coordinator")
         self.address = identity.endpoint
-        self._coordinator = Driver(CoordinatorMachine(identity, self._options), transport, log)
-        drivers = [self._coordinator]
+        drivers = self._drivers = [Driver(CoordinatorMachine(identity, self._options), transport, log)]
         for number in range(self._options.servers):
             transport, identity = make_node("server", f"server-{number}")
             build = partial(make_shard, ServerConfig(self.address, kernels="numpy"))
             drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
         self._loop = asyncio.get_running_loop()
-        self._loop.call_soon(self._started.set)
-        await asyncio.gather(*(driver.run() for driver in drivers))
+        ended = asyncio.gather(*(driver.run() for driver in drivers))
+        self._loop.call_soon(self._started.set)  # behind the first steps of the drivers, which open their connections
+        await ended
 
     def status(self) -> dict[str, Any]:
         """Return the coordinator's view."""
@@ -68,7 +69,8 @@ class InProcessCluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: the cluster has ended with its workers
-            self._loop.call_soon_threadsafe(self._coordinator.submit, Stop("the test is over"))
+            for driver in self._drivers:  # the coordinator does not tell servers that it does not know yet
+                self._loop.call_soon_threadsafe(driver.submit, Stop("the test is over"))
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
 

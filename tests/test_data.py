@@ -101,7 +101,7 @@ def test_who_waits_in_vain_is_told_for_whom_and_the_range_comes_back(cluster: In
             next(holder.shards(10, 10, name="awaited"))
             with pytest.raises(DeadlineError, match=r"waiting for worker \d \(holder.*range 0"):
                 next(waiting.shards(10, 10, name="awaited", timeout=0.5))
-            (data,) = [d for d in waiting.status()["data"] if d["name"] == "awaited"]
+            (data,) = [d for d in waiting.status()["jobs"]["default"]["data"] if d["name"] == "awaited"]
             assert list(data["taken"].values()) == [0]
         assert next(waiting.shards(10, 10, name="awaited")).number == 0
 

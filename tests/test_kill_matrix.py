@@ -72,7 +72,7 @@ class Arena:
         return run_blocking(inquire(self.cluster.address, timeout=PATIENCE, until=good))
 
     def wait_for_arrivals(self, number: int) -> None:
-        self.wait_until(lambda status: status["steps"]["arrived"] == number)
+        self.wait_until(lambda status: status["jobs"]["default"]["steps"]["arrived"] == number)
 
     def wait_for_counter(self, name: str, value: int) -> Mapping[str, Any]:
         """Wait until the servers' heartbeats have told of so many, all together; return that status."""

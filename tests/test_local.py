@@ -20,6 +20,8 @@ START = {"w": np.array([1.0, -2.0], "f4"), "b": np.array(0.5, "f4")}
 class MemoryWorker:
     """A worker whose servers apply plain SGD at once, in this process."""
 
+    job = "default"
+
     def __init__(self, learning_rate: float = 1.0, optimizer: str = "sgd") -> None:
         self.values = {name: value.copy() for name, value in START.items()}
         self.learning_rate = learning_rate
@@ -28,7 +30,7 @@ class MemoryWorker:
         self.fails = False
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        return {"job": {"optimizer": {"name": self.optimizer}}}
+        return {"jobs": {self.job: {"job": {"optimizer": {"name": self.optimizer}}}}}
 
     def pull(self, *, out: dict[str, np.ndarray] | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
         self.trips.append("pull")

@@ -24,7 +24,7 @@ def test_a_gradient_that_is_too_stale_is_dropped_and_its_worker_sees_it() -> Non
         worker.push(ONE)
         statistics = worker.statistics()
         assert (statistics.pushes, statistics.dropped, statistics.staleness_max) == (5, 2, 2)
-        assert worker.status()["job"]["treatment"] == {"name": "drop", "bound": 1}
+        assert worker.status()["jobs"]["default"]["job"]["treatment"] == {"name": "drop", "bound": 1}
 
 
 def test_delays_are_compensated_by_servers_that_remember_what_each_worker_read() -> None:

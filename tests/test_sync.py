@@ -252,12 +252,12 @@ def test_backup_workers_are_dropped_and_told() -> None:
     ):
         for worker, arrived in zip(team.workers, (1, 0, 0), strict=True):  # one by one: the last is too late
             worker.push({"w": np.full(4, 10.0**worker.rank, np.float32)})
-            cluster.wait_until(lambda status, n=arrived: status["steps"]["arrived"] == n)
+            cluster.wait_until(lambda status, n=arrived: status["jobs"]["default"]["steps"]["arrived"] == n)
         pulled = [worker.pull(timeout=PATIENCE) for worker in team.workers]
         assert [params.version for params in pulled] == [1, 1, 1]
         assert all((params["w"] == -5.5).all() for params in pulled)
         assert [worker.statistics().dropped for worker in team.workers] == [0, 0, 1]
-        assert cluster.status()["steps"]["dropped"] == 1
+        assert cluster.status()["jobs"]["default"]["steps"]["dropped"] == 1
 
 
 def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers() -> None:
@@ -316,6 +316,7 @@ def test_nobody_reads_further_ahead_of_the_slowest_than_allowed() -> None:
                 worker.push(one, timeout=PATIENCE)
 
         team.all(train)
-        assert cluster.status()["steps"] | {"bound": bound, "slowest": steps} == cluster.status()["steps"]
+        found = cluster.status()["jobs"]["default"]["steps"]
+        assert found | {"bound": bound, "slowest": steps} == found
         assert (fast.pull(timeout=PATIENCE)["w"] == -3 * steps).all()
         assert fast.statistics().mode == "ssp"

@@ -10,9 +10,9 @@ There is one worker: everything here hands it an operation and awaits the future
 loop is never blocked; what would block is done by one helper thread a worker, in the order asked
 (`statistics`, `rejoin` and `close` do not wait for their turn).
 
-Cancelling an ``await`` stops the waiting, not the operation: a push that was begun is applied all
-the same, once, and its result is dropped; the arrays given to it stay in use until it is done, at
-its timeout at the latest.
+Cancelling an ``await`` withdraws a pull, and a push of which nothing has left yet: the arrays given to it
+are free. Anything else goes on without anybody waiting for it: a push that was begun is applied all the
+same, once, and its result is dropped; its arrays stay in use until it is done, at its timeout at the latest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from zmqps.codecs import Codec
-from zmqps.core.job.data import DataSpec
+from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.core.job.spec import Parameter
 from zmqps.core.worker.statistics import Statistics
-from zmqps.data import DataShard
 from zmqps.errors import ClosedError
 from zmqps.worker import Worker
 from zmqps.worker import connect as connect_blocking
@@ -47,7 +46,12 @@ def _awaiting(
     @wraps(blocking)
     async def method(self: AsyncWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
         # even to begin may take long: to convert a large model's arrays, or to ask for the job
-        begun: Future[T] = await self._ask(partial(begin, self._worker, *args, **kwargs))
+        asked = self._hand_over(partial(begin, self._worker, *args, **kwargs))
+        try:
+            begun = await asyncio.wrap_future(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(_cancel_unwanted)
+            raise
         return await asyncio.wrap_future(begun)
 
     return method
@@ -99,16 +103,23 @@ class AsyncWorker:
     ) -> AsyncIterator[tuple[str, Any]]:
         """`Worker.pull_each`, for ``async for``; the pull begins with the first step of the loop."""
         begin = partial(self._worker.pull_each_async, names, out=out, at_least=at_least, codec=codec, timeout=timeout)
-        for name, future in (await self._ask(begin)).items():
-            yield name, await asyncio.wrap_future(future)
+        futures = await self._ask(begin)
+        try:
+            for name, future in futures.items():
+                yield name, await asyncio.wrap_future(future)
+        finally:
+            for future in futures.values():  # of a loop that was left early
+                future.cancel()
 
     async def _ask(self, call: Callable[[], T]) -> T:
         """Return what a call of the worker returns, in its turn."""
+        return await asyncio.wrap_future(self._hand_over(call))
+
+    def _hand_over(self, call: Callable[[], T]) -> Future[T]:
         try:
-            asked: Future[T] = self._helper.submit(call)
+            return self._helper.submit(call)
         except RuntimeError:  # the helper is gone, so the worker is closed
             raise ClosedError("the worker is closed") from None
-        return await asyncio.wrap_future(asked)
 
     @property
     def rank(self) -> int:
@@ -148,11 +159,15 @@ class AsyncWorker:
         finally:
             await self.close()
 
-    async def close(self) -> None:
-        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster and release everything, as `zmqps.Worker.close` does."""
         # not on the helper thread, which may be waiting for just what this ends
-        await asyncio.to_thread(self._worker.close)
+        await asyncio.to_thread(self._close, timeout)
+
+    def _close(self, timeout: float | None) -> None:
         self._helper.shutdown(wait=False)
+        self._worker.close(timeout=timeout)
+        self._helper.shutdown(wait=True)  # what it was doing has failed by now
 
     async def __aenter__(self) -> Self:
         return self
@@ -190,6 +205,7 @@ class _Connecting:
 def connect(
     address: str,
     *,
+    job: str | None = None,
     timeout: float = 10.0,
     name: str | None = None,
     observer: bool = False,
@@ -200,7 +216,7 @@ def connect(
     Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
     comes about nevertheless is closed.
     """
-    return _Connecting(_connect(address, timeout=timeout, name=name, observer=observer, transport=transport))
+    return _Connecting(_connect(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport))
 
 
 async def _connect(address: str, **options: Any) -> AsyncWorker:
@@ -212,6 +228,11 @@ async def _connect(address: str, **options: Any) -> AsyncWorker:
         future.add_done_callback(_close_unwanted)
         helper.shutdown(wait=False)
         raise
+
+
+def _cancel_unwanted(asked: Future[Future[Any]]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        asked.result().cancel()
 
 
 def _close_unwanted(future: Future[Worker]) -> None:

@@ -20,6 +20,8 @@
     │   ├── SliceRangeError (IndexError)     no such slice, or a range that cuts a parameter
     │   └── LedgerError                      a sequence number the ledger can no longer judge
     ├── JobError (RuntimeError)              the job cannot be started, or is not started yet
+    │   ├── JobEndedError                    the job has ended; says how, and how to begin anew
+    │   └── JobMemoryError (MemoryError)     a server lacks the memory for its shard; says what is needed and free
     ├── JobMismatchError (ValueError)        this worker trains something else than the job
     ├── UnknownParameterError (KeyError)     no parameter of that name
     ├── ShapeError (ValueError)              an array of the wrong shape
@@ -245,13 +247,36 @@ class JobError(PSError, RuntimeError):
     code = 40
 
 
+class JobEndedError(JobError):
+    """The job this node was there for has ended."""
+
+    code = 48
+    text = "the job {job!r} has ended: {reason}; connect again to begin a new one"
+    job: str
+    reason: str
+
+
+class JobMemoryError(JobError, MemoryError):
+    """A server lacks the memory for its shard of a job; no other job is touched."""
+
+    code = 49
+    text = (
+        "{server} lacks the memory for {what}: it needs {needed_nbytes:,} bytes, {free_nbytes:,} are free; start more "
+        "servers, end another job (zmqps jobs end NAME), or allow more with --memory"
+    )
+    server: str
+    what: str
+    needed_nbytes: int
+    free_nbytes: int
+
+
 class JobMismatchError(PSError, ValueError):
     """This worker's ``init`` differs from the job the first worker defined."""
 
     code = 41
     text = (
         "this worker and the running job differ in {what}: the job, set by {owner}, has {theirs}; this worker has "
-        "{ours}. Make them equal, or start another cluster for another job"
+        "{ours}. Make them equal, or give this one a name of its own: connect(..., job=...)"
     )
     what: str
     ours: str
@@ -313,7 +338,7 @@ class DeviceError(PSError, RuntimeError):
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
-    """A GPU has not the memory for what it is asked to hold; what it held before is as it was."""
+    """A GPU lacks the memory for what it is asked to hold; what it held before is as it was."""
 
     code = 61
     text = (

@@ -176,7 +176,7 @@ class ElasticAveraging(_Local):
         if not isinstance(alpha, int | float) or not 0 < alpha < 1:
             raise ConfigurationError(f"alpha lies between 0 and 1, not {alpha!r:.40}")
         self.alpha = alpha
-        name = worker.status(timeout=timeout)["job"]["optimizer"]["name"]
+        name = worker.status(timeout=timeout)["jobs"][worker.job]["job"]["optimizer"]["name"]
         if name != "sgd":
             raise ConfigurationError(f"elastic averaging needs optimizer=optim.sgd(1.0), this job has {name}")
         super().__init__(worker, every, timeout)

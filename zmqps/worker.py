@@ -16,19 +16,22 @@ from zmqps.client.tensors import describe
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Advance, Exchange, Init
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
-from zmqps.stale import Treatment
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
+JOB_VARIABLE = "ZMQPS_JOB"
+DEFAULT_JOB = "default"
 
 
 class Worker(Reader):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
-    same outcome. All may be called from any thread, one at a time. Arrays handed to a push are read
+    same outcome. To cancel one withdraws a pull, and a push of which nothing has left yet; anything else
+    goes on. All may be called from any thread, one at a time. Arrays handed to a push are read
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
     """
@@ -47,6 +50,7 @@ class Worker(Reader):
         retain: int = 0,
         treatment: Treatment | None = None,
         deterministic: bool = False,
+        workers: int | None = None,
         push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
@@ -88,6 +92,9 @@ class Worker(Reader):
             ``replicas_to_aggregate``, ``on_straggler="continue"``, `shards`, and a cluster that does
             not know how many workers to expect. Contributions are always added in the order of ranks, so
             a run without these gives the same bits each time, as long as no worker comes or goes.
+        workers : int, optional
+            How many workers the job expects: its first synchronous step, its barriers and its end wait for as
+            many. By default what the cluster was started with (``--workers``), else whoever comes.
         push_codec, pull_codec : Codec or str
             How gradients and values travel where a call does not say otherwise: ``raw``, or one of
             `zmqps.codecs`, say ``"bf16"`` or ``codecs.topk(0.01)``; what is small goes raw. Codecs
@@ -114,6 +121,7 @@ class Worker(Reader):
             retain=retain,
             treatment=treatment,
             deterministic=deterministic,
+            workers=workers,
             push_codec=push_codec,
             pull_codec=pull_codec,
             timeout=timeout,
@@ -131,6 +139,7 @@ class Worker(Reader):
         retain: int = 0,
         treatment: Treatment | None = None,
         deterministic: bool = False,
+        workers: int | None = None,
         push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
@@ -153,6 +162,7 @@ class Worker(Reader):
             check_codec(pull_codec, pulls=True),
             None if treatment is None else treatment.to_wire(),
             deterministic,
+            workers,
         )
         if nonfinite == "reject":
             for parameter, value in zip(parameters, values, strict=True):
@@ -183,10 +193,12 @@ class Worker(Reader):
             The coordinator did not answer; this may be called again.
         ClosedError
             The worker was closed: `connect` anew.
+        JobError, JobMismatchError
+            The job has ended meanwhile, and perhaps another one has begun under its name.
         """
         left = self._rejoin(max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout)
-        if self._requests is not None:
-            self._requests = None
+        self._requests = None
+        if self._trained is not None:
             self._job(left)
 
     # --- pushes -------------------------------------------------------------------------------
@@ -323,17 +335,22 @@ class Worker(Reader):
 def connect(
     address: str,
     *,
+    job: str | None = None,
     timeout: float = 10.0,
     name: str | None = None,
     observer: bool = False,
     transport: str | None = None,
 ) -> Worker:
-    """Join a cluster as a worker.
+    """Join a cluster as a worker of one of its jobs.
 
     Parameters
     ----------
     address : str
         The coordinator's endpoint, say ``tcp://127.0.0.1:5570``.
+    job : str, optional
+        The name of the job: workers that name the same one train one model together, and know nothing of
+        other jobs. By default what ``ZMQPS_JOB`` says, or ``default``. A job begins with its first worker's
+        `Worker.init` and ends when its workers have finished; then its name can be used again.
     timeout : float
         Seconds to wait for the coordinator.
     name : str, optional
@@ -355,7 +372,8 @@ def connect(
     DeadlineError
         The coordinator did not answer.
     ConfigurationError
-        ``address`` is no endpoint, or there is no such transport.
+        ``address`` is no endpoint, ``job`` no name, or there is no such transport.
     """
+    job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
-    return Worker(address, timeout=timeout, name=name, observer=observer, transport=transport)
+    return Worker(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport)

@@ -18,7 +18,8 @@ from bench.results import Row
 from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
 from zmqps.client.tensors import describe
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
@@ -35,6 +36,7 @@ from zmqps.core.protocol.events import (
     server_peer,
 )
 from zmqps.core.protocol.wire import decode, encode
+from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Kernel, Shard
 from zmqps.core.worker.operations import Attached, Exchange, Init, Operation
@@ -66,7 +68,8 @@ class Wires:
     def __init__(self) -> None:
         names = {"coordinator": "inproc://c", "server": "inproc://s", "worker": ""}
         identities = {
-            role: Identity(role, role.encode().ljust(16), role, "here", 1, endpoint) for role, endpoint in names.items()
+            role: Identity(role, role.encode().ljust(16), role, "here", 1, endpoint, "default")
+            for role, endpoint in names.items()
         }
         self.messages = 0
         self._server = ServerMachine(identities["server"], "inproc://c", self._shard)
@@ -83,7 +86,7 @@ class Wires:
             self._execute(name, machine.start(0.0))
 
     @staticmethod
-    def _shard(job: JobSpec, placement: Placement, index: int) -> Shard:
+    def _shard(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         return Shard(placement, index, NoRules())
 
     def run(self, operation: Operation) -> Any:

@@ -184,7 +184,7 @@ def walk(mode: str) -> Walk:
             worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=STALENESS[mode])
             for _ in range(WARM_UP):
                 worker.push_pull(values)
-            threads.append(worker._thread.call_soon)
+            threads.append(worker._thread._call_soon)
 
             def settle() -> None:
                 for call_soon in threads:

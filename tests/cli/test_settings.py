@@ -13,7 +13,7 @@ import pytest
 
 from zmqps.cli.main import cli, run
 from zmqps.cli.settings import Setting, Size, read_config
-from zmqps.core.coordinator.machine import CoordinatorOptions
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
 

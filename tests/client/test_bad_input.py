@@ -61,6 +61,29 @@ BAD: dict[str, tuple[type[Exception], Callable[[zmqps.Worker], object]]] = {
 }
 
 
+NESTED = {"enc": {"layer": {"w": np.zeros(4, "f4")}}}
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("params", lambda w: w.init(NESTED, optimizer=SGD)),
+        ("gradients", lambda w: w.push(NESTED)),
+        ("gradients", lambda w: w.push({"a": {"w": np.zeros(4)}})),
+        ("gradients", lambda w: w.push_pull(NESTED)),
+        ("params", lambda w: w.init({"enc": {}}, optimizer=SGD)),
+    ],
+)
+def test_a_nested_mapping_is_refused_and_how_to_make_it_flat_is_said(
+    worker: zmqps.Worker, what: str, call: Callable[[zmqps.Worker], object]
+) -> None:
+    with pytest.raises(zmqps.ConfigurationError) as refused:
+        call(worker)
+    assert str(refused.value).startswith(f"{what}: '")
+    assert "pass a flat mapping with names joined by '.', say {" in str(refused.value)
+    assert ".w': …}" in str(refused.value)
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_it_is_refused_and_nothing_is_changed(worker: zmqps.Worker, case: str) -> None:
     expected, call = BAD[case]

@@ -6,12 +6,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.run import JobRun
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
-from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Init, Message, Ready
+from zmqps.core.protocol.messages import Assign, Error, Heartbeat, Hello, Init, Message, Ready
+from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.training import ReferenceRules
@@ -21,12 +24,17 @@ M = TypeVar("M", bound=Message)
 INTERVAL, TIMEOUT = 1.0, 10.0
 
 
-def identity(role: str, name: str = "a") -> Identity:
-    return Identity(role, name.encode().ljust(16, b"."), name, "host", 7, f"tcp://{name}:1" if role == "server" else "")
+def identity(role: str, name: str = "a", job: str = "default") -> Identity:
+    endpoint, job = (f"tcp://{name}:1", "") if role in ("server", "coordinator") else ("", job)
+    return Identity(role, name.encode().ljust(16, b"."), name, "host", 7, endpoint if role == "server" else "", job)
 
 
-def hello(role: str, name: str = "a") -> Hello:
-    return identity(role, name).hello()
+def hello(role: str, name: str = "a", job: str = "default") -> Hello:
+    return identity(role, name, job).hello()
+
+
+def assign(spec: JobSpec, where: Placement, *, epoch: int = 1, shard: int = 0, name: str = "default") -> Assign:
+    return Assign(epoch, name, 1, 1, shard, spec.to_wire(), where.to_wire())
 
 
 def peer(name: str) -> Peer:
@@ -42,7 +50,7 @@ def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placeme
     return Placement.balance(KeySpace(spec.parameters), shards, slice_nbytes)
 
 
-def make_shard(spec: JobSpec, where: Placement, index: int) -> Shard:
+def make_shard(spec: JobSpec, where: Placement, index: int, room: Room | None = None) -> Shard:
     rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
     options = {"synchronous": spec.mode == "sync", "aggregate": spec.aggregate, "retain": spec.retain}
     return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject", **options)
@@ -75,7 +83,10 @@ def logged(actions: list[Action]) -> str:
 
 
 class Coordinator:
-    """A coordinator and the clock, with its invariants checked after every event."""
+    """A coordinator and the clock, with its invariants checked after every event.
+
+    Workers whose name has a part behind a dot are there for the job of that name, the others for ``default``.
+    """
 
     def __init__(self, **options: Any) -> None:
         options = {"servers": 1, "heartbeat_interval": INTERVAL, "heartbeat_timeout": TIMEOUT, **options}
@@ -94,25 +105,33 @@ class Coordinator:
     def join(self, *names: str) -> list[Action]:
         """Let nodes join; a name that begins with s is a server's, with o an observer's."""
         roles = {"s": "server", "w": "worker", "o": "observer"}
-        return [action for name in names for action in self.take(name, hello(roles[name[0]], name))]
+        return [
+            action
+            for name in names
+            for action in self.take(name, hello(roles[name[0]], name, name.partition(".")[2] or "default"))
+        ]
+
+    def run(self, job: str = "default") -> JobRun:
+        return self.machine.runs[job]
 
     def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
         return self.take(name, Init(request, spec.to_wire() if spec else {}))
 
-    def ready(self, *names: str, loaded: bool = True, epoch: int | None = None) -> list[Action]:
-        epoch = self.machine.startup.epoch if epoch is None else epoch
+    def ready(self, *names: str, loaded: bool = True, epoch: int | None = None, job: str = "default") -> list[Action]:
+        epoch = self.run(job).startup.epoch if epoch is None else epoch
         return [action for name in names for action in self.take(name, Ready(epoch, int(loaded)))]
 
     def train(self, *names: str) -> None:
         """Bring servers and workers to a job that is trained."""
         self.join(*names)
-        workers = [name for name in names if name[0] == "w"]
         servers = [name for name in names if name[0] == "s"]
+        workers = [name for name in names if name[0] == "w"]
         for worker in workers:
             self.init(worker, job())
-        self.ready(*servers, loaded=False)
-        self.ready(*servers)
-        assert self.machine.startup.ready
+        for name in dict.fromkeys(worker.partition(".")[2] or "default" for worker in workers):
+            self.ready(*servers, loaded=False, job=name)
+            self.ready(*servers, job=name)
+            assert self.run(name).startup.ready
 
     def wait(self, until: float, *alive: str) -> list[Action]:
         """Let time pass up to ``until``; those alive give signs of life."""

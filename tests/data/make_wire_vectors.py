@@ -23,6 +23,9 @@ from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
+    Discard,
+    Discarded,
+    EndJob,
     Enter,
     Error,
     Heartbeat,
@@ -30,6 +33,7 @@ from zmqps.core.protocol.messages import (
     Hello,
     Init,
     Job,
+    JobEnded,
     Leave,
     Left,
     Load,
@@ -52,7 +56,7 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.wire import INLINE_NBYTES, decode, encode
-from zmqps.errors import NonFiniteGradientError, ProtocolError
+from zmqps.errors import JobEndedError, JobMemoryError, NonFiniteGradientError, ProtocolError
 
 PATH = Path(__file__).with_name("wire_vectors.json")
 
@@ -75,29 +79,41 @@ JOB = {
     "pull_codec": "raw",
     "treatment": None,
     "deterministic": False,
+    "workers": None,
 }
 CUTS = {"cuts": [[0, 6], [0, 2]], "slice_nbytes": 1 << 20}
 REFUSED = NonFiniteGradientError(worker="w (host, pid 1)", parameters="'w'")
+ENDED = JobEndedError(job="resnet", reason="ended by zmqps jobs end")
+MEMORY = JobMemoryError(server="server-b", what="shard 0 of 1 (values 56)", needed_nbytes=56, free_nbytes=40)
 W, B = np.array([1, -2, 0.5, 0, 3, 4], "<f4"), np.array([0.25, -1], "<f8")
 LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
 
 MESSAGES: dict[str, Message] = {
-    "hello of a worker": Hello("zmqps", 1, "worker", WORKER, "worker-a", "host-a", 4711),
-    "hello of a server": Hello("zmqps", 1, "server", SERVER, "server-b", "host-b", 12, "tcp://10.0.0.2:5571", ("x",)),
-    "welcome": Welcome(1, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
+    "hello of a worker": Hello("zmqps", 2, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet"),
+    "hello of an observer": Hello("zmqps", 2, "observer", WORKER, "reader", "host-a", 4712, job="ünder 50 %"),
+    "hello of a server": Hello("zmqps", 2, "server", SERVER, "server-b", "host-b", 12, "tcp://10.0.0.2:5571", ("x",)),
+    "welcome": Welcome(2, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
     "heartbeat": Heartbeat({"pushes": 12, "staleness_mean": 0.5, "loaded": True, "nested": {"list": [1, None, "x"]}}),
     "heartbeat answered": HeartbeatAck(4),
     "leave": Leave("finished"),
     "left": Left(),
     "error with facts": Error(7, REFUSED.code, str(REFUSED), REFUSED.facts()),
     "error about no request": Error(0, 21, "x", {"ours": 1, "theirs": 2}),
+    "error about the end of a job": Error(0, ENDED.code, str(ENDED), ENDED.facts()),
+    "error about memory": Error(3, MEMORY.code, str(MEMORY), MEMORY.facts()),
     "lost": Lost("worker", 1, "worker-a", WORKER, 10.25),
     "shutdown": Shutdown("the job is finished"),
     "init": Init(1, JOB),
+    "init of a job for two workers": Init(3, {**JOB, "workers": 2}),
     "init for the job as it is": Init(2, {}),
-    "job": Job(1, 1, JOB, {**CUTS, "servers": [{"name": "server-b", "endpoint": "tcp://10.0.0.2:5571"}]}, 1, 0),
-    "assign": Assign(1, 0, JOB, CUTS),
+    "job": Job(1, 1, JOB, {**CUTS, "servers": [{"name": "server-b", "endpoint": "tcp://10.0.0.2:5571"}]}, 1, 0, 4, ""),
+    "job with a note": Job(2, 7, JOB, {**CUTS, "servers": []}, 0, 41, 4, "the job 'resnet' goes on"),
+    "assign": Assign(1, "resnet", 4, 2, 0, JOB, CUTS),
     "ready": Ready(1, 1),
+    "discard": Discard(7),
+    "discarded": Discarded(7),
+    "end of a job": EndJob(1, "resnet"),
+    "job ended": JobEnded(1, "job 'resnet' has ended"),
     "enter": Enter(3, "epoch-1"),
     "released": Released(3, 0),
     "released to a later step": Released(4, 41),
@@ -147,6 +163,8 @@ MALFORMED: dict[str, list[bytes]] = {
     "a kind that is true": [msgpack.packb([True])],
     "too few fields": [msgpack.packb([35, 1, []])],
     "too many fields": [msgpack.packb([6, 1])],
+    "a hello of eight fields": [msgpack.packb([1, "zmqps", 2, "worker", bytes(16), "n", "h", 1, ""])],
+    "a hello whose job is a number": [msgpack.packb([1, "zmqps", 2, "worker", bytes(16), "n", "h", 1, "", [], 7])],
     "bytes behind the header": [msgpack.packb([6]) + b"\x00"],
     "text that is not utf-8": [b"\x92\x09\xa2\xff\xfe"],
     "an extension type": [msgpack.packb([9, msgpack.ExtType(3, b"x")])],

@@ -16,7 +16,8 @@ import msgpack
 import numpy as np
 import zmq
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send, Stop
@@ -37,10 +38,11 @@ PARAMETERS = (Parameter("w", (6, 5), "float32"), Parameter("b", (4,), "float64")
 JOB = JobSpec(PARAMETERS, sgd(0.5).to_wire())
 PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 64)
 EPOCH = 1
+ASSIGN = Assign(EPOCH, "default", 1, 1, 0, JOB.to_wire(), PLACEMENT.to_wire())
 
 
-def hello(role: str, incarnation: bytes) -> Hello:
-    return Hello("zmqps", 1, role, incarnation, f"{role}-fuzz", "host", 1, "tcp://127.0.0.1:1")
+def hello(role: str, incarnation: bytes, job: str = "default") -> Hello:
+    return Hello("zmqps", 2, role, incarnation, f"{role}-fuzz", "host", 1, "tcp://127.0.0.1:1", job=job)
 
 
 def ready_server() -> ServerMachine:
@@ -51,22 +53,22 @@ def ready_server() -> ServerMachine:
     )
     machine.start(0.0)
     machine.handle(Received(COORDINATOR, Welcome(1, b"c" * 16, "c", 0, 1.0, 10.0, 1, 1)), 0.0)
-    for action in machine.handle(Received(COORDINATOR, Assign(EPOCH, 0, JOB.to_wire(), PLACEMENT.to_wire())), 0.0):
+    for action in machine.handle(Received(COORDINATOR, ASSIGN), 0.0):
         if isinstance(action, Run):
             machine.handle(Returned(action.tag, action.work()), 0.0)
     machine.handle(Received(b"@loader", hello("worker", b"l" * 16)), 0.0)
     for piece in PLACEMENT.slices[0]:
         values = np.ones(piece.size, PLACEMENT.keyspace.tables[piece.table].dtype)
         machine.handle(Received(b"@loader", Load(1, EPOCH, ((piece.index, 0, ()),), (values,))), 0.0)
-    assert machine.shard is not None
-    assert machine.shard.loaded
+    assert machine.tenants[EPOCH].loaded
     return machine
 
 
 def values_of(machine: ServerMachine) -> bytes:
-    """Return the values of a server's shard."""
-    assert machine.shard is not None
-    return b"".join(state.value.tobytes() for state in machine.shard.slices)
+    """Return the values of a server's shards, all jobs one behind the other."""
+    shards = [tenant.built() for _, tenant in sorted(machine.tenants.items())]
+    assert shards
+    return b"".join(state.value.tobytes() for shard in shards for state in shard.slices)
 
 
 def sends(actions: Sequence[Any]) -> list[Send]:
@@ -196,8 +198,12 @@ def live_cluster() -> Iterator[Cluster]:
         assert started.wait(PATIENCE)
         yield ready[0]
     finally:
-        for driver in ready[0].drivers:  # both, for the server may not have joined yet
-            ready[0].loop.call_soon_threadsafe(driver.submit, Stop("the test is over"))
+
+        def stop() -> None:
+            for driver in ready[0].drivers:  # both, for the server may not have joined yet
+                driver.submit(Stop("the test is over"))
+
+        ready[0].loop.call_soon_threadsafe(stop)
         thread.join(PATIENCE)
         assert not thread.is_alive()
 

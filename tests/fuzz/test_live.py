@@ -6,6 +6,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,15 +15,18 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.fuzz.cluster import EPOCH, JOB, PLACEMENT, Cluster, fuzzer, hello, live_cluster, stream
+from tests.fuzz.cluster import ASSIGN, EPOCH, JOB, PLACEMENT, Cluster, fuzzer, hello, live_cluster, stream
 from zmqps.core.protocol.messages import (
-    Assign,
+    Discard,
+    Discarded,
+    EndJob,
     Enter,
     Error,
     Heartbeat,
     HeartbeatAck,
     Init,
     Job,
+    JobEnded,
     Left,
     Load,
     Lost,
@@ -58,7 +62,12 @@ TO_SERVER: list[Message] = [
     Values(7, "raw", (1,), (), (LARGE,)),
     Error(0, 7, "evicted", {"reason": "evicted"}),
     Shutdown("by a stranger"),
-    Assign(9, 0, JOB.to_wire(), PLACEMENT.to_wire()),
+    replace(ASSIGN, epoch=9),
+    Discard(EPOCH),
+    Discarded(EPOCH),
+    EndJob(8, "default"),
+    JobEnded(9, "ended by a stranger"),
+    Error(0, 48, "ended", {"job": "default", "reason": "by a stranger"}),
     Lost("worker", 0, "somebody", bytes(16), 1.0),
     Left(),
     StatusRequest(1),
@@ -76,7 +85,13 @@ TO_COORDINATOR: list[Message] = [
     StatusRequest(5),
     Shutdown("by a stranger"),
     Error(0, 40, "x", {"reason": "x"}),
-    Job(1, 1, {}, {}, 1, 0),
+    Error(EPOCH, 49, "x", {"reason": "x"}),
+    Discard(EPOCH),
+    Discarded(EPOCH),
+    EndJob(6, "another"),
+    JobEnded(7, "ended by a stranger"),
+    replace(hello("observer", bytes([8]) * 16), job="another"),
+    Job(1, 1, {}, {}, 1, 0, 1, ""),
     Welcome(1, bytes(16), "x", 0, 1.0, 2.0, 1, 1),
     HeartbeatAck(1),
     Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
@@ -130,7 +145,7 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
         before, clients = cluster.snapshot(), len(cluster.server._clients)
         for seed, (endpoint, seeds) in enumerate([(server, TO_SERVER), (coordinator, TO_COORDINATOR)]):
             dropped = -cluster.num_dropped
-            cluster.server._parked = waiting = Waiting()
+            cluster.server.tenants[EPOCH].parked = waiting = Waiting()
             answers = flood(endpoint, seeds, count, seed)
             dropped += cluster.num_dropped
             if endpoint == server:

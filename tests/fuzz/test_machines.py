@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import NOISE, almost, messages, mutated
 from tests.fuzz.cluster import (
+    ASSIGN,
     EPOCH,
     INCARNATIONS,
     JOB,
@@ -18,12 +21,17 @@ from tests.fuzz.cluster import (
     values_of,
 )
 from zmqps.core.coordinator import membership
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
-from zmqps.core.coordinator.status import cluster_status
-from zmqps.core.protocol.events import Exit, Received, Undecodable
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.events import COORDINATOR, Exit, Received, Returned, Run, Undecodable
 from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
+    Assign,
+    Commit,
+    Discard,
+    Discarded,
+    EndJob,
     Enter,
     Error,
     Heartbeat,
@@ -35,16 +43,23 @@ from zmqps.core.protocol.messages import (
     Pull,
     Push,
     Ready,
+    Status,
     Values,
     Withdraw,
 )
-from zmqps.core.protocol.wire import decode
+from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server import machine as server
 from zmqps.errors import BY_CODE, PSError
 from zmqps.net.identity import new_identity
 
 PEERS = st.sampled_from([b"@one", b"@two", b"@three"])
-HELLOS = st.builds(hello, st.sampled_from(["worker", "observer", "server"]), st.sampled_from(INCARNATIONS))
+JOBS = ["default", "another", "", "a\nb"]
+HELLOS = st.builds(
+    hello,
+    st.sampled_from(["worker", "observer", "server"]),
+    st.sampled_from(INCARNATIONS),
+    st.sampled_from(JOBS[:1] + JOBS),
+)
 
 INDICES = st.integers(0, len(PLACEMENT.slices[0]))
 RANGES = st.lists(st.integers(0, 16), max_size=4, unique=True).map(sorted).filter(lambda r: len(r) % 2 == 0).map(tuple)
@@ -63,13 +78,16 @@ DATA = (
     | st.builds(Pull, st.just(1), EPOCHS, st.integers(0, 3), st.integers(0, 1), CODECS, PARTS)
     | st.builds(Load, st.just(1), EPOCHS, PARTS, PAYLOADS)
 )
+SPECS = [JOB.to_wire(), {}, {**JOB.to_wire(), "nonfinite": "allow"}, {**JOB.to_wire(), "workers": 2}]
 CONTROL = (
-    st.builds(Init, st.integers(0, 3), st.sampled_from([JOB.to_wire(), {}, {**JOB.to_wire(), "nonfinite": "allow"}]))
+    st.builds(Init, st.integers(0, 3), st.sampled_from(SPECS))
     | st.builds(Enter, st.integers(0, 3), st.sampled_from(["a", "b"]))
     | st.builds(Withdraw, st.integers(0, 3))
     | st.builds(Ready, st.integers(0, 2), st.integers(0, 1))
     | st.builds(Leave, st.sampled_from(["finished", "closed", "x"]))
-    | st.builds(Heartbeat, st.just({}))
+    | st.builds(Heartbeat, st.just({}) | st.just({"jobs": {"1": {"pushes": 3}, "2": 7}}))
+    | st.builds(Discarded, st.integers(0, 3))
+    | st.builds(EndJob, st.integers(0, 3), st.sampled_from(JOBS))
     | st.builds(Error, st.integers(0, 2), st.sampled_from([*BY_CODE]), st.just("text"), st.just({"reason": "text"}))
 )
 
@@ -124,7 +142,7 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
         machine.validate()
         if any(isinstance(action, Exit) for action in actions):
             return
-    cluster_status(machine, now)
+    encode(Status(1, machine.status(now)))
     for _ in range(40):  # everybody falls silent: the end is orderly
         due = machine.next_deadline()
         if due is None or due > now + 100:
@@ -136,6 +154,44 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
 
 TO_SERVER = events(DATA | DATA)
 TO_COORDINATOR = events(CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
+
+
+#: What a coordinator may say of jobs, in any order: some of it twice, or overtaken by what came after it.
+OF_JOBS = st.lists(
+    st.builds(lambda epoch: Received(COORDINATOR, replace(ASSIGN, epoch=epoch)), st.integers(1, 4))
+    | st.builds(lambda epoch: Received(COORDINATOR, Discard(epoch)), st.integers(0, 4))
+    | st.builds(
+        lambda epoch, step: Received(COORDINATOR, Commit(epoch, step, ())), st.integers(0, 4), st.integers(0, 2)
+    )
+    | st.builds(Received, PEERS, HELLOS | DATA)
+    | st.just("built"),
+    max_size=20,
+)
+
+
+@given(OF_JOBS)
+@settings(max_examples=80)
+def test_a_server_keeps_what_is_assigned_and_nothing_of_what_has_ended(events) -> None:  # type: ignore[no-untyped-def]
+    machine = ready_server()
+    building: list[Run] = []
+    assigned, ended = {EPOCH}, set()
+    for event in [*events, *["built"] * 4]:  # in the end all that was begun is built
+        if event == "built":
+            actions = machine.handle(Returned(building[0].tag, building.pop(0).work()), 1.0) if building else []
+        else:
+            actions = machine.handle(event, 1.0)
+            message = event.message
+            if isinstance(message, Discard):
+                ended.add(message.epoch)
+                assert [a.message for a in sends(actions) if a.peer == COORDINATOR] == [Discarded(message.epoch)]
+            elif isinstance(message, Assign):
+                assigned.add(message.epoch)
+        machine.validate()
+        building += [action for action in actions if isinstance(action, Run)]
+        assert len(building) <= 1, "one shard at a time"
+        assert set(machine.tenants) == assigned - ended
+    assert building == []
+    assert all(tenant.shard is not None for tenant in machine.tenants.values())
 
 
 @given(TO_SERVER)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import errors, identity, peer, sent
+from tests.core.machines import assign, errors, identity, peer, sent
 from tests.core.server.test_machine import Server
 from tests.devices import NewDevice, on_every_device
 from zmqps.codecs import parse
@@ -16,11 +16,12 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Send
-from zmqps.core.protocol.messages import Ack, Assign, Error, Load, Pull, Push, Values
+from zmqps.core.protocol.messages import Ack, Error, Load, Pull, Push, Values
+from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolError, from_wire
 from zmqps.gpu.device import Device, HostDevice
-from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, required_nbytes
+from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, device_nbytes
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import adam, group, momentum
 from zmqps.testing import AsyncTraining, Faults, Simulation
@@ -254,13 +255,13 @@ def test_a_block_is_free_when_the_last_view_of_it_has_gone(new_device: NewDevice
 
 def test_a_device_that_is_too_small_says_what_the_shard_needs() -> None:
     spec, where = job(staleness=0, retain=1), placement()
-    required = required_nbytes(where, 0, 1, spec, 3)
+    required = device_nbytes(where, 0, 1, spec, 3)
     values = 4 * 135 + 8 * 77
     staging = 24 * 256
     assert list(required.values()) == [values, values, values, 3 * values, 0, staging]
     device = HostDevice(sum(required.values()) - 1)
     with pytest.raises(DeviceMemoryError, match=f"values {values:,}, optimizer slots {values:,}, ") as caught:
-        make_shard(CONFIG, spec, where, 0, streams=Streams(device), num_workers=3)
+        make_shard(CONFIG, spec, where, 0, Room(num_workers=3), streams=Streams(device))
     assert caught.value.needed_nbytes == sum(required.values())
     assert caught.value.free_nbytes == sum(required.values()) - 1
     assert device.memory().free_nbytes == caught.value.free_nbytes
@@ -268,7 +269,7 @@ def test_a_device_that_is_too_small_says_what_the_shard_needs() -> None:
 
 def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
     spec, where = job(staleness=0, retain=1), placement()
-    device = HostDevice(sum(required_nbytes(where, 0, 1, spec, 1).values()) + 512 * INBOUND_SLOTS)
+    device = HostDevice(sum(device_nbytes(where, 0, 1, spec, 1).values()) + 512 * INBOUND_SLOTS)
     pair = Pair(device, spec)
     for step in range(3):
         for index in range(len(pair.host.slices)):
@@ -382,7 +383,7 @@ class DeviceServer(Server):
     def __init__(self, device: Device) -> None:
         self.streams = Streams(device)
         self.streams.enter()
-        super().__init__(lambda *job: make_shard(CONFIG, *job, streams=self.streams, num_workers=2))
+        super().__init__(lambda *job: make_shard(CONFIG, *job, streams=self.streams))
 
     def take(self, name: str | bytes, message: Any) -> list[Action]:
         sender = name if isinstance(name, bytes) else peer(name)
@@ -402,16 +403,12 @@ class DeviceServer(Server):
         return [*actions, *(action for event in results for action in self.done(self.handle(event)))]
 
 
-def assign(spec: JobSpec) -> Assign:
-    return Assign(1, 0, spec.to_wire(), placement().to_wire())
-
-
 @on_every_device
 def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> None:
     spec = JobSpec((Parameter("v", (1024,), "float32"),), adam(0.1).to_wire())
     where = Placement.balance(KeySpace(spec.parameters), 1, 4096)
     server = DeviceServer(new_device())
-    server.take(COORDINATOR, Assign(1, 0, spec.to_wire(), where.to_wire()))
+    server.take(COORDINATOR, assign(spec, where))
     server.take("w", identity("worker", "w").hello())
     values = np.linspace(-1, 1, 1024, dtype=np.float32)
     server.take("w", Load(1, 1, [(0, 0, ())], [values]))
@@ -439,7 +436,7 @@ def push(number: int, payload: Any, *, reply: bool = False, codec: str = "raw") 
 
 def test_a_device_that_is_too_small_is_told_to_who_starts_the_job() -> None:
     server = DeviceServer(HostDevice(5_000))
-    (answer,) = sent(server.take(COORDINATOR, assign(job())), Error)
+    (answer,) = sent(server.take(COORDINATOR, assign(job(), placement())), Error)
     error = from_wire(answer.code, answer.text, answer.facts)
     assert isinstance(error, DeviceMemoryError)
     assert error.free_nbytes == 5_000
@@ -450,8 +447,8 @@ def test_a_device_that_is_too_small_is_told_to_who_starts_the_job() -> None:
 class OnDevices(AsyncTraining):
     """Training whose servers keep their shards on devices."""
 
-    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
-        return make_shard(CONFIG, job, placement, index, streams=Streams(HostDevice()))
+    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
+        return make_shard(CONFIG, job, placement, index, room, streams=Streams(HostDevice()))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -465,8 +462,8 @@ def test_whatever_the_network_does_no_push_is_lost_or_counts_twice(seed: int) ->
 class TooSmall(OnDevices):
     """Servers with less memory than a shard needs."""
 
-    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
-        return make_shard(CONFIG, job, placement, index, streams=Streams(HostDevice(1_000)))
+    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
+        return make_shard(CONFIG, job, placement, index, room, streams=Streams(HostDevice(1_000)))
 
 
 def test_every_worker_that_starts_the_job_is_told_that_the_device_is_too_small() -> None:

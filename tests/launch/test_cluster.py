@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -12,6 +14,7 @@ import pytest
 
 import zmqps
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
+from zmqps.launch.cluster import Nodes
 from zmqps.nodes.inquiry import ask_status
 
 
@@ -28,7 +31,7 @@ def test_a_worker_trains_on_it() -> None:
             worker.push({"w": np.ones((3, 2), np.float32)})
             np.testing.assert_array_equal(worker.pull()["w"], np.full((3, 2), 0.5, np.float32))
             status = cluster.status()
-        assert status["state"] == "training"
+        assert status["jobs"]["default"]["state"] == "training"
         assert (cluster.directory / "server-1.log").read_text()
         directory = cluster.directory
     assert all_gone(pids)
@@ -50,7 +53,7 @@ def test_it_can_be_used_where_a_loop_runs_already() -> None:
         with zmqps.LocalCluster() as cluster:
             return str(cluster.status()["state"])
 
-    assert asyncio.run(notebook()) == "starting"
+    assert asyncio.run(notebook()) == "ready"
 
 
 def test_stopping_ends_waiting_workers_and_may_be_repeated() -> None:
@@ -65,6 +68,28 @@ def test_stopping_ends_waiting_workers_and_may_be_repeated() -> None:
         cluster.address  # noqa: B018
     with pytest.raises(ClosedError, match="make another"):
         cluster.start()
+
+
+def test_whoever_stops_it_waits_until_it_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    there, go_on = threading.Event(), threading.Event()
+    close = Nodes.close
+
+    def slowly(self: Nodes) -> None:
+        there.set()
+        assert go_on.wait(20.0)
+        close(self)
+
+    monkeypatch.setattr(Nodes, "close", slowly)
+    cluster = zmqps.LocalCluster().start()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cluster.stop)
+        assert there.wait(20.0)
+        second = pool.submit(cluster.stop)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.1)
+        go_on.set()
+        first.result(timeout=20.0)
+        second.result(timeout=20.0)
 
 
 def test_before_its_start_there_is_no_address() -> None:

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from functools import partial
 
 from tests.net.proxy import Proxy
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory
+from zmqps.core.server.shard import Shard
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.lane.shm import LaneTransport
@@ -62,7 +64,7 @@ class Cluster:
             self.drivers.append(Driver(server, lanes, log))
             self.servers.append(lanes)
         tasks = [asyncio.create_task(driver.run()) for driver in self.drivers]
-        started.set()
+        asyncio.get_running_loop().call_soon(started.set)  # once the drivers have opened their connections
         await stopped.wait()
         for driver in self.drivers:
             driver.submit(Stop("the test is over"))
@@ -72,6 +74,11 @@ class Cluster:
 
     def num_lanes(self) -> int:
         return sum(len(server._lanes) for server in self.servers)
+
+    def shards(self) -> list[Shard]:
+        """Return the servers' shards of the job that was placed last."""
+        machines = [driver.machine for driver in self.drivers[1:]]
+        return [list(m.tenants.values())[-1].ready() for m in machines if isinstance(m, ServerMachine)]
 
     def num_internal_errors(self) -> int:
         return sum(driver.counters["internal_errors"] for driver in self.drivers)

@@ -317,6 +317,33 @@ def test_events_after_the_end_are_ignored() -> None:
     assert machine.events == []
 
 
+def test_no_timer_is_set_after_the_end() -> None:
+    machine = FakeMachine(lambda event: [], [Exit(0, "")])
+    transport = FakeTransport()
+
+    async def run() -> None:
+        await Driver(machine, transport, LOG).run()
+        machine.deadline = 0.0
+        transport._delivered()  # as by what a closed transport had planned to do
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert machine.rung == []
+
+
+def test_a_transport_that_cannot_start_is_closed() -> None:
+    transport = FakeTransport()
+
+    def start(*_: Any) -> None:
+        raise OSError("no shared memory")
+
+    transport.start = start  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no shared memory"):
+        asyncio.run(Driver(FakeMachine(lambda event: []), transport, LOG).run())
+    assert transport.closed == [LINGER_S]
+
+
 def end_with_it(driver: Driver, transport: FakeTransport) -> None:
     """End the driver once something that is no Left was sent."""
     sending = transport.send

@@ -21,7 +21,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import Load, Message, Push, Values
 from zmqps.core.protocol.wire import encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
 from zmqps.core.worker.plan import plan
@@ -30,7 +30,7 @@ from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.optim import OptimizerSpec
 from zmqps.testing import Faults, Node, Simulation
 from zmqps.testing.engine import Program
-from zmqps.testing.training import ReferenceRules, Training
+from zmqps.testing.training import ReferenceRules, Training, loaded_shard
 
 SLICE_NBYTES = 4096
 PARAMETERS = odd_parameters(SLICE_NBYTES)
@@ -94,13 +94,14 @@ class MatrixTraining(Training):
         self._pushes: dict[str, list[Pushing]] = {}  # of each worker, in order
         #: Of the messages that a worker sent a server of a slice, in order.
         self._seqs: dict[tuple[str, str, int], list[int]] = {}
+        self._freed: dict[str, RecordingShard] = {}  # by server
         self._pulled: list[Pulled] = []
         self._incarnations: dict[bytes, str] = {}
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         return self._job, self._values
 
-    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
+    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
         return RecordingShard(placement, index, rules, synchronous=job.mode == "sync")
 
@@ -161,15 +162,17 @@ class MatrixTraining(Training):
 
     # --- the same in numpy ---------------------------------------------------------------------
 
+    def check_freed(self, simulation: Simulation, server: Node) -> None:
+        shard = loaded_shard(server)
+        if shard is not None:
+            assert isinstance(shard, RecordingShard)
+            self._freed[server.name] = shard
+
     def check_end(self, simulation: Simulation) -> None:
         assert all(worker.finished for worker in simulation.workers)
-        shards: list[RecordingShard] = []
-        names: dict[int, str] = {}
-        for server in simulation.servers:
-            assert isinstance(server.machine, ServerMachine)
-            assert isinstance(server.machine.shard, RecordingShard)
-            shards.append(server.machine.shard)
-            names[server.machine.shard.index] = server.name
+        shards = list(self._freed.values())
+        names = {shard.index: name for name, shard in self._freed.items()}
+        assert len(shards) == len(simulation.servers)
         reference = Reference(self._job, shards[0].placement, self._values)
         arrives = self._travel(reference, names)
         for shard in shards:

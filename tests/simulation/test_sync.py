@@ -112,4 +112,4 @@ def test_ranges_of_a_dead_worker_are_used_by_the_others() -> None:
     kill_at(simulation, Arrive, 7, lambda sender, receiver: sender.name)
     report = simulation.run()
     assert report.outcomes["finish"] == 2
-    assert simulation.coordinator.data.by_name["examples"].over
+    assert simulation.coordinator.runs == {}, "the job is over"

@@ -10,6 +10,7 @@ import pytest
 
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.data import DataSet
+from zmqps.core.coordinator.discards import Discards
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.messages import Commit, Proceed
@@ -86,8 +87,7 @@ def test_a_shard_that_forgets_how_many_examples_a_gradient_is_of(monkeypatch: Pa
 
 def test_a_server_that_forgets_a_commit(monkeypatch: Patch) -> None:
     def commit(original: Any, server: ServerMachine, message: Commit) -> Any:
-        shard = server.shard
-        assert shard is not None
+        shard = server.tenants[message.epoch].ready()
         if shard.index == 0 and message.step == 3:
             shard.version += 1
             for state in shard.slices:
@@ -263,3 +263,33 @@ def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:
     simulation._heap.clear()
     with pytest.raises(SimulationError, match="nothing happens any more"):
         simulation.run()
+
+
+# --- several jobs -------------------------------------------------------------------------------
+
+
+def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
+    def push(original: Any, server: ServerMachine, peer: Any, client: Any, tenant: Any, message: Any) -> Any:
+        return original(server, peer, client, next(iter(server.tenants.values())), message)
+
+    wrap(monkeypatch, ServerMachine, "_push", push)
+    caught("jobs-alike", "nobody pushed")
+
+
+def test_a_coordinator_that_forgets_to_have_a_job_freed(monkeypatch: Patch) -> None:
+    def add(original: Any, discards: Discards, epoch: int, *rest: Any) -> Any:
+        return [] if epoch % 3 == 0 else original(discards, epoch, *rest)
+
+    wrap(monkeypatch, Discards, "add", add)
+    caught("jobs-ended", "still has shards of jobs that have ended")
+
+
+def test_a_coordinator_that_asks_only_once_for_a_job_to_be_freed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Discards, "on_deadline", lambda self, now: [])
+    monkeypatch.setattr(Discards, "next_deadline", lambda self: None)
+    caught("jobs-loss", "still has shards of jobs that have ended")
+
+
+def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Steps, "settled", True)
+    caught("jobs-ended", "steps")

@@ -1,4 +1,4 @@
-"""``zmqps status``, ``placement`` and ``logs``: what a running cluster is doing."""
+"""``zmqps status``, ``jobs``, ``placement`` and ``logs``: what a running cluster is doing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 @as_json
 @setting("--watch", "-w", is_flag=True, shared=False, help="Show it anew every second, until Ctrl-C.")
 def status(coordinator: str | None, directory: Path, timeout: float, as_json: bool, watch: bool) -> int:
-    """Show nodes, placement, traffic, staleness, and who is waited for."""
+    """Show nodes, jobs, placement, traffic, staleness, and who is waited for."""
     if as_json:
         click.echo(json.dumps(_ask(coordinator, directory, timeout), indent=2))
         return exits.OK
@@ -64,10 +64,15 @@ def status(coordinator: str | None, directory: Path, timeout: float, as_json: bo
 @settings.directory
 @timeout
 @as_json
-def placement(coordinator: str | None, directory: Path, timeout: float, as_json: bool) -> int:
-    """Show which parameters of the running job are on which server."""
-    job = _ask(coordinator, directory, timeout)["job"]
-    rows = job.get("placement") or []
+@setting("--job", shared=False, help="Which, where several are under way.", show_default="the only one")
+def placement(coordinator: str | None, directory: Path, timeout: float, as_json: bool, job: str | None) -> int:
+    """Show which parameters of a job are on which server."""
+    jobs = _ask(coordinator, directory, timeout)["jobs"]
+    if job is None and len(jobs) > 1:
+        raise click.UsageError(f"say which job with --job: {', '.join(jobs)}")
+    if job is not None and job not in jobs:
+        raise click.UsageError(f"there is no job {job!r}; {', '.join(jobs) or 'none'} is under way")
+    rows = [row for name, found in jobs.items() if job in (None, name) for row in found["job"].get("placement") or []]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     elif not rows:
@@ -79,16 +84,58 @@ def placement(coordinator: str | None, directory: Path, timeout: float, as_json:
     return exits.OK
 
 
-def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, Any]:
+@click.group(invoke_without_command=True)
+@coordinator
+@settings.directory
+@timeout
+@as_json
+@click.pass_context
+def jobs(ctx: click.Context, coordinator: str | None, directory: Path, timeout: float, as_json: bool) -> int:
+    """Show the jobs of a cluster, also those that have ended; `zmqps jobs end NAME` ends one."""
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = _address(coordinator, directory), timeout
+        return exits.OK
+    found = _ask(coordinator, directory, timeout)
+    if as_json:
+        click.echo(json.dumps({"jobs": found["jobs"], "ended": found["ended"]}, indent=2))
+    elif not found["jobs"] and not found["ended"]:
+        click.echo("no job has begun yet: a worker's init begins one")
+    else:
+        from zmqps.cli.tables import jobs_table, new_console
+
+        new_console().print(jobs_table(found["jobs"], found["ended"]))
+    return exits.OK
+
+
+@jobs.command()
+@click.argument("name")
+@click.pass_obj
+def end(where: tuple[str, float], name: str) -> int:
+    """End the job NAME: its workers are told, its memory on the servers is freed, its values are gone."""
+    from zmqps.nodes.inquiry import end_job
+
+    address, timeout = where
+    click.echo(end_job(address, name, timeout=timeout))
+    return exits.OK
+
+
+def _address(coordinator: str | None, directory: Path) -> str:
+    """Return where the coordinator is: as told, or as started here, or at the usual place."""
     from zmqps.cli.state import read_state
-    from zmqps.nodes.inquiry import ask_status
 
     state = read_state(directory)
-    here = state.address if state is not None and state.running else ""
+    return coordinator or (state.address if state is not None and state.running else "") or DEFAULT_ADDRESS
+
+
+def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, Any]:
+    from zmqps.nodes.inquiry import ask_status
+
+    address = _address(coordinator, directory)
     try:
-        return ask_status(coordinator or here or DEFAULT_ADDRESS, timeout=timeout)
+        return ask_status(address, timeout=timeout)
     except DeadlineError as error:
-        hint = "" if coordinator or here else "; no cluster was started here, name one with --coordinator"
+        guessed = coordinator is None and address == DEFAULT_ADDRESS
+        hint = "; no cluster was started here, name one with --coordinator" if guessed else ""
         waited = f"{error.waiting_for}{hint}"
         raise DeadlineError(operation=error.operation, seconds=error.seconds, waiting_for=waited) from None
 

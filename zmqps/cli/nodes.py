@@ -17,7 +17,11 @@ from zmqps.launch.logs import set_up_logging
 @click.command()
 @setting("--address", shared=False, default="tcp://127.0.0.1:5570", help="Where to listen; port 0 takes a free one.")
 @settings.cluster_settings
-@setting("--workers", type=click.IntRange(min=1), help="How many workers the job expects; by default whoever comes.")
+@setting(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="How many workers a job expects; by default whoever comes.",
+)
 @setting("--name", shared=False, help="How logs and errors call this node.")
 @settings.insecure
 @settings.log_settings
@@ -27,7 +31,9 @@ def coordinator(
     servers: int,
     heartbeat_interval: float,
     heartbeat_timeout: float,
+    lease: float,
     idle_timeout: float,
+    once: bool,
     slice_size: int,
     workers: int | None,
     name: str | None,
@@ -36,12 +42,15 @@ def coordinator(
     log_level: str,
     parent_fd: int | None,
 ) -> int:
-    """Run a coordinator: it knows who is there, places the job, holds barriers."""
+    """Run a coordinator: it knows who is there, places jobs, holds barriers."""
     set_up_logging(name or "coordinator", level=log_level, as_json=log_json)
-    from zmqps.core.coordinator.machine import CoordinatorOptions
+    from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.nodes.coordinator import CoordinatorConfig, run
 
-    options = CoordinatorOptions(servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout, slice_size)
+    options = CoordinatorOptions(
+        servers=servers, workers=workers, heartbeat_interval=heartbeat_interval, heartbeat_timeout=heartbeat_timeout,
+        lease=lease, idle_timeout=idle_timeout, once=once, slice_nbytes=slice_size,
+    )  # fmt: skip
     return _run(lambda: run(CoordinatorConfig(address, options, name, insecure), parent_fd), parent_fd)
 
 
@@ -53,6 +62,7 @@ def coordinator(
 @settings.kernels
 @settings.apply_threads
 @settings.device
+@settings.memory
 @setting("--name", shared=False, help="How logs and errors call this node.")
 @settings.insecure
 @settings.log_settings
@@ -63,19 +73,23 @@ def server(
     kernels: str,
     apply_threads: int,
     device: str,
+    memory: int | None,
     name: str | None,
     insecure: bool,
     log_json: bool,
     log_level: str,
     parent_fd: int | None,
 ) -> int:
-    """Run a server: it holds a shard of the model and applies gradients to it."""
+    """Run a server: it holds a shard of each job's model and applies gradients to it."""
     set_up_logging(name or "server", level=log_level, as_json=log_json)
     from zmqps.nodes.server import ServerConfig, run
 
     return _run(
         lambda: run(
-            ServerConfig(coordinator, address, name, kernels, insecure, apply_threads, device=device), parent_fd
+            ServerConfig(
+                coordinator, address, name, kernels, insecure, apply_threads, device=device, memory_nbytes=memory
+            ),
+            parent_fd,
         ),
         parent_fd,
     )

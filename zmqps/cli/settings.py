@@ -21,7 +21,7 @@ from zmqps.launch.logs import LEVELS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "kib": 1 << 10, "mib": 1 << 20}
+UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 class Setting(click.Option):
@@ -57,7 +57,7 @@ def setting(*names: str, **kwargs: Any) -> Callable[[F], F]:
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer versions of click
-    """A number of bytes: 1048576, 512KiB, 1MiB."""
+    """A number of bytes: 1048576, 512KiB, 1MiB, 8GB."""
 
     name = "size"
 
@@ -83,9 +83,14 @@ def cluster_settings(command: F) -> F:
         setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
         setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
         setting(
-            "--idle-timeout", type=click.FloatRange(min=0), default=600.0,
-            help="Seconds without a worker after which the cluster ends; 0: never.",
+            "--lease", type=click.FloatRange(min=0), default=600.0,
+            help="Seconds that a job without workers is kept for them to come back; 0: until it is ended.",
         ),
+        setting(
+            "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
+            help="Seconds without a worker of any job after which the cluster ends; 0: it does not.",
+        ),
+        setting("--once", is_flag=True, help="End the cluster with its first job."),
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
     )  # fmt: skip
     for option in reversed(options):
@@ -97,6 +102,10 @@ insecure = setting("--insecure", is_flag=True, help="Allow to bind beyond this h
 kernels = setting(
     "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
 )
+memory = setting(
+    "--memory", type=Size(), metavar="SIZE",
+    help="The most that the shards of all jobs may take on a server, say 8GB; by default what is free on its host.",
+)  # fmt: skip
 device = setting(
     "--device", default="cpu", metavar="cpu|cuda|cuda:N|auto",
     help="Where servers hold and update their shards; auto: on a GPU if one works.",

@@ -28,16 +28,39 @@ def new_console() -> Console:
 def status_view(status: Facts) -> RenderableType:
     """Return the whole status."""
     parts: list[RenderableType] = [_headline(status), *(Text(f"• {text}", "yellow") for text in status["waiting"])]
+    if status["jobs"] or status["ended"]:
+        parts.append(jobs_table(status["jobs"], status["ended"]))
     if status["members"] or status["gone"]:
         parts += [_nodes(status), _traffic(status)]
-    if rows := status["job"].get("placement"):
-        parts.append(placement_table(rows))
+    for name, run in status["jobs"].items():
+        if rows := run["job"].get("placement"):
+            parts.append(placement_table(rows, f"placement of {name}"))
     return Group(*parts)
 
 
-def placement_table(rows: Sequence[Facts]) -> Table:
+def jobs_table(jobs: Mapping[str, Facts], ended: Sequence[Facts]) -> Table:
+    """Return a row for each job under way, and for the last of each name that has ended."""
+    columns = "job", "state", "mode", "optimizer", ">parameters", ">bytes", ">workers", ">step", ">memory"
+    table = _table("jobs", *columns)
+    for name, run in jobs.items():
+        job, servers = run["job"], run["servers"].values()
+        memory = sum(server.get("arena_nbytes", 0) for server in servers)
+        step = max((server.get("version", 0) for server in servers), default=0) if run["mode"] == "sync" else ""
+        table.add_row(
+            escape(name), escape(run["state"]), run["mode"], job.get("optimizer", {}).get("name", ""),
+            str(job.get("parameters", "")), num_bytes(job.get("nbytes", 0)), str(run["workers"]), str(step),
+            num_bytes(memory),
+        )  # fmt: skip
+    for entry in ended:
+        if entry["job"] not in jobs:
+            how = f"[dim]ended {_duration(entry['ago_s'])} ago: {escape(entry['how'])}[/dim]"
+            table.add_row(escape(entry["job"]), how, *[""] * 7)
+    return table
+
+
+def placement_table(rows: Sequence[Facts], title: str = "placement") -> Table:
     """Return which parameters are where, a row a shard."""
-    table = _table("placement", "shard", ">bytes", ">share", ">slices", ">parameters", "first", "last")
+    table = _table(title, "shard", ">bytes", ">share", ">slices", ">parameters", "first", "last")
     for row in rows:
         table.add_row(
             str(row["shard"]), num_bytes(row["nbytes"]), f"{100 * row['share']:.2f} %", str(row["slices"]),
@@ -63,14 +86,11 @@ def _milliseconds(seconds: float) -> str:
 def _headline(status: Facts) -> Text:
     text = Text.assemble("cluster at ", (status["endpoint"], "bold"), ", ", (status["state"], "green"))
     text.append(f", up {_duration(status['uptime_s'])}")
-    if job := status["job"]:
-        text.append(f"\n{status['mode']}, {job['optimizer'].get('name', '?')}, {job['parameters']} parameters, ")
-        text.append(f"{num_bytes(job['nbytes'])}, job of {job['owner']}")
     return text
 
 
 def _nodes(status: Facts) -> Table:
-    table = _table("nodes", "node", "name", "host", ">pid", "endpoint", "device", "last sign of life")
+    table = _table("nodes", "node", "job", "name", "host", ">pid", "endpoint", "device", "last sign of life")
     for member in status["members"]:
         table.add_row(*_who(member), f"{_duration(member['silent_s'])} ago")
     for member in status["gone"]:
@@ -81,16 +101,18 @@ def _nodes(status: Facts) -> Table:
 
 def _who(member: Facts) -> list[str]:
     endpoint = member["endpoint"].partition(" ")[0]  # what follows are other ways, for those on the same host
-    texts = f"{member['role']} {member['rank']}", member["name"], member["host"], str(member["pid"]), endpoint
-    return [escape(text) for text in (*texts, str(member["counters"].get("device", "")))]
+    who = f"{member['role']} {member['rank']}", member["job"], member["name"], member["host"], str(member["pid"])
+    return [escape(text) for text in (*who, endpoint, str(member["counters"].get("device", "")))]
 
 
 def _traffic(status: Facts) -> Table:
     """Servers count what they received and sent, workers what they sent and received: both under the same heads."""
-    table = _table("traffic", "node", ">pushes", ">pulls", ">pushed", ">pulled", ">refused", ">memory", ">staleness")
+    columns = ">pushes", ">pulls", ">pushed", ">pulled", ">refused", ">memory", ">staleness"
+    table = _table("traffic", "node", "job", *columns)
     for member in [*status["members"], *status["gone"]]:
         counters = member["counters"]
-        cells = [f"{member['role']} {member['rank']}", *(str(counters.get(key, 0)) for key in ("pushes", "pulls"))]
+        cells = [f"{member['role']} {member['rank']}", escape(member["job"])]
+        cells += [str(counters.get(key, 0)) for key in ("pushes", "pulls")]
         if member["role"] == "server":
             cells += [num_bytes(counters.get(key, 0)) for key in ("pushed_nbytes", "pulled_nbytes")]
             cells += [str(counters.get("refused", 0)), num_bytes(counters.get("arena_nbytes", 0)), ""]

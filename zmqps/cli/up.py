@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @settings.cluster_settings
-@setting("--workers", type=click.IntRange(min=1), help="How many workers the job has; with COMMAND they are started.")
+@setting(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="How many workers a job expects; with COMMAND they are started.",
+)
 @setting(
     "--address", shared=False, default="tcp://127.0.0.1:5570",
     help="Where the coordinator listens; port 0 takes a free one.",
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 @settings.kernels
 @settings.apply_threads
 @settings.device
+@settings.memory
 @setting(
     "--servers-per-gpu", type=click.IntRange(min=1),
     help="So many servers on each GPU of this host, in place of --servers and --device.",
@@ -77,7 +82,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     import asyncio
 
     from zmqps.cli.supervisor import Supervisor, UpConfig
-    from zmqps.core.coordinator.machine import CoordinatorOptions
+    from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
     from zmqps.launch.cluster import ClusterConfig
 
@@ -86,12 +91,13 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     if told["pin_workers"]:
         pin(gpus, 0)  # that there is none is said before anything is started
     options = CoordinatorOptions(
-        len(devices) if devices else told["servers"], told["workers"], told["heartbeat_interval"],
-        told["heartbeat_timeout"], told["idle_timeout"], told["slice_size"],
+        servers=len(devices) if devices else told["servers"], workers=told["workers"],
+        heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
+        lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
     )  # fmt: skip
     cluster = ClusterConfig(
         options, told["address"], told["kernels"], told["insecure"], told["log_level"], told["log_json"],
-        told["apply_threads"], devices or (told["device"],),
+        told["apply_threads"], devices or (told["device"],), told["memory"],
     )  # fmt: skip
     config = UpConfig(
         cluster, told["command"], told["workers"] or 0, told["name"], told["directory"], told["timeout"],

@@ -8,25 +8,25 @@ operation and wait for its future, or return the future.
 from __future__ import annotations
 
 import atexit
+import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 from zmqps.client.finite import are_finite
-from zmqps.client.thread import SessionThread
-from zmqps.core.job.data import DataSpec
+from zmqps.client.thread import HELD_UP, SessionThread
+from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
-from zmqps.data import DataShard, feed
-from zmqps.errors import ClosedError, ConfigurationError
-from zmqps.net.identity import check_name, check_peer, new_identity
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
+from zmqps.net.identity import check_job_name, check_name, check_peer, new_identity
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
@@ -35,26 +35,32 @@ from zmqps.trace.record import around
 
 DEFAULT_TIMEOUT = 60.0
 
+log = logging.getLogger("zmqps.worker")
+
 _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class Connection:
-    """A member of a cluster, without the job that it trains: `zmqps.Worker` adds that."""
+    """A member of a cluster that is there for one of its jobs: `zmqps.Worker` adds what it trains."""
 
-    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
+    def __init__(
+        self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
+    ) -> None:
         check_peer(address)
+        check_job_name(job)
         if name is not None:
             check_name("a worker's name", name)
         check_transport(transport)
         self.address = address
         self._timeout = timeout
+        self._job_name = job
         self._role = "observer" if observer else "worker"
         self._name = name
         self._transport = transport
         self._arenas = Arenas()  # memory that servers on this host may read
         self._lanes: LaneTransport | None = None
-        self._last_statistics = Statistics()
         self._closed = False
+        self._lives = threading.Lock()  # no new life begins once it is closed
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
         self._thread = self._start()
         _open.add(self)
@@ -67,7 +73,7 @@ class Connection:
     def _start(self) -> SessionThread:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
             are_finite([np.empty(0, dtype)])
-        identity = new_identity(self._role, name=self._name)
+        identity = new_identity(self._role, name=self._name, job=self._job_name)
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check)
 
@@ -83,6 +89,11 @@ class Connection:
     def rank(self) -> int:
         """This worker's 0-based index; a worker that restarts takes the lowest free one."""
         return self._thread.machine.member.rank
+
+    @property
+    def job(self) -> str:
+        """The name of the job that this worker is there for."""
+        return self._job_name
 
     @property
     def num_workers(self) -> int:
@@ -160,7 +171,14 @@ class Connection:
             Names those whose ranges were awaited.
         """
         data = DataSpec(name, num_examples, shard_size, passes, shuffle_seed)
-        return feed(lambda used: self.take_async(data, used, timeout=timeout))
+        return self._each_range(data, timeout)
+
+    def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataShard]:
+        """Yield range after range; each one counts as used when the next one is asked for."""
+        shard = self.take_async(data, timeout=timeout).result()
+        while shard is not None:
+            yield shard
+            shard = self.take_async(data, shard, timeout=timeout).result()
 
     def take_async(
         self, data: DataSpec, used: DataShard | None = None, *, timeout: float | None = None
@@ -181,13 +199,7 @@ class Connection:
 
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`."""
-        future: Future[Statistics] = Future()
-        with suppress(RuntimeError):  # the loop is closed: the last word stands
-            if not self._closed:
-                machine = self._thread.machine
-                self._thread.call_soon(lambda: future.set_result(machine.statistics()))
-                self._last_statistics = future.result(timeout=DEFAULT_TIMEOUT)
-        return self._last_statistics
+        return self._thread.ask(self._thread.machine.statistics)
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -195,8 +207,8 @@ class Connection:
         """Complete what is under way, tell the others that this worker is done, and close.
 
         In the synchronous mode the last push counts in its step, which this does not wait for: pull
-        before if you want to know what came of it. When all expected workers have finished the
-        cluster ends.
+        before if you want to know what came of it. When the last worker of a job has left, and one has
+        finished, the job ends and its memory is freed; the cluster goes on.
 
         Parameters
         ----------
@@ -219,21 +231,43 @@ class Connection:
 
     def _rejoin(self, timeout: float) -> float:
         """End this life and join as a new incarnation; return how many seconds are left."""
-        if self._closed:
-            raise ClosedError("the worker is closed; connect again")
         ends_at = time.monotonic() + timeout
-        self._thread.stop()
-        self._thread = self._start()
+        before = self._thread
+        self._stop(before, "rejoin", timeout)
+        with self._lives:
+            if self._closed:
+                raise ClosedError("the worker is closed; connect again")
+            if self._thread is before:
+                self._thread = self._start()
         self._thread.submit(Join(0.0), timeout).result()
         return max(ends_at - time.monotonic(), 0.001)
 
-    def close(self) -> None:
-        """Leave the cluster and release everything; what is under way fails with `ClosedError`."""
-        if not self._closed:
-            self.statistics()
+    def close(self, *, timeout: float | None = None) -> None:
+        """Leave the cluster and release everything; what is under way fails with `ClosedError`.
+
+        When this returns nothing of the worker is open: no socket, no thread, no shared memory that it
+        does not still look at. Any thread may close it, and more than one. Only in a callback of a
+        future, which runs on the thread that is to end, it returns before that.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default the one given to `connect`, at least 60.
+
+        Raises
+        ------
+        DeadlineError
+            The background thread is held up, by a callback of a future that does not return.
+            The worker ends as soon as that does.
+        """
+        with self._lives:
             self._closed = True
-            self._thread.stop()
-            _open.discard(self)
+        self._stop(self._thread, "close", self._seconds(timeout))
+        _open.discard(self)
+
+    def _stop(self, thread: SessionThread, operation: str, timeout: float) -> None:
+        if not thread.stop(timeout):
+            raise DeadlineError(operation=operation, seconds=timeout, waiting_for=HELD_UP)
 
     def _submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None
@@ -264,4 +298,7 @@ class Connection:
 @atexit.register
 def _close_all() -> None:
     for connection in list(_open):
-        connection.close()
+        try:
+            connection.close()
+        except PSError as error:  # the next one is to be closed all the same
+            log.error("%s", error)

@@ -11,7 +11,7 @@ from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.requests import Params, Requests
 from zmqps.codecs import Codec
-from zmqps.core.job.spec import Parameter
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.worker.operations import Attached, Exchange, Init
 from zmqps.core.worker.statistics import Statistics
 from zmqps.gpu.handover import Handover
@@ -22,10 +22,13 @@ class Reader(Connection):
 
     _requests: Requests | None = None
 
-    def __init__(self, address: str, *, timeout: float, name: str | None, observer: bool, transport: str) -> None:
+    def __init__(
+        self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
+    ) -> None:
         self._handover = Handover()
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
-        super().__init__(address, timeout=timeout, name=name, observer=observer, transport=transport)
+        self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
+        super().__init__(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -43,6 +46,8 @@ class Reader(Connection):
 
     def _attach(self, init: Init, timeout: float | None) -> Future[None]:
         def attach(value: Attached) -> None:
+            if init.job is not None or self._trained is None:
+                self._trained = value.job
             if self._requests is None:
                 self._requests = Requests(
                     value, self._handover, self._arenas.empty, self._reads_in_place, self._buffers
@@ -54,6 +59,10 @@ class Reader(Connection):
         """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
         if self._requests is None:
             self._attach(Init(0.0), timeout).result()
+            assert self._requests is not None
+            if self._trained is not None and self._requests.job != self._trained:
+                found, self._requests = self._requests.job, None
+                found.check_same(self._trained, "the worker that began it anew")
         assert self._requests is not None
         return self._requests
 

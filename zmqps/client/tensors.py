@@ -59,6 +59,7 @@ def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Param
     for name in params:
         if not isinstance(name, str) or not name or not name.isprintable():
             raise ConfigurationError(f"parameter names are printable strings, not {name!r:.60}")
+    _check_flat("params", params)
     arrays = _seen(params, handover)
     parameters = []
     for name, array in arrays.items():
@@ -86,6 +87,7 @@ def look(
     """Return gradients by parameter number, as arrays where they lie."""
     if not isinstance(grads, Mapping):
         raise ConfigurationError(f"gradients are a mapping of name -> array, not {type(grads).__name__}")
+    _check_flat("gradients", grads)
     check_names(grads, index)
     arrays = _seen(grads, handover)
     for name, array in arrays.items():
@@ -256,6 +258,21 @@ class Tables:
         tables = [np.empty(size, dtype) for size, dtype in shapes]
         self._kept = [*self._kept, tables][-self.KEPT :]
         return tables
+
+
+def _check_flat(what: str, values: Mapping[str, Any]) -> None:
+    """Refuse a mapping of mappings, as models of some libraries come, and say how to name what is in there."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            path: list[str] = [str(name)]
+            inner: Any = value
+            while isinstance(inner, Mapping):
+                key, inner = next(iter(inner.items()), ("w", None))
+                path.append(str(key))
+            raise ConfigurationError(
+                f"{what}: {name!r:.60} is a mapping itself; pass a flat mapping with names joined by '.', "
+                f"say {{{'.'.join(path)!r:.60}: …}}"
+            )
 
 
 def _check_shape(array: Array | Remote, parameter: Parameter) -> None:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from zmqps.core.protocol.events import Stop
-from zmqps.core.worker.operations import Operation
+from zmqps.core.worker.operations import Cancelled, Operation
 from zmqps.core.worker.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError, InternalError, PSError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, InternalError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
 from zmqps.trace.record import watch
+
+T = TypeVar("T")
+
+#: Seconds that a question about the session waits for the background thread to come by.
+ASK_S = 60.0
+#: Seconds that a cancel waits for it, which may be called in a user's asyncio loop.
+CANCEL_S = 1.0
+HELD_UP = "the worker's background thread; does a callback of a future not return?"
 
 log = logging.getLogger("zmqps.worker")
 
@@ -26,16 +36,29 @@ class Pending:
     """What an operation's future is resolved with; runs on the background thread."""
 
     future: Future[Any]
+    operation: Operation | None = None  # None: a question
     result: Callable[[Any], Any] = lambda value: value
     landed: Callable[[tuple[int, ...]], None] = lambda parameters: None
 
 
 class Answer(Future[Any]):
-    """A future that refuses to be waited for where that would stop it from ever being resolved."""
+    """The future of an operation.
 
-    def __init__(self, thread: threading.Thread) -> None:
+    It refuses to be waited for where that would stop it from ever being resolved. Cancelling it withdraws
+    the operation; that of one parameter of a pull, the whole pull.
+
+    Parameters
+    ----------
+    thread
+        Resolves it.
+    withdraw
+        Withdraws its operation, if that is possible.
+    """
+
+    def __init__(self, thread: threading.Thread, withdraw: Callable[[Answer], None]) -> None:
         super().__init__()
         self._resolver = thread
+        self._withdraw = withdraw
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result once it is there; see `concurrent.futures.Future.result`."""
@@ -46,6 +69,22 @@ class Answer(Future[Any]):
         """Return the exception once it is there; see `concurrent.futures.Future.exception`."""
         self._check()
         return super().exception(timeout)
+
+    def cancel(self) -> bool:
+        """Withdraw the operation; return whether it was: nothing of it is read or written any more.
+
+        A pull can be withdrawn, and a push of which nothing has been sent yet. Anything else goes on to its end,
+        and so does the future. What it takes to withdraw is done by the worker's thread; if that is
+        held up for longer than a second, it is done later.
+        """
+        if not self.done():
+            self._withdraw(self)
+        return self.cancelled()
+
+    def withdrawn(self) -> None:
+        """Note that the operation is withdrawn."""
+        super().cancel()
+        self.set_running_or_notify_cancel()
 
     def _check(self) -> None:
         if threading.current_thread() is self._resolver and not self.done():
@@ -72,7 +111,7 @@ class SessionThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._ready = threading.Event()
-        self._pending: set[Pending] = set()
+        self._pending: dict[Future[Any], Pending] = {}
         self._lock = threading.Lock()
         self._ended = False
         self._defect: InternalError | None = None
@@ -88,25 +127,32 @@ class SessionThread:
         finally:
             with self._lock:
                 self._ended = True
-                pending, self._pending = self._pending, set()
-            for entry in pending:
-                entry.future.set_exception(ClosedError("the worker was closed"))
+                pending, self._pending = self._pending, {}
+            for future in pending:
+                future.set_exception(ClosedError("the worker was closed"))
             self._ready.set()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        machine, transport = watch(self.machine, self._make_transport(), self.machine.member.identity)
+        session = self.machine
+        machine, transport = watch(session, self._make_transport(), session.member.identity, session.operation_of)
         self._driver = Driver(machine, transport, log, self._resolve, self._landed, self._fail)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Hand an operation to the session; its future fails at the timeout at the latest."""
-        return self._submit(operation, timeout, Pending(self._future(), result) if result else Pending(self._future()))
+        entry = Pending(Answer(self._thread, self._withdraw), operation, result or (lambda value: value))
+        return self._submit(operation, timeout, entry)
 
     def submit_each(self, operation: Operation, timeout: float, values: Mapping[int, Any]) -> dict[int, Future[Any]]:
         """Hand over a pull whose parameters are waited for one by one: return for each a future of its value."""
-        parts = {parameter: self._future() for parameter in values}
+
+        def withdraw(part: Future[Any]) -> None:
+            if (unfinished := pull()) is not None:
+                unfinished.cancel()
+
+        parts = {parameter: Answer(self._thread, withdraw) for parameter in values}
 
         def landed(parameters: tuple[int, ...]) -> None:
             for parameter in parameters:
@@ -114,19 +160,36 @@ class SessionThread:
                     parts[parameter].set_result(values[parameter])
 
         def ended(whole: Future[Any]) -> None:
-            error = whole.exception()
+            error = None if whole.cancelled() else whole.exception()
             for part in parts.values():
-                if error is not None and not part.done():
+                if whole.cancelled() and not part.done():
+                    part.withdrawn()
+                elif error is not None and not part.done():
                     part.set_exception(error)
             landed(tuple(parts))  # those without elements, of which nothing ever comes
 
-        self._submit(operation, timeout, Pending(self._future(), landed=landed)).add_done_callback(ended)
-        return parts
+        whole = Answer(self._thread, self._withdraw)
+        pull = weakref.ref(whole)  # which refers to the parts
+        self._submit(operation, timeout, Pending(whole, operation, landed=landed)).add_done_callback(ended)
+        return dict(parts)
 
-    def _future(self) -> Future[Any]:
-        future = Answer(self._thread)
-        future.set_running_or_notify_cancel()  # what was sent cannot be called back
-        return future
+    def _withdraw(self, future: Future[Any]) -> None:
+        """Withdraw the operation of a future, if that is possible, and wait until it is clear."""
+        handled = threading.Event()
+
+        def withdraw() -> None:
+            assert self._driver is not None
+            entry = self._pending.get(future)
+            if entry is not None and entry.operation is not None:
+                self._driver.submit(Cancelled(entry.operation))
+            handled.set()
+
+        if threading.current_thread() is self._thread:
+            withdraw()
+            return
+        with suppress(ClosedError):
+            self._call_soon(withdraw)
+            handled.wait(CANCEL_S)
 
     def _submit(self, operation: Operation, timeout: float, entry: Pending) -> Future[Any]:
         if not isinstance(timeout, int | float) or not timeout > 0:
@@ -144,14 +207,36 @@ class SessionThread:
                 raise self._defect
             if self._ended:
                 raise ClosedError("the worker is closed")
-            self._pending.add(entry)
-            self.call_soon(begin)
+            self._call_soon(begin)
+            self._pending[entry.future] = entry
         return entry.future
 
-    def call_soon(self, call: Callable[[], None]) -> None:
+    def ask(self, question: Callable[[], T]) -> T:
+        """Return what a question about the session returns; it is asked on the thread as long as that runs."""
+        if threading.current_thread() is self._thread:
+            return question()
+        entry = Pending(Future())
+        try:
+            with self._lock:
+                if self._ended:
+                    return question()
+                self._call_soon(lambda: self._settle(entry, question()))
+                self._pending[entry.future] = entry
+            value: T = entry.future.result(ASK_S)
+        except ClosedError:  # it has ended meanwhile
+            self._thread.join()
+            return question()
+        except TimeoutError:
+            raise DeadlineError(operation="statistics", seconds=ASK_S, waiting_for=HELD_UP) from None
+        return value
+
+    def _call_soon(self, call: Callable[[], None]) -> None:
         """Run something on the background thread."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(call)
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed, and the thread about to end
+            raise ClosedError("the worker is closed") from None
 
     def _landed(self, operation: Operation, parameters: tuple[int, ...]) -> None:
         if operation.future is not None:
@@ -162,10 +247,16 @@ class SessionThread:
         if entry is None:
             return  # an operation of the session's own
         operation.future = None  # whose result may refer to the operation: no circle that keeps its arrays
+        self._settle(entry, value)
+
+    def _settle(self, entry: Pending, value: Any) -> None:
         with self._lock:
-            if entry not in self._pending:
+            if self._pending.pop(entry.future, None) is None:
                 return
-            self._pending.remove(entry)
+        if isinstance(value, Cancelled):
+            assert isinstance(entry.future, Answer)
+            entry.future.withdrawn()
+            return
         if isinstance(value, PSError):
             entry.future.set_exception(value)
             return
@@ -178,14 +269,23 @@ class SessionThread:
         """Fail all that waits, now and later: the session has met a defect, and nothing can be said of its state."""
         with self._lock:
             self._defect = error
-            pending, self._pending = self._pending, set()
-        for entry in pending:
+            pending, self._pending = self._pending, {}
+        for entry in pending.values():
             entry.future.set_exception(error)
 
-    def stop(self) -> None:
-        """End the thread; whatever waits gets `ClosedError`."""
-        with self._lock:
+    def stop(self, timeout: float) -> bool:
+        """End the thread; whatever waits gets `ClosedError`.
+
+        Returns
+        -------
+        bool
+            Whether it has ended, and its transport is closed. Called on the thread itself it ends
+            after what runs there now.
+        """
+        with self._lock, suppress(ClosedError):
             if not self._ended:
-                self.call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+                self._call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
+        if threading.current_thread() is self._thread:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()

@@ -26,8 +26,8 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array, scatter
 from zmqps.core.protocol.encoding import compress, decompress
 from zmqps.core.protocol.events import Reader
+from zmqps.core.server.admission import described, required_nbytes
 from zmqps.core.server.memory import Outgoing, Size
-from zmqps.core.treatments import make_treatment
 from zmqps.errors import DeviceMemoryError
 from zmqps.gpu.device import Device, Event, Stream
 
@@ -59,21 +59,6 @@ class Streams:
         self.compute.use()
 
 
-def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
-    """Return the bytes that a shard of a job takes on a device, by what they are for."""
-    values = placement.nbytes(index)
-    slice_nbytes = largest_slice(placement, index)
-    treatment = make_treatment(job.treatment)
-    return {
-        "values": values,
-        "optimizer slots": values * num_slots,
-        "kept versions": values * job.retain,
-        f"gradients of {num_workers} workers": values * num_workers if job.mode == "sync" else 0,
-        f"copies of what {num_workers} workers read": values * num_workers if treatment and treatment.needs_read else 0,
-        "staging": slice_nbytes * (INBOUND_SLOTS + SCRATCH_SLICES),
-    }
-
-
 def largest_slice(placement: Placement, index: int) -> int:
     """Return the bytes of the largest slice of a shard."""
     tables = placement.keyspace.tables
@@ -91,16 +76,21 @@ def device_memory(
         The device is too small; says how many bytes the shard needs, what for, and how many are free.
     """
     streams.enter()
-    check_room(streams.device, placement, index, required_nbytes(placement, index, num_slots, job, max(1, num_workers)))
+    check_room(streams.device, placement, index, device_nbytes(placement, index, num_slots, job, max(1, num_workers)))
     return DeviceMemory(streams, largest_slice(placement, index))
+
+
+def device_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
+    """Return the bytes that a shard of a job takes on a device, by what they are for."""
+    staging = largest_slice(placement, index) * (INBOUND_SLOTS + SCRATCH_SLICES)
+    return {**required_nbytes(placement, index, num_slots, job, num_workers), "staging": staging}
 
 
 def check_room(device: Device, placement: Placement, index: int, required: Mapping[str, int]) -> None:
     """Raise `DeviceMemoryError` unless a device has the memory for a shard; says what takes how much."""
     needed, free = sum(required.values()), device.memory().free_nbytes
     if needed > free:
-        parts = ", ".join(f"{what} {nbytes:,}" for what, nbytes in required.items() if nbytes)
-        what = f"shard {index} of {placement.num_shards} ({parts})"
+        what = described(placement, index, required)
         raise DeviceMemoryError(device=device.name, what=what, needed_nbytes=needed, free_nbytes=free)
 
 

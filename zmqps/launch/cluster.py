@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from zmqps.core.coordinator.machine import GOODBYE_S, CoordinatorOptions
+from zmqps.core.coordinator.machine import GOODBYE_S
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
@@ -49,6 +51,8 @@ class ClusterConfig:
         How many threads update one slice, for the servers.
     devices
         Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``, in turn.
+    memory_nbytes
+        The most that the shards of all jobs may take on a server; None: what is free.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -59,14 +63,16 @@ class ClusterConfig:
     log_json: bool = False
     apply_threads: int = 1
     devices: tuple[str, ...] = ("cpu",)
+    memory_nbytes: int | None = None
 
     def coordinator(self) -> list[str]:
         """Return the command that runs the coordinator."""
         o = self.options
         flags = [
             f"--address={self.address}", f"--servers={o.servers}", f"--heartbeat-interval={o.heartbeat_interval}",
-            f"--heartbeat-timeout={o.heartbeat_timeout}", f"--idle-timeout={o.idle_timeout}",
+            f"--heartbeat-timeout={o.heartbeat_timeout}", f"--lease={o.lease}", f"--idle-timeout={o.idle_timeout}",
             f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
+            *["--once"] * o.once,
         ]  # fmt: skip
         return node_command("coordinator", *flags, *self._common("coordinator"))
 
@@ -76,6 +82,7 @@ class ClusterConfig:
         flags = [
             f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}",
             f"--apply-threads={self.apply_threads}", f"--device={self.devices[index % len(self.devices)]}",
+            *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
         ]  # fmt: skip
         return node_command("server", *flags, *self._common(f"server-{index}"))
 
@@ -183,19 +190,23 @@ class Nodes:
 class LocalCluster:
     """A coordinator and servers as processes on this host, for tests, notebooks and small jobs.
 
-    They are the processes ``zmqps up`` starts. They end with the ``with`` statement, and at the
-    latest with this process, however it ends.
+    They are the processes ``zmqps up`` starts. They end with the ``with`` statement, whatever jobs begin
+    and end in it, and at the latest with this process, however it ends.
 
     Parameters
     ----------
     servers : int
         How many servers.
     workers : int, optional
-        How many workers the job expects at its start; by default whoever comes.
+        How many workers a job expects that does not say; by default whoever comes.
     heartbeat_interval, heartbeat_timeout : float
         Seconds between signs of life, and of silence after which a node is lost.
+    lease : float
+        Seconds that a job without workers is kept for them to come back; 0: until it is ended.
     idle_timeout : float
-        Seconds without a worker after which the cluster ends; 0: never, it ends with `stop`.
+        Seconds without a worker of any job after which the cluster ends; 0: it does not.
+    memory : int, optional
+        The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
     slice_nbytes : int
         Size of a slice.
     kernels : {"numba", "numpy"}
@@ -228,7 +239,9 @@ class LocalCluster:
         *,
         heartbeat_interval: float = CoordinatorOptions().heartbeat_interval,
         heartbeat_timeout: float = CoordinatorOptions().heartbeat_timeout,
+        lease: float = CoordinatorOptions().lease,
         idle_timeout: float = 0.0,
+        memory: int | None = None,
         slice_nbytes: int = CoordinatorOptions().slice_nbytes,
         kernels: str = "numba",
         apply_threads: int = 1,
@@ -240,19 +253,27 @@ class LocalCluster:
     ) -> None:
         devices = spread(device, servers_per_gpu, visible_gpus() if servers_per_gpu else ())
         options = CoordinatorOptions(
-            len(devices) if devices else servers, workers, heartbeat_interval, heartbeat_timeout, idle_timeout,
-            slice_nbytes,
+            servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
+            heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
         )  # fmt: skip
         CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
-        ServerConfig("tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads, device=device)
+        ServerConfig(
+            "tcp://127.0.0.1:1", kernels=kernels, apply_threads=apply_threads, device=device, memory_nbytes=memory
+        )
         config = ClusterConfig(
-            options, kernels=kernels, log_level=log_level, apply_threads=apply_threads, devices=devices or (device,)
+            options,
+            kernels=kernels,
+            log_level=log_level,
+            apply_threads=apply_threads,
+            devices=devices or (device,),
+            memory_nbytes=memory,
         )
         self._nodes = Nodes(config, self._spawn)
         self._timeout = timeout
         self._stack = contextlib.ExitStack()
         self._directory = Path(directory) if directory is not None else None
         self._state = "not started"
+        self._stopping = threading.RLock()  # a signal handler may come in between
 
     @property
     def address(self) -> str:
@@ -298,14 +319,15 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`."""
-        if self._state != "running":
-            return
-        self._state = "stopped"
-        try:
-            run_blocking(self._nodes.stop())
-        finally:
-            self._nodes.close()
-            self._stack.close()
+        with self._stopping:  # who comes second waits until the first is done
+            if self._state != "running":
+                return
+            self._state = "stopped"
+            try:
+                run_blocking(self._nodes.stop())
+            finally:
+                self._nodes.close()
+                self._stack.close()
 
     def status(self, *, timeout: float = 5.0) -> dict[str, Any]:
         """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it.

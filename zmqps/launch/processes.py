@@ -239,7 +239,7 @@ def node_environment() -> dict[str, str]:
     Only whether it records what takes its time (`zmqps.trace`) is the environment's to say.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("ZMQPS_") or name == TRACE}
-    home = str(Path(__file__).parents[1])
+    home = str(Path(__file__).parents[2])  # where the package is
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # those must stay behind the stdlib
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [home, env.get("PYTHONPATH")]))
     return env

@@ -97,10 +97,10 @@ class Driver:
         """Start the machine and run it until it exits."""
         loop = asyncio.get_running_loop()
         self._exit, self._time = loop.create_future(), loop.time
-        self.transport.start(self._deliver, self._arm)
-        self._do(self.machine.start)  # type: ignore[attr-defined]
-        self._arm()
         try:
+            self.transport.start(self._deliver, self._arm)
+            self._do(self.machine.start)  # type: ignore[attr-defined]
+            self._arm()
             return await self._exit
         finally:
             if self._timer is not None:
@@ -233,6 +233,8 @@ class Driver:
 
     def _arm(self) -> None:
         """Set the timer to the machine's next deadline, if that has moved."""
+        if self._exit is None or self._exit.done():
+            return  # after the end the loop goes round a few times more: nothing is sent or opened there
         due = self.machine.next_deadline()
         if due == self._timer_at and self._timer is not None:
             return

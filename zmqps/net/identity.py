@@ -8,18 +8,19 @@ import uuid
 from urllib.parse import urlsplit
 
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, is_job_name
 from zmqps.errors import ConfigurationError
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def new_identity(
-    role: str, *, name: str | None = None, endpoint: str = "", incarnation: bytes | None = None
+    role: str, *, name: str | None = None, endpoint: str = "", incarnation: bytes | None = None, job: str = ""
 ) -> Identity:
-    """Return the identity of this life of this process."""
+    """Return the identity of this life of this process; ``job`` is what a worker or observer is there for."""
     host = socket.gethostname()
     incarnation = incarnation or uuid.uuid4().bytes
-    return Identity(role, incarnation, name or f"{role}-{host}-{os.getpid()}", host, os.getpid(), endpoint)
+    return Identity(role, incarnation, name or f"{role}-{host}-{os.getpid()}", host, os.getpid(), endpoint, job)
 
 
 def check_bind(endpoint: str, *, insecure: bool) -> None:
@@ -43,6 +44,13 @@ def check_name(what: str, name: object) -> str:
     if isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable():
         return name
     raise ConfigurationError(f"{what} is a printable string of 1 to 200 characters, not {name!r:.60}")
+
+
+def check_job_name(name: object) -> str:
+    """Return the name of a job; raise `ConfigurationError` for what cannot be one."""
+    if isinstance(name, str) and is_job_name(name):
+        return name
+    raise ConfigurationError(f"a job's name has 1 to {MAX_JOB_NAME_CHARS} printable characters, not {name!r:.60}")
 
 
 def check_peer(endpoint: object) -> str:

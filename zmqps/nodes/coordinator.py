@@ -6,7 +6,8 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity
@@ -44,6 +45,8 @@ class CoordinatorConfig:
             raise ConfigurationError(f"a cluster has at least one server, not {o.servers}")
         if o.workers is not None and o.workers < 1:
             raise ConfigurationError(f"a job expects at least one worker, not {o.workers}")
+        if o.lease < 0 or o.idle_timeout < 0:
+            raise ConfigurationError(f"lease ({o.lease}) and idle_timeout ({o.idle_timeout}) are seconds from 0")
         if not 0 < o.heartbeat_interval < o.heartbeat_timeout:
             raise ConfigurationError(
                 f"the heartbeat timeout ({o.heartbeat_timeout} s) must exceed the interval ({o.heartbeat_interval} s)"

@@ -1,4 +1,4 @@
-"""The status of a cluster, for those who are no member of it."""
+"""What those ask the coordinator who are no member of the cluster: its status, the end of a job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from zmqps.core.node.inquiry import Inquiry
+from zmqps.core.protocol.messages import EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint
@@ -39,16 +40,42 @@ async def inquire(
     DeadlineError
         It did not answer, or not as hoped.
     """
-    check_endpoint(address)
     machine = Inquiry(address, until)
+    await _run(machine, "status", timeout)
+    assert machine.status is not None
+    return dict(machine.status)
+
+
+async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
+    check_endpoint(machine.endpoint)
     try:
         async with asyncio.timeout(timeout):
             await Driver(machine, ZmqTransport(uuid.uuid4().bytes), log).run()
     except TimeoutError:
-        waited = f"the coordinator at {address}" + (" to answer" if machine.status is None else " to be ready")
-        raise DeadlineError(operation="status", seconds=timeout, waiting_for=waited) from None
-    assert machine.status is not None
-    return dict(machine.status)
+        awaited = " to answer" if machine.status is None else " to be ready"
+        waited = f"the coordinator at {machine.endpoint}{awaited}"
+        raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
+    if machine.error is not None:
+        raise machine.error
+
+
+def end_job(address: str, job: str, *, timeout: float = 5.0) -> str:
+    """End a job of the cluster at an address; return what the coordinator says to it.
+
+    Its members are told, and its memory on the servers is freed. One that had ended before is no error.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered.
+    JobError
+        There is no job of that name; says which there are.
+    ConfigurationError
+        ``address`` is no endpoint.
+    """
+    machine = Inquiry(address, question=EndJob(1, job))
+    run_blocking(_run(machine, "jobs end", timeout))
+    return machine.text
 
 
 def ask_status(address: str, *, timeout: float = 5.0) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from zmqps import codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.shard import Kernel, Shard
@@ -28,6 +29,7 @@ from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
+from zmqps.nodes.host import available_nbytes
 from zmqps.optim import OptimizerSpec, Rule, all_finite, make_kernel, warm_up
 from zmqps.trace.record import watch, watch_rules
 
@@ -53,7 +55,9 @@ class ServerConfig:
     apply_threads
         How many threads update one slice, `zmqps.nodes.apply`; a GPU needs no others.
     device
-        Where the shard is kept and updated: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for a GPU if one works.
+        Where shards are kept and updated: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for a GPU if one works.
+    memory_nbytes
+        The most that shards of all jobs may take; None: what is free on this host when a job begins.
     """
 
     coordinator: str
@@ -63,6 +67,7 @@ class ServerConfig:
     insecure: bool = False
     apply_threads: int = 1
     device: str = "cpu"
+    memory_nbytes: int | None = None
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
@@ -70,6 +75,8 @@ class ServerConfig:
         parse(self.device)
         if self.kernels not in KERNELS:
             raise ConfigurationError(f"kernels is one of {KERNELS}, not {self.kernels!r}")
+        if self.memory_nbytes is not None and self.memory_nbytes < 1:
+            raise ConfigurationError(f"the memory for shards is a number of bytes from 1, not {self.memory_nbytes}")
         if type(self.apply_threads) is not int or not 1 <= self.apply_threads <= MAX_APPLY_THREADS:
             raise ConfigurationError(f"apply_threads is from 1 to {MAX_APPLY_THREADS}, not {self.apply_threads!r}")
 
@@ -114,9 +121,10 @@ def make_shard(
     job: JobSpec,
     placement: Placement,
     index: int,
+    room: Room = Room(),  # noqa: B008  (a tuple)
     memory: Memory | None = None,
     streams: Streams | None = None,
-    num_workers: int = 1,
+    name: str = "the server",
 ) -> Shard:
     """Build a shard, its kernels compiled before the first gradient comes.
 
@@ -126,24 +134,29 @@ def make_shard(
         The server's.
     job, placement, index
         Which shard.
+    room
+        What is known about the memory for it.
     memory
         Where it is to live; by default anywhere in this host's memory.
     streams
         Of the device it is to live on instead.
-    num_workers
-        How many there are: their gradients take memory on a device.
+    name
+        How errors call the server.
 
     Raises
     ------
-    DeviceMemoryError
-        The device is too small.
+    JobMemoryError, DeviceMemoryError
+        It does not fit; says what it needs and what is free.
     """
     spec = OptimizerSpec.from_wire(job.optimizer)
     names = [parameter.name for parameter in job.parameters]
-    device = None
+    num_slots, num_workers = len(spec.rules(names)[0][0].slots), max(1, room.num_workers)
+    device, required = None, 0
     if streams is not None:
-        num_slots = len(spec.rules(names)[0][0].slots)
         memory, device = device_memory(streams, placement, index, num_slots, job, num_workers), streams.device
+    else:
+        needs = required_nbytes(placement, index, num_slots, job, num_workers)
+        required = admit(name, placement, index, needs, free_nbytes(config, room))
     rules = CompiledRules(spec, config, device)
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         rules.warm_up(names, dtype)
@@ -160,7 +173,15 @@ def make_shard(
         retain=job.retain,
         treatment=make_treatment(job.treatment),
         memory=memory,
+        required_nbytes=required,
     )
+
+
+def free_nbytes(config: ServerConfig, room: Room) -> int:
+    """Return how many bytes a server may take for one more shard."""
+    if config.memory_nbytes is not None:
+        return config.memory_nbytes - room.reserved_nbytes
+    return available_nbytes() // max(1, room.sharing)
 
 
 async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
@@ -190,9 +211,9 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         raise
     identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
 
-    def build(job: JobSpec, placement: Placement, index: int) -> Shard:
+    def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         host = HostMemory(transport.arenas.empty)
-        return make_shard(config, job, placement, index, host, streams, machine.member.num_workers)
+        return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
     machine = ServerMachine(identity, config.coordinator, build)
     driver = Driver(*watch(machine, transport, identity), log)

@@ -10,7 +10,6 @@ import numpy as np
 
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
 from zmqps.core.worker.plan import plan
@@ -18,10 +17,10 @@ from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.training import Training, life_of, loaded_shard
+from zmqps.testing.training import Life, Training, life_of, loaded_shard
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 #: Pushes of one worker that can be told apart in a float32: two bits each.
 MOST_TOLD_APART = 11
@@ -67,10 +66,10 @@ class AsyncTraining(Training):
         self._timeout = timeout
         self._restart = restart
         self._base = 4.0 if steps <= MOST_TOLD_APART else 1.0
-        # of each life of the coordinator, by worker
-        self._attempted: dict[bytes, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
-        self._applied: dict[bytes, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
-        self._checked: dict[str, int] = {}  # server -> updates that its shard had had
+        # of each life of the job, by worker
+        self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
+        self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
+        self._checked: dict[tuple[str, Life], int] = {}  # server and job -> updates that its shard had had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, plain SGD."""
@@ -85,7 +84,7 @@ class AsyncTraining(Training):
         own = np.where(np.arange(self._size) % self.lives == owner, -(self._base**push), 0.0)
         return [own.astype("float32" if i % 2 else "float64") for i in range(self._num)]
 
-    def program(self, simulation: Simulation, worker: Node) -> Program:
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Join, start the job, train, meet the others, finish."""
         t = self._timeout
         job, values = self.job()
@@ -109,7 +108,7 @@ class AsyncTraining(Training):
         yield Finish(0.0), t
 
     def step(
-        self, simulation: Simulation, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
+        self, simulation: SimulatedCluster, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
     ) -> Program:
         """Pull, compute, push."""
         rng, t = simulation.rng, self._timeout
@@ -129,33 +128,34 @@ class AsyncTraining(Training):
 
     def attempt(self, worker: Node, push: int) -> None:
         """A push begins: from now on it may be applied."""
-        self._attempted[life_of(worker)][worker.number] += int(self._base**push)
+        self._attempted[life_of(worker, self.name)][worker.number] += int(self._base**push)
 
     def acknowledge(self, worker: Node, push: int) -> None:
         """A push was acknowledged by all servers: from now on it must be applied."""
-        self._applied[life_of(worker)][worker.number] += int(self._base**push)
+        self._applied[life_of(worker, self.name)][worker.number] += int(self._base**push)
 
     def acknowledged(self, worker: Node) -> Any:
         """Return what must have been applied by now, by worker."""
-        return self._applied[life_of(worker)].copy()
+        return self._applied[life_of(worker, self.name)].copy()
 
     def check_pulled(self, worker: Node, out: Sequence[Array | None], seen: Any) -> None:
         """Assert that what a worker reads is made of pushes there were, and of all acknowledged before it asked."""
-        attempted = self._attempted[life_of(worker)]
+        attempted = self._attempted[life_of(worker, self.name)]
         for array in out:
             assert array is not None
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
             self._check_values(values, attempted[owners])
             assert self._holds(values, seen[owners]), "a worker does not see what was pushed before"
 
-    def check(self, simulation: Simulation, node: Node) -> None:
+    def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that the server's values are made of the pushes there were, each once at most."""
-        shard = loaded_shard(node)
+        shard = loaded_shard(node, self.name)
         if shard is not None:
             updates = sum(state.version for state in shard.slices)
-            if self._checked.get(node.name) != updates:
-                self._checked[node.name] = updates
-                attempted = self._attempted[life_of(node)]
+            life = life_of(node, self.name)
+            if self._checked.get((node.name, life)) != updates:
+                self._checked[node.name, life] = updates
+                attempted = self._attempted[life]
                 for values, owners in self._values(shard):
                     self._check_values(values, attempted[owners])
 
@@ -174,34 +174,23 @@ class AsyncTraining(Training):
         assert not (values & 0xAAAAAAAAAAAA).any(), f"a push was applied twice: {values}"
         assert not (values & ~attempted).any(), f"a gradient nobody pushed was applied: {values}, {attempted}"
 
-    def check_end(self, simulation: Simulation) -> None:
-        """Assert that every push that was acknowledged has been applied everywhere."""
-        loaded = [server for server in simulation.servers if loaded_shard(server) is not None]
-        trained: dict[bytes, int] = {}  # the epoch of each life's last job; those before it were given up untrained
-        for server in loaded:
-            trained[life_of(server)] = max(trained.get(life_of(server), 0), _epoch(server))
-        for server in loaded:
-            shard = loaded_shard(server)
-            assert shard is not None
-            for values, owners in self._values(shard) if _epoch(server) == trained[life_of(server)] else ():
-                applied = self._applied[life_of(server)][owners]
-                assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
+    def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
+        """Assert that every push that was acknowledged has been applied."""
+        shard = loaded_shard(server, self.name)
+        for values, owners in self._values(shard) if shard is not None else ():
+            applied = self._applied[life_of(server, self.name)][owners]
+            assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:
         there = values >= applied if self._base == 1.0 else values & applied == applied
         return bool(there.all())
 
-    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+    def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain for workers that cannot be started again: their marks are used up."""
         return simulation.num_workers >= self.lives or not self._restart
 
-    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+    def restarts(self, simulation: SimulatedCluster, worker: Node) -> bool:
         """Start a worker again unless it had finished or there is nothing to train, as often as its marks allow."""
         if worker.finished or not self._restart or simulation.num_workers >= self.lives:
             return False
         return simulation.coordinator_alive and not simulation.job_failed
-
-
-def _epoch(server: Node) -> int:
-    assert isinstance(server.machine, ServerMachine)
-    return server.machine.epoch

@@ -18,7 +18,7 @@ from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Node, Program
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 class BoundedTraining(AsyncTraining):
@@ -39,7 +39,7 @@ class BoundedTraining(AsyncTraining):
         self.staleness = self._bound = staleness
         self._plain = plain
 
-    def watch(self, simulation: Simulation) -> None:
+    def watch(self, simulation: SimulatedCluster) -> None:
         """Note the clocks."""
         self._simulation = simulation
         self._begun: set[bytes] = set()
@@ -49,7 +49,7 @@ class BoundedTraining(AsyncTraining):
         simulation.on_receive.append(self._received)
 
     def step(
-        self, simulation: Simulation, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
+        self, simulation: SimulatedCluster, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
     ) -> Program:
         """Pull, compute; push everything, or half by half, or push and pull."""
         rng, t = simulation.rng, self._timeout

@@ -228,15 +228,16 @@ class Engine:
                 (there.connections if there and there.alive else self._early.setdefault(acceptor, {}))[names[1]] = link
             case Run(tag, work):
                 seconds = self.run_s()
-                self.at(self.now + seconds, lambda: self._event(node, Returned(tag, _outcome(work))))
+                self.at(self.now + seconds, lambda: self.event(node, Returned(tag, _outcome(work))))
             case Exit():
                 node.exit = action
                 self.note(node.name, f"exits with {action.code}: {action.reason}")
                 self._end(node, killed=False)
 
-    def _event(self, node: Node, event: Any) -> None:
+    def event(self, node: Node, event: Any) -> None:
+        """Let a node take an event."""
         if node.alive and self.now < node.stopped_until:  # stopped while it computed: what it did is taken afterwards
-            self.at(node.stopped_until, partial(self._event, node, event))
+            self.at(node.stopped_until, partial(self.event, node, event))
         elif node.alive:
             self._do(node, lambda: node.machine.handle(event, self.now))
 
@@ -288,7 +289,7 @@ class Engine:
         self.note(node.name, (peer, message))
         for hook in self.on_receive:
             hook(node, connection.ends[1 - receiver], message)
-        self._event(node, Received(peer, message))
+        self.event(node, Received(peer, message))
 
     # --- programs ------------------------------------------------------------------------------
 
@@ -314,10 +315,10 @@ class Engine:
             wait = step()
         except StopIteration:
             node.finished = True
-            return self._event(node, Stop("the script has ended"))
+            return self.event(node, Stop("the script has ended"))
         except PSError as error:
             self.note(node.name, f"its script fails: {error!r}"[:300])
-            return self._event(node, Stop("the script has failed"))
+            return self.event(node, Stop("the script has failed"))
         if isinstance(wait, float):
             program = node.program
             assert program is not None
@@ -326,7 +327,7 @@ class Engine:
             operation, timeout = wait
             operation.deadline = self.now + timeout
             node.pending[operation] = None
-            self._event(node, operation)
+            self.event(node, operation)
 
 
 def _outcome(work: Callable[[], Any]) -> Any:

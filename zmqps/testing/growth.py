@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from zmqps.core.coordinator.machine import CoordinatorOptions
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.network import Faults
@@ -44,9 +44,7 @@ class Row(NamedTuple):
 
 def measure(size: Size, seed: int, faults: Faults | None = None, *, validate: bool = True) -> Report:
     """Run a cluster of this size once; without faults nobody is started again."""
-    options = CoordinatorOptions(
-        servers=size.servers, workers=size.workers, idle_timeout=0.0, slice_nbytes=size.slice_nbytes
-    )
+    options = CoordinatorOptions(servers=size.servers, workers=size.workers, once=True, slice_nbytes=size.slice_nbytes)
     simulation = Simulation(
         seed, size.servers, size.workers, faults or Faults(), _training(size, restart=faults is not None),
         options=options, validate=validate, supervised=True,

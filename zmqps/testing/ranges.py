@@ -8,9 +8,10 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.data import DataSpec, Number
 from zmqps.core.protocol.messages import Leave, Message, Range, Take
 from zmqps.testing.engine import Node
+from zmqps.testing.training import Life, life_of
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 class RangeWitness:
@@ -24,11 +25,11 @@ class RangeWitness:
         The data set; there is no other.
     """
 
-    def __init__(self, simulation: Simulation, data: DataSpec) -> None:
+    def __init__(self, simulation: SimulatedCluster, data: DataSpec) -> None:
         self._simulation = simulation
         self._data = data
-        self._holders: dict[tuple[bytes, Number], bytes] = {}  # by coordinator and range
-        self._done: dict[bytes, set[Number]] = {}  # by coordinator
+        self._holders: dict[tuple[Life, Number], bytes] = {}
+        self._done: dict[Life, set[Number]] = {}
         self._answered: set[tuple[bytes, int]] = set()  # by incarnation and request
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
@@ -37,15 +38,17 @@ class RangeWitness:
         """Note what has been used: a worker says so when it asks for more, or finishes."""
         if receiver.role != "coordinator":
             return
-        life, who = receiver.identity.incarnation, self._simulation.nodes[sender].identity.incarnation
+        worker = self._simulation.nodes[sender]
+        who = worker.identity.incarnation
         assert isinstance(receiver.machine, CoordinatorMachine)
         if who not in receiver.machine.membership.members:
             return
         if isinstance(message, Take) and message.done:
-            used = message.done[0], message.done[1]
+            life, used = life_of(worker), (message.done[0], message.done[1])
             if self._holders.get((life, used)) == who:
                 self._done.setdefault(life, set()).add(used)
         elif isinstance(message, Leave) and message.reason == "finished":
+            life = life_of(worker)
             held = [number for (where, number), holder in self._holders.items() if (where, holder) == (life, who)]
             self._done.setdefault(life, set()).update(held)
 
@@ -53,7 +56,8 @@ class RangeWitness:
         """Assert that what is handed out is nobody else's, and not used yet."""
         if not isinstance(message, Range):
             return
-        life, who = sender.identity.incarnation, self._simulation.nodes[receiver].identity.incarnation
+        worker = self._simulation.nodes[receiver]
+        life, who = life_of(worker), worker.identity.incarnation
         if (who, message.request) in self._answered:
             return  # said again
         self._answered.add((who, message.request))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.network import Faults
+from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
 from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.training import Training
@@ -68,6 +69,23 @@ def _synchronous(**options: object) -> Callable[[], Training]:
     return lambda: SyncTraining(**{"steps": 4, "compute_s": 0.4, **options})  # type: ignore[arg-type]
 
 
+def _several(end_s: Sequence[float] = ()) -> Training:
+    """Three jobs, one of each mode, in two of which tensors have the same names and other sizes."""
+    return SeveralJobs(
+        [
+            AsyncTraining(steps=3, parameters=3, size=32, lives=20, compute_s=0.3),
+            SyncTraining(steps=3, parameters=2, size=24, compute_s=0.3),
+            BoundedTraining(1, steps=4, parameters=4, size=28, lives=20, compute_s=0.2),
+        ],
+        end_s,
+    )
+
+
+def _alike() -> Training:
+    """Two jobs of the same model: what is meant for one would fit the other."""
+    return SeveralJobs([AsyncTraining(steps=4, parameters=3, size=32, lives=16, compute_s=0.2) for _ in range(2)])
+
+
 def _scenarios() -> Mapping[str, Scenario]:
     found = {f"async-{kind}": Scenario(faults, _asynchronous) for kind, faults in KINDS.items()}
     for number, (kind, faults) in enumerate(KINDS.items()):
@@ -81,6 +99,10 @@ def _scenarios() -> Mapping[str, Scenario]:
         "data": _synchronous(data=DataSpec("examples", 60, 10, 2), compute_s=0.5),
     }
     found |= {f"sync-{name}": Scenario(EVERYTHING, training) for name, training in policies.items()}
+    for kind, faults in KINDS.items():
+        found[f"jobs-{kind}"] = Scenario(faults, _several, workers=6)
+    found["jobs-alike"] = Scenario(EVERYTHING, _alike, workers=4)
+    found["jobs-ended"] = Scenario(LOSS, lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-data-crashes"] = Scenario(CRASHES, policies["data"])
     found["sync-backup-stops"] = Scenario(STOPS, policies["backup"])
     return found

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.operations import Init, Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.engine import Engine, Node, Program
+from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.engine import Node, Program
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.training import Training
 
@@ -52,7 +55,7 @@ class Report:
     digest: int
 
 
-class Simulation(Engine):
+class Simulation(SimulatedCluster):
     """One run; everything random in it comes from ``seed``.
 
     Parameters
@@ -106,20 +109,21 @@ class Simulation(Engine):
         self.faults = faults
         self.training = training or AsyncTraining()
         rng = Random(seed)
-        super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s)
-        self.options = options or CoordinatorOptions(
-            servers=servers, workers=workers, idle_timeout=0.0, slice_nbytes=self.training.slice_nbytes
+        options = options or CoordinatorOptions(
+            servers=servers,
+            workers=workers // self.training.num_jobs,
+            once=self.training.num_jobs == 1,
+            slice_nbytes=self.training.slice_nbytes,
         )
-        self.restarting = False  # the coordinator is dead and will be started again
+        super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised
         self._calm_s = calm_s
         self._limit_s = limit_s
         self._validate = validate
-        self._workers_to_come = workers
-        self._num_workers = 0
         self._num_running = 0
         self._began_at: float | None = None
-        self._names: deque[str] = deque()  # of workers to be started again
+        self._again: deque[Identity] = deque()  # of workers to be started again
+        self.on_receive.append(self._freed)
         if validate:
             self.training.watch(self)
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -150,6 +154,8 @@ class Simulation(Engine):
             self.network.quiet = True
             while self.next_at is not None and self.next_at < finished_at + ENDING_S and self._anybody_alive:
                 self.step()
+            for server in self.servers:
+                self.training.check_freed(self, server)
             self.training.check_end(self)
         except Exception as error:
             raise SimulationError(f"seed {self.seed}: {error!r}\n{self.trace()}") from error
@@ -166,49 +172,17 @@ class Simulation(Engine):
     @property
     def finished(self) -> bool:
         """Whether no worker runs or is still to come."""
-        return not self._workers_to_come and not self._num_running
+        return not self.workers_to_come and not self._num_running
 
     @property
     def _anybody_alive(self) -> bool:
         return any(node.alive for node in self.nodes.values())
 
     @property
-    def num_workers(self) -> int:
-        """How many workers there were or are to come."""
-        return self._num_workers + self._workers_to_come
-
-    @property
-    def coordinator_alive(self) -> bool:
-        """Whether there is anything left to join, or will be."""
-        return self.restarting or ("coordinator" in self.nodes and self.nodes["coordinator"].alive)
-
-    @property
-    def coordinator(self) -> CoordinatorMachine:
-        """The machine of the coordinator, dead or alive."""
-        machine = self.nodes["coordinator"].machine
-        assert isinstance(machine, CoordinatorMachine)
-        return machine
-
-    @property
-    def job_failed(self) -> bool:
-        """Whether the job has lost a shard: it can be trained no more."""
-        return "coordinator" in self.nodes and not self.restarting and self.coordinator.lost_shard is not None
-
-    @property
     def _is_whole(self) -> bool:
         """Whether coordinator and servers work, and all workers that are expected have come."""
         alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
-        return alive and not self.job_failed and not self.coordinator.num_missing
-
-    @property
-    def workers(self) -> list[Node]:
-        """All workers there were, dead ones included."""
-        return [node for node in self.nodes.values() if node.role == "worker"]
-
-    @property
-    def servers(self) -> list[Node]:
-        """All servers there were."""
-        return [node for node in self.nodes.values() if node.role == "server"]
+        return alive and not self.job_failed and not any(run.num_missing for run in self.coordinator.runs.values())
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -228,17 +202,20 @@ class Simulation(Engine):
     def start_worker(self, program: Program | None = None) -> Node:
         """Start one more worker, which runs a program; by default the training's."""
         if program is None:
-            self._workers_to_come -= 1
-        name = f"worker-{self._num_workers}"
-        identity = self._identity("worker", name, self._names.popleft() if self._names else name)
-        node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self._num_workers)
+            self.workers_to_come -= 1
+        name = f"worker-{self.num_started}"
+        before = self._again.popleft() if self._again else None
+        known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
+        identity = self._identity("worker", name, known_as, job)
+        node = Node(name, "worker", identity, SessionMachine(identity, "sim://coordinator"), self.num_started)
         node.program = program or self.training.program(self, node)
-        self._num_workers += 1
+        self.num_started += 1
         self._num_running += 1
         return self.start(node)
 
-    def _identity(self, role: str, name: str, known_as: str = "") -> Identity:
-        return Identity(role, self.rng.randbytes(16), known_as or name, "simulated", len(self.nodes), f"sim://{name}")
+    def _identity(self, role: str, name: str, known_as: str = "", job: str = "") -> Identity:
+        incarnation = self.rng.randbytes(16)
+        return Identity(role, incarnation, known_as or name, "simulated", len(self.nodes), f"sim://{name}", job)
 
     def partition(self, node: Node, seconds: float) -> None:
         """Cut a node off from all others for some time."""
@@ -253,6 +230,10 @@ class Simulation(Engine):
             node.machine.validate()
             self.training.check(self, node)
 
+    def _freed(self, receiver: Node, sender: str, message: Message) -> None:
+        if isinstance(message, Discard):
+            self.training.check_freed(self, receiver)
+
     def run_s(self) -> float:
         """Return how long building a shard takes."""
         return self.training.run_s(self.rng)
@@ -262,8 +243,8 @@ class Simulation(Engine):
         if node.role == "worker":
             self._num_running -= 1
             if self.training.restarts(self, node):
-                self._workers_to_come += 1
-                self._names.append(node.identity.name)
+                self.workers_to_come += 1
+                self._again.append(node.identity)
                 self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
         elif self._supervised and (node.exit is None or node.exit.code):
             start = self.start_server if node.role == "server" else self.start_coordinator

@@ -21,11 +21,11 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Training, life_of, loaded_shard
+from zmqps.testing.training import Life, Training, life_of, loaded_shard
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 @dataclass
@@ -71,7 +71,7 @@ class SyncTraining(Training):
 
     def __post_init__(self) -> None:
         self.witness: StepWitness | None = None
-        self._checked: dict[str, int] = {}  # server -> version its shard had
+        self._checked: dict[tuple[str, Life], int] = {}  # server and job -> version its shard had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, momentum."""
@@ -83,15 +83,15 @@ class SyncTraining(Training):
         )
         return job, [np.zeros(self.size, t) for t in dtypes]
 
-    def watch(self, simulation: Simulation) -> None:
+    def watch(self, simulation: SimulatedCluster) -> None:
         """Note what is pushed, arrived and committed."""
-        self.witness = StepWitness(simulation, *self.job(), expected=simulation.options.workers or 0)
+        self.witness = StepWitness(simulation, *self.job(), self.name, expected=simulation.options.workers or 0)
         if self.data is not None:
             RangeWitness(simulation, self.data)
 
     # --- what workers do -----------------------------------------------------------------------
 
-    def program(self, simulation: Simulation, worker: Node) -> Program:
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Join, start the job, train, finish."""
         t = self.timeout
         job, values = self.job()
@@ -116,12 +116,12 @@ class SyncTraining(Training):
             simulation.counters["steps"] += 1
         yield Finish(0.0), t
 
-    def _seconds(self, simulation: Simulation) -> float:
+    def _seconds(self, simulation: SimulatedCluster) -> float:
         rng = simulation.rng
         late = self.hiccup and rng.random() < self.hiccup
         return self.compute_s * rng.choice((0.25, 1.0, 1.0, 2.0)) + (HICCUP_S if late else 0.0)
 
-    def _read(self, simulation: Simulation, worker: Node, attached: Attached, out: list[Array]) -> Program:
+    def _read(self, simulation: SimulatedCluster, worker: Node, attached: Attached, out: list[Array]) -> Program:
         """Pull whatever the mode demands, sometimes an older version as well."""
         pull = Pull(cargoes=plan(attached.placement), target=Target(arrays=out))
         yield Exchange(pull=pull), self.timeout
@@ -138,7 +138,7 @@ class SyncTraining(Training):
         assert versions == {older}, f"asked for version {older}, got {versions}"
         self._check_read(worker, exact, out)
 
-    def _push(self, simulation: Simulation, attached: Attached, out: list[Array]) -> Program:
+    def _push(self, simulation: SimulatedCluster, attached: Attached, out: list[Array]) -> Program:
         """Push a whole gradient, or two halves, or push and pull."""
         rng, t = simulation.rng, self.timeout
         source = self._gradients(simulation)
@@ -161,7 +161,7 @@ class SyncTraining(Training):
                 yield self.compute_s * rng.random()
             yield Advance(0.0), t
 
-    def _gradients(self, simulation: Simulation) -> list[Array]:
+    def _gradients(self, simulation: SimulatedCluster) -> list[Array]:
         numbers = np.random.default_rng(simulation.rng.getrandbits(32)).standard_normal((self.parameters, self.size))
         return [row.astype("float32" if i % 2 else "float64") for i, row in enumerate(numbers)]
 
@@ -174,32 +174,35 @@ class SyncTraining(Training):
         (version,) = versions
         assert isinstance(worker.machine, SessionMachine)
         if self.witness is not None:
-            reference = self.witness.reference(life_of(worker))
+            reference = self.witness.reference(life_of(worker, self.name))
             reference.check(version, f"what {worker.name} reads", enumerate(out))
         return version
 
-    def check(self, simulation: Simulation, node: Node) -> None:
+    def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that a server has the values of the reference, at each of its versions."""
-        shard = loaded_shard(node)
-        if shard is None or self.witness is None or self._checked.get(node.name) == shard.version:
+        shard = loaded_shard(node, self.name)
+        if shard is None or self.witness is None:
             return
-        self._checked[node.name] = shard.version
-        reference = self.witness.reference(life_of(node))
+        life = life_of(node, self.name)
+        if self._checked.get((node.name, life)) == shard.version:
+            return
+        self._checked[node.name, life] = shard.version
+        reference = self.witness.reference(life)
         for state in shard.slices:
             for s in state.piece.segments:
                 got = state.value[s.position : s.position + s.size]
                 reference.check(shard.version, node.name, [(s.parameter, got)], s.start)
 
-    def check_end(self, simulation: Simulation) -> None:
+    def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that nothing that was committed is missing on a server that lives to the end."""
         if self.witness is not None:
-            self.witness.check_end()
+            self.witness.check_freed(server)
 
-    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+    def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain only where the job says so, or for workers that cannot be started again."""
         return error.operation == "step" or simulation.num_workers >= self.lives
 
-    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+    def restarts(self, simulation: SimulatedCluster, worker: Node) -> bool:
         """Start a worker again unless it had finished or there is nothing to train."""
         if worker.finished or simulation.num_workers >= self.lives:
             return False

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Kernel, Shard
+from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
@@ -18,7 +20,14 @@ from zmqps.optim import OptimizerSpec, all_finite, make_kernel
 from zmqps.testing.engine import Node, Program
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
+
+
+#: The job of simulated workers, where there is only one.
+DEFAULT = "default"
+
+#: A job from its placement to its end: the coordinator's incarnation, and the epoch.
+Life = tuple[bytes, int]
 
 
 class ReferenceRules:
@@ -47,33 +56,42 @@ class Training:
     """
 
     slice_nbytes = 256
+    name = DEFAULT  # of the job
+    num_jobs = 1
+
+    def job_of(self, number: int) -> str:
+        """Return the job that the worker of this number is there for."""
+        return self.name
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Return what is trained and the initial values, flat, by parameter."""
         raise NotImplementedError
 
-    def program(self, simulation: Simulation, worker: Node) -> Program:
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Return the script of a worker."""
         raise NotImplementedError
 
-    def watch(self, simulation: Simulation) -> None:
+    def watch(self, simulation: SimulatedCluster) -> None:
         """Register with ``simulation.on_send`` and ``on_receive``, if what travels is to be checked, too."""
 
-    def check(self, simulation: Simulation, node: Node) -> None:
+    def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert what must hold after an event of ``node``."""
 
-    def check_end(self, simulation: Simulation) -> None:
+    def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
+        """Assert what must hold of a server's shard that is about to be freed, or is there when all is over."""
+
+    def check_end(self, simulation: SimulatedCluster) -> None:
         """Assert what must hold when all is over."""
 
-    def may_wait(self, simulation: Simulation, error: DeadlineError) -> bool:
+    def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Whether a wait may end like this although nothing has gone wrong for long."""
         return True
 
-    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+    def restarts(self, simulation: SimulatedCluster, worker: Node) -> bool:
         """Whether a worker that has ended is started again, as a new one."""
         return False
 
-    def shard(self, job: JobSpec, placement: Placement, index: int) -> Shard:
+    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         """Build a server's shard."""
         rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
         return Shard(
@@ -86,15 +104,27 @@ class Training:
         return rng.uniform(0.0, 0.5)
 
 
-def loaded_shard(node: Node) -> Shard | None:
-    """Return the shard of a server that has its initial values; None of any other node."""
+def tenant_of(node: Node, job: str = DEFAULT) -> Tenant | None:
+    """Return what a server keeps of a job, or kept last of those that had its name; None of any other node."""
     machine = node.machine
-    return machine.shard if isinstance(machine, ServerMachine) and machine.shard and machine.shard.loaded else None
+    if not isinstance(machine, ServerMachine):
+        return None
+    epochs = [epoch for epoch, tenant in machine.tenants.items() if tenant.name == job]
+    return machine.tenants[max(epochs)] if epochs else None
 
 
-def life_of(node: Node) -> bytes:
-    """Return the incarnation of the coordinator that a server or worker has joined: with it a job begins and ends."""
+def loaded_shard(node: Node, job: str = DEFAULT) -> Shard | None:
+    """Return a server's shard of a job, if it has its initial values; None of any other node."""
+    tenant = tenant_of(node, job)
+    return tenant.shard if tenant is not None and tenant.loaded else None
+
+
+def life_of(node: Node, job: str = DEFAULT) -> Life:
+    """Return the life of the job that a server keeps or a worker trains."""
     machine = node.machine
     assert isinstance(machine, (ServerMachine, SessionMachine))
     assert machine.member.welcome is not None
-    return machine.member.welcome.incarnation
+    if isinstance(machine, SessionMachine):
+        return machine.member.welcome.incarnation, machine.epoch
+    tenant = tenant_of(node, job)
+    return machine.member.welcome.incarnation, tenant.assign.epoch if tenant is not None else 0

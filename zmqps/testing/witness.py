@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.machine import FINISHED, CoordinatorMachine
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -30,10 +29,10 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.reference import Gradient, Reference
-from zmqps.testing.training import life_of, loaded_shard
+from zmqps.testing.training import Life, life_of, loaded_shard
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 
 class Pushed(NamedTuple):
@@ -52,17 +51,22 @@ class StepWitness:
         Which it listens to.
     job, values
         What is trained, and its initial values.
+    name
+        The job's.
     expected
         How many workers the first step waits for.
     """
 
-    def __init__(self, simulation: Simulation, job: JobSpec, values: Sequence[Array], expected: int) -> None:
+    def __init__(
+        self, simulation: SimulatedCluster, job: JobSpec, values: Sequence[Array], name: str, expected: int
+    ) -> None:
         self._simulation = simulation
         self._job = job
         self._values = values
+        self._name = name
         self._expected = expected
-        self._references: dict[bytes, Reference] = {}  # by life of the coordinator
-        self._commits: dict[bytes, list[tuple[Contributor, ...]]] = defaultdict(list)  # likewise, by step
+        self._references: dict[Life, Reference] = {}
+        self._commits: dict[Life, list[tuple[Contributor, ...]]] = defaultdict(list)  # by step
         self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
         self._counted: set[tuple[bytes, int]] = set()
         self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
@@ -74,19 +78,20 @@ class StepWitness:
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
 
-    def reference(self, life: bytes) -> Reference:
-        """Return what the values must be under a coordinator."""
+    def reference(self, life: Life) -> Reference:
+        """Return what the values must be in a life of the job."""
         if life not in self._references:
             self._references[life] = Reference(self._values)
         return self._references[life]
 
-    def check_end(self) -> None:
-        """Assert that a server that has said goodbye in the end has every step."""
-        for server in self._simulation.servers:
-            shard = loaded_shard(server)
-            if shard is not None and server.exit is not None and server.exit.code == exits.OK:
-                num_steps = len(self._commits[life_of(server)])
-                assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
+    def check_freed(self, server: Node) -> None:
+        """Assert that a server that frees its shard because the workers are done has every step."""
+        shard, coordinator = loaded_shard(server, self._name), self._simulation.coordinator
+        how, _ = coordinator.ended.get(self._name, ("", 0.0))
+        life = life_of(server, self._name) if shard is not None else (b"", 0)
+        if shard is not None and how == FINISHED and life[0] == coordinator.identity.incarnation:
+            num_steps = len(self._commits[life])
+            assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 
     # --- what travels --------------------------------------------------------------------------
 
@@ -100,10 +105,11 @@ class StepWitness:
         elif isinstance(message, Commit):
             self._committed(sender, message)
         elif isinstance(message, (Error, Job, Proceed, Range, Released)) and sender.role == "coordinator":
-            other = self._simulation.nodes[receiver].identity.incarnation
+            worker = self._simulation.nodes[receiver]
+            other = worker.identity.incarnation
             self._pausing[other].discard(message.request)
             if isinstance(message, Proceed):
-                self._released(who, other, message)
+                self._released(life_of(worker), other, message)
             elif isinstance(message, Job) and not message.load:
                 self._training.add(other)
 
@@ -125,7 +131,7 @@ class StepWitness:
 
     def _committed(self, coordinator: Node, commit: Commit) -> None:
         """Assert that a step is made of whole contributions to it, none of them used before."""
-        life, step = coordinator.identity.incarnation, commit.step
+        life, step = (coordinator.identity.incarnation, commit.epoch), commit.step
         commits, contributors = self._commits[life], tuple((who, tuple(a)) for who, a in commit.contributors)
         if step < len(commits):
             assert contributors == commits[step], f"step {step} is committed with other contributors than before"
@@ -164,7 +170,7 @@ class StepWitness:
         joined = len(self._joined[coordinator.identity.incarnation])
         assert joined >= self._expected, f"step {step} is committed when only {joined} workers had joined"
 
-    def _released(self, life: bytes, who: bytes, proceed: Proceed) -> None:
+    def _released(self, life: Life, who: bytes, proceed: Proceed) -> None:
         """Assert that a worker is told the truth about its gradients."""
         arrive, commits = self._asked[who, proceed.request], self._commits[life]
         assert proceed.version <= len(commits), f"a worker may read version {proceed.version} of {len(commits)}"

@@ -23,9 +23,6 @@ from zmqps.codecs import Codec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
 from zmqps.core.protocol.wire import peek
-from zmqps.core.server.shard import Kernel, Rules
-from zmqps.core.worker.operations import Operation
-from zmqps.core.worker.session import SessionMachine
 from zmqps.net.transport import Deliver, Transport
 from zmqps.trace import VARIABLE
 
@@ -43,6 +40,9 @@ SENDING = {
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+#: From a peer and the number of a request to it to the operation that waits for the answer, if there is one.
+OperationOf = Callable[[Peer, int], Any]
 clock = time.monotonic_ns
 
 
@@ -136,23 +136,28 @@ def around(name: str, role: str, function: F) -> F:
     return function if found is None else found.around(name, role, function)
 
 
-def watch(machine: Machine, transport: Transport, identity: Identity) -> tuple[Machine, Transport]:
-    """Return both as they are, or, where this process records, such that what they do is noted."""
+def watch(
+    machine: Machine, transport: Transport, identity: Identity, operation_of: OperationOf = lambda peer, number: None
+) -> tuple[Machine, Transport]:
+    """Return both as they are, or, where this process records, such that what they do is noted.
+
+    ``operation_of`` is for machines with operations: how long each of their requests waited is noted, too.
+    """
     found = recorder()
     if found is None:
         return machine, transport
     found.name(f"{identity.role} {identity.name}")
     role = "worker" if identity.role == "observer" else identity.role
     return (
-        cast(Machine, WatchedMachine(machine, found, role, identity)),
+        cast(Machine, WatchedMachine(machine, found, role, identity, operation_of)),
         cast(Transport, WatchedTransport(transport, found, role, identity)),
     )
 
 
-def watch_rules(rules: Rules) -> Rules:
+def watch_rules(rules: R) -> R:
     """Return a shard's rules as they are, or, where this process records, with kernels that are noted."""
     found = recorder()
-    return rules if found is None else cast(Rules, WatchedRules(rules, found))
+    return rules if found is None else cast(R, WatchedRules(rules, found))
 
 
 def _label(role: str, identity: Identity, peer: Peer, number: int) -> str:
@@ -164,12 +169,15 @@ def _label(role: str, identity: Identity, peer: Peer, number: int) -> str:
 class WatchedMachine:
     """A machine whose work is noted, and for how long operations and their requests waited."""
 
-    def __init__(self, machine: Machine, recorder: Recorder, role: str, identity: Identity) -> None:
+    def __init__(
+        self, machine: Machine, recorder: Recorder, role: str, identity: Identity, operation_of: OperationOf
+    ) -> None:
         self._machine = machine
         self._recorder = recorder
         self._role = role
         self._identity = identity
-        self._begun: dict[Operation, int] = {}
+        self._operation_of = operation_of
+        self._begun: dict[Any, int] = {}  # operation -> when it came
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._machine, name)
@@ -178,7 +186,7 @@ class WatchedMachine:
         """Pass an event on."""
         name, facts = self._describe(event)
         begin = clock()
-        if isinstance(event, Operation):
+        if name == "submit":
             self._begun[event] = begin
         actions = self._machine.handle(event, now)
         self._recorder.span(name, self._role, begin, clock(), **facts)
@@ -189,8 +197,8 @@ class WatchedMachine:
         return self._noted(self._machine.on_deadline(now))
 
     def _describe(self, event: Any) -> tuple[str, dict[str, Any]]:
-        if isinstance(event, Operation):
-            return "submit", {"operation": event.title}
+        if (title := getattr(event, "title", None)) is not None:  # operations alone have one
+            return "submit", {"operation": title}
         if not isinstance(event, Received):
             return "control", {"event": type(event).__name__}
         kind = type(event.message).__name__
@@ -206,7 +214,7 @@ class WatchedMachine:
         end = clock()
         for action in actions:
             if isinstance(action, Send):
-                operation = self._operation(action.peer, getattr(action.message, "request", 0))
+                operation = self._operation_of(action.peer, getattr(action.message, "request", 0))
                 if operation in self._begun:
                     label = _label(self._role, self._identity, action.peer, action.message.request)  # type: ignore[attr-defined]
                     self._recorder.span("queue", self._role, self._begun[operation], end, "b", request=label)
@@ -214,16 +222,6 @@ class WatchedMachine:
                 begun = self._begun.pop(action.operation)
                 self._recorder.span(action.operation.title, "operation", begun, end, "b")
         return actions
-
-    def _operation(self, peer: Peer, number: int) -> Any:
-        """Return the operation that a request to a server is a part of."""
-        if not isinstance(self._machine, SessionMachine):
-            return None
-        transfers = self._machine.transfers
-        requests = [
-            link.in_flight[number] for link in transfers.links if link.peer == peer and number in link.in_flight
-        ]
-        return transfers.operation(requests[0].transfer) if requests else None
 
 
 class WatchedTransport:
@@ -264,7 +262,7 @@ class WatchedTransport:
 class WatchedRules:
     """Rules whose kernels are noted."""
 
-    def __init__(self, rules: Rules, recorder: Recorder) -> None:
+    def __init__(self, rules: Any, recorder: Recorder) -> None:
         self._rules = rules
         self._recorder = recorder
         self.all_finite = recorder.around("check", "server", rules.all_finite)
@@ -272,7 +270,7 @@ class WatchedRules:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rules, name)
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
         """Return them, and which is each parameter's."""
         kernels, kernel_of = self._rules.kernels(names)
         return [kernel and self._recorder.around("apply", "server", kernel) for kernel in kernels], kernel_of

@@ -6,7 +6,7 @@ import pytest
 
 from tests.core.machines import hello, peer, sent
 from zmqps.core.coordinator.barrier import MAX_BARRIERS, Barriers
-from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.protocol.messages import Enter, Error, Released, Waiting
 from zmqps.errors import LimitError, PeerLostError
 
@@ -48,7 +48,7 @@ class Hall:
 
 def make_member(name: str, rank: int) -> MemberInfo:
     role = "observer" if name[0] == "o" else "worker"
-    return MemberInfo(hello(role, name), peer(name), rank, 0.0, 0.0)
+    return MemberInfo(hello(role, name), peer(name), Roster(), rank, 0.0)
 
 
 def test_who_has_not_entered_is_awaited_in_the_order_of_ranks() -> None:

@@ -204,7 +204,7 @@ def test_the_status_says_what_is_done_and_who_has_what() -> None:
     take(coordinator, "w1", 5, spec=spec)
     take(coordinator, "w0", 6, first, spec)
     (status,) = sent(coordinator.take("w0", StatusRequest(9)), Status)
-    assert status.status["data"] == [
+    assert status.status["jobs"]["default"]["data"] == [
         {
             "name": "data",
             "pass": 0,

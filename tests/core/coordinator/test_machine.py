@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.machines import (
     INTERVAL,
@@ -23,17 +20,16 @@ from tests.core.machines import (
     receivers,
     sent,
 )
-from zmqps.core.coordinator.status import cluster_status
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Stop, Undecodable
 from zmqps.core.protocol.messages import (
     Assign,
+    Discard,
     Enter,
     Error,
     Heartbeat,
     HeartbeatAck,
     Init,
-    Job,
     Leave,
     Left,
     Lost,
@@ -48,7 +44,16 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import EvictedError, JobError, LimitError, NotJoinedError, PeerLostError, ProtocolError, from_wire
+from zmqps.errors import (
+    EvictedError,
+    JobError,
+    LimitError,
+    NotJoinedError,
+    PeerLostError,
+    ProtocolError,
+    ProtocolVersionError,
+    from_wire,
+)
 
 
 def enter(coordinator: Coordinator, name: str, barrier: str = "end", request: int = 5) -> list:  # type: ignore[type-arg]
@@ -72,7 +77,7 @@ def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
     again = coordinator.join("w0")
     assert [w.rank for w in sent(again, Welcome)] == [0]
     assert logged(again) == ""
-    assert coordinator.machine.num_workers == 1
+    assert coordinator.run().num_workers == 1
 
 
 def test_more_servers_than_planned_are_refused() -> None:
@@ -103,7 +108,7 @@ def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ign
 def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
     coordinator = Coordinator()
     coordinator.join("o0", "w0")
-    assert coordinator.machine.num_workers == 1
+    assert coordinator.run().num_workers == 1
     assert errors(enter(coordinator, "o0")) == [ProtocolError.code]
     assert receivers(enter(coordinator, "w0"), Released) == [peer("w0")]
 
@@ -111,7 +116,7 @@ def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
 def test_rubbish_is_answered_with_its_error_and_counted() -> None:
     coordinator = Coordinator()
     assert errors(coordinator.handle(Undecodable(peer("x"), ProtocolError("no")))) == [ProtocolError.code]
-    assert cluster_status(coordinator.machine, 0.0)["counters"]["refused"] == 1
+    assert coordinator.machine.status(0.0)["counters"]["refused"] == 1
 
 
 # --- barriers -----------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
     assert sent(enter(coordinator, "w0"), Released) == []
     assert sent(enter(coordinator, "w2"), Released) == []
     assert receivers(enter(coordinator, "w1"), Released) == [peer("w0"), peer("w2"), peer("w1")]
-    assert coordinator.machine.barriers.by_name == {}
+    assert coordinator.run().barriers.by_name == {}
 
 
 def test_a_barrier_waits_for_the_expected_workers_to_join() -> None:
@@ -250,14 +255,14 @@ def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_to
     assert [lost.role for lost in sent(actions, Lost, peer("w0"))] == ["server"]
     coordinator.join("w1")
     assert errors(coordinator.init("w1", job())) == [PeerLostError.code]
-    assert "lost server 0 (s0" in cluster_status(coordinator.machine, coordinator.now)["state"]
+    assert "lost server 0 (s0" in coordinator.machine.status(coordinator.now)["jobs"]["default"]["state"]
 
 
 # --- the end ------------------------------------------------------------------------------------
 
 
 def test_the_cluster_ends_when_the_expected_workers_have_finished() -> None:
-    coordinator = Coordinator(workers=2)
+    coordinator = Coordinator(workers=2, once=True)
     coordinator.train("s0", "w0", "w1")
     assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
     assert receivers(coordinator.take("w1", Leave("finished")), Shutdown) == [peer("s0")]
@@ -265,20 +270,33 @@ def test_the_cluster_ends_when_the_expected_workers_have_finished() -> None:
 
 
 def test_the_cluster_does_not_end_before_the_expected_workers_have_come() -> None:
-    coordinator = Coordinator(workers=2)
+    coordinator = Coordinator(workers=2, once=True)
     coordinator.train("s0", "w0")
     assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
+    assert "default" in coordinator.machine.runs
+
+
+def test_the_cluster_outlives_its_jobs_unless_it_is_for_one_only() -> None:
+    coordinator = Coordinator(workers=1)
+    coordinator.train("s0", "w0")
+    actions = coordinator.take("w0", Leave("finished"))
+    assert sent(actions, Shutdown) == []
+    assert exits_of(actions) == []
+    assert receivers(actions, Discard) == [peer("s0")]
+    assert coordinator.machine.runs == {}
+    coordinator.join("w1")
+    assert receivers(coordinator.init("w1", job("another")), Assign) == [peer("s0")]
 
 
 def test_a_lost_worker_does_not_keep_the_cluster_from_ending() -> None:
-    coordinator = Coordinator(workers=2)
+    coordinator = Coordinator(workers=2, once=True)
     coordinator.train("s0", "w0", "w1")
     coordinator.take("w0", Leave("finished"))
     assert receivers(coordinator.wait(11.0, "s0"), Shutdown) == [peer("s0")]
 
 
 def test_a_server_that_does_not_say_goodbye_delays_the_end_by_seconds_only() -> None:
-    coordinator = Coordinator(workers=1)
+    coordinator = Coordinator(workers=1, once=True)
     coordinator.train("s0", "w0")
     coordinator.take("w0", Leave("finished"))
     assert exits_of(coordinator.wait(4.0, "s0"))[:1] == [exits.OK]
@@ -313,8 +331,15 @@ def test_a_worker_keeps_the_lease_and_its_leaving_renews_it() -> None:
     assert exits_of(coordinator.wait(165.0))[:1] == [exits.IDLE]
 
 
-def test_no_lease_means_waiting_for_ever() -> None:
-    assert exits_of(Coordinator(idle_timeout=0.0).wait(10_000.0)) == []
+def test_no_lease_means_waiting_for_ever_and_is_the_default() -> None:
+    assert exits_of(Coordinator().wait(10_000.0)) == []
+
+
+def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
+    coordinator = Coordinator(once=True)
+    coordinator.train("s0", "w0", "w1.b")
+    actions = coordinator.take("w1.b", Leave("finished"))
+    assert receivers(actions, Shutdown) == [peer("s0"), peer("w0")]
 
 
 # --- the status ---------------------------------------------------------------------------------
@@ -330,121 +355,31 @@ def test_the_status_says_who_is_here_who_has_gone_and_what_is_trained() -> None:
     (message,) = sent(coordinator.take("x", StatusRequest(8)), Status)
     assert message.request == 8
     status = message.status
-    assert (status["state"], status["mode"], status["epoch"]) == ("training", "async", 1)
+    shown = status["jobs"]["default"]
+    assert (status["state"], shown["state"], shown["mode"], shown["epoch"]) == ("ready", "training", "async", 1)
     assert [(m["role"], m["rank"], m["name"]) for m in status["members"]] == [
         ("server", 0, "s0"), ("server", 1, "s1"), ("worker", 0, "w0"),
     ]  # fmt: skip
     assert [(g["name"], g["how"]) for g in status["gone"]] == [("w1", "finished"), ("w2", "lost")]
     assert status["gone"][1]["last_seen_ago_s"] == pytest.approx(11.0)
-    assert [row["shard"] for row in status["job"]["placement"]] == [0, 1]
+    assert [row["shard"] for row in shown["job"]["placement"]] == [0, 1]
     assert decode(encode(message)) == message
 
 
 @pytest.mark.parametrize(
     ("joined", "expected"),
-    [((), "waiting for 2 of 2 servers and a worker's init"), (("s0", "w0"), "init waits for 1 of 2 servers to join")],
+    [
+        ((), ["waiting for 2 of 2 servers and a worker's init"]),
+        (("s0", "w0"), ["waiting for 1 of 2 servers", "job 'default': init waits for 1 of 2 servers to join"]),
+    ],
 )
-def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, ...], expected: str) -> None:
+def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, ...], expected: list[str]) -> None:
     coordinator = Coordinator(servers=2)
     coordinator.join(*joined)
     if "w0" in joined:
         coordinator.init("w0", job())
-    assert cluster_status(coordinator.machine, 0.0)["waiting"] == [expected]
-    assert expected in logged(coordinator.wait(5.0, *joined))
-
-
-# --- any order of events ------------------------------------------------------------------------
-
-NAMES = ["s0", "s1", "s2", "w0", "w1", "w2", "o0"]
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Nodes do what they like, in any order: the coordinator answers, never raises, and forgets nobody who waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.coordinator = Coordinator(servers=2, workers=2, idle_timeout=30.0)
-        self.requests = itertools.count(1)
-        self.waiting: dict[tuple[str, int], str] = {}
-        self.ended = False
-
-    def take(self, name: str, message) -> None:  # type: ignore[no-untyped-def]
-        self.note(self.coordinator.take(name, message))
-
-    def note(self, actions) -> None:  # type: ignore[no-untyped-def]
-        for action in actions:
-            message = getattr(action, "message", None)
-            if isinstance(message, (Released, Error)) or (isinstance(message, Job) and not message.load):
-                self.waiting.pop((action.peer[1:].decode(), message.request), None)
-        self.ended = self.ended or bool(exits_of(actions))
-
-    @rule(name=st.sampled_from(NAMES))
-    def join(self, name: str) -> None:
-        self.note(self.coordinator.join(name))
-
-    @rule(name=st.sampled_from(NAMES), spec=st.sampled_from([job("a"), job("b"), None]))
-    def init(self, name: str, spec) -> None:  # type: ignore[no-untyped-def]
-        request = next(self.requests)
-        self.waiting[name, request] = "init"
-        self.take(name, Init(request, spec.to_wire() if spec else {}))
-
-    @rule(name=st.sampled_from(NAMES), barrier=st.sampled_from(["x", "y"]))
-    def enter(self, name: str, barrier: str) -> None:
-        if (name, barrier) in {(who, what) for (who, _), what in self.waiting.items()}:
-            return  # a script enters a barrier once at a time
-        request = next(self.requests)
-        self.waiting[name, request] = barrier
-        self.take(name, Enter(request, barrier))
-
-    @rule(name=st.sampled_from(NAMES), epoch=st.integers(0, 3), loaded=st.integers(0, 1))
-    def ready(self, name: str, epoch: int, loaded: int) -> None:
-        self.take(name, Ready(epoch, loaded))
-
-    @rule(name=st.sampled_from(NAMES), epoch=st.integers(0, 3))
-    def fail(self, name: str, epoch: int) -> None:
-        error = JobError("no")
-        self.take(name, Error(epoch, error.code, "no", error.facts()))
-
-    @precondition(lambda self: self.waiting)
-    @rule(data=st.data())
-    def withdraw(self, data) -> None:  # type: ignore[no-untyped-def]
-        name, request = data.draw(st.sampled_from(sorted(self.waiting)))
-        del self.waiting[name, request]
-        self.take(name, Withdraw(request))
-
-    @rule(name=st.sampled_from(NAMES), reason=st.sampled_from(["finished", "closed"]))
-    def leave(self, name: str, reason: str) -> None:
-        self.take(name, Leave(reason))
-        self.waiting = {key: what for key, what in self.waiting.items() if key[0] != name}
-
-    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]), alive=st.sets(st.sampled_from(NAMES)))
-    def wait(self, seconds: float, alive: set[str]) -> None:
-        self.note(self.coordinator.wait(self.coordinator.now + seconds, *sorted(alive)))
-
-    @invariant()
-    def nobody_who_waits_is_forgotten(self) -> None:
-        machine = self.coordinator.machine
-        parked = {(member.hello.name, request) for (_, request), (member, _) in machine.startup.parked.items()}
-        for barrier in machine.barriers.by_name.values():
-            parked |= {(machine.membership.members[who].hello.name, r) for who, r in barrier.waiters.items()}
-        here = {m.hello.name for m in machine.membership.members.values()}
-        assert {key for key in self.waiting if key[0] in here} <= parked
-
-    @invariant()
-    def no_barrier_waits_for_nobody(self) -> None:
-        machine = self.coordinator.machine
-        assert all(
-            machine.barriers.waiting_for(barrier, machine.num_missing) for barrier in machine.barriers.by_name.values()
-        )
-
-    @invariant()
-    def deadlines_lie_ahead(self) -> None:
-        due = self.coordinator.machine.next_deadline()
-        assert self.ended or due is None or due >= self.coordinator.now - 1e-9
-
-
-AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
-TestAnyOrder = AnyOrder.TestCase
+    assert coordinator.machine.status(0.0)["waiting"] == expected
+    assert "\n".join(expected) in logged(coordinator.wait(5.0, *joined))
 
 
 def test_too_many_barriers_are_refused() -> None:
@@ -454,7 +389,37 @@ def test_too_many_barriers_are_refused() -> None:
     assert codes[-2:] == [[], [LimitError.code]]
 
 
-def test_a_hello_that_is_not_ours_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("role", "changes", "code"),
+    [
+        ("worker", {"magic": "other"}, ProtocolError.code),
+        ("worker", {"version": 1, "job": ""}, ProtocolVersionError.code),
+        ("worker", {"version": 3}, ProtocolVersionError.code),
+        ("worker", {"role": "king"}, ProtocolError.code),
+        ("worker", {"job": ""}, ProtocolError.code),
+        ("observer", {"job": ""}, ProtocolError.code),
+        ("worker", {"job": "a\nb"}, ProtocolError.code),
+        ("worker", {"job": "x" * 101}, ProtocolError.code),
+    ],
+)
+def test_a_hello_that_is_not_ours_is_refused(role: str, changes: dict[str, Any], code: int) -> None:
     coordinator = Coordinator()
-    other = replace(hello("worker", "w0"), magic="other")
-    assert errors(coordinator.take("w0", other)) == [ProtocolError.code]
+    assert errors(coordinator.take("w0", replace(hello(role, "w0"), **changes))) == [code]
+    assert coordinator.machine.runs == {}
+
+
+def test_a_server_is_there_for_all_jobs_whatever_it_says() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    coordinator.take("s0", replace(hello("server", "s0"), job="default"))
+    coordinator.init("w0", job())
+    coordinator.ready("s0")
+    assert receivers(coordinator.take("s0", Leave("closed")), Lost) == [peer("w0")]
+    assert coordinator.run().workers.num_joined == 1
+
+
+def test_a_member_stays_in_its_job_whatever_it_says_later() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    coordinator.take("w0", hello("worker", "w0", "b"))
+    assert set(coordinator.machine.runs) == {"default"}

@@ -10,22 +10,38 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS, Membership
-from zmqps.errors import LimitError
+from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS, MemberInfo, Membership, Roster
+from zmqps.errors import EvictedError, LimitError, PSError
 
 
-def joined(membership: Membership, *names: str, role: str = "worker", now: float = 0.0) -> list[int]:
-    return [membership.join(hello(role, name), peer(name), now).rank for name in names]
+class Cluster(Membership):
+    """A membership whose members are in the roster of their role."""
+
+    def __init__(self) -> None:
+        super().__init__(10.0)
+        self.rosters = {role: Roster() for role in ("worker", "server", "observer")}
+
+    def of(self, role: str) -> list[MemberInfo]:
+        return list(self.rosters[role])
+
+    def num_joined(self, role: str) -> int:
+        return self.rosters[role].num_joined
 
 
-def leave(membership: Membership, name: str, how: str = "finished", now: float = 0.0) -> None:
+def joined(membership: Cluster, *names: str, role: str = "worker", now: float = 0.0) -> list[int]:
+    return [membership.join(hello(role, name), peer(name), membership.rosters[role], now).rank for name in names]
+
+
+def leave(
+    membership: Cluster, name: str, how: str = "finished", now: float = 0.0, barred: PSError | None = None
+) -> None:
     member = membership.find(peer(name))
     assert member is not None
-    membership.remove(member, how, now)
+    membership.remove(member, how, now, barred)
 
 
 def test_ranks_are_the_lowest_free_of_the_role() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
     assert joined(membership, "a", "b", "c") == [0, 1, 2]
     assert joined(membership, "s", role="server") == [0]
     leave(membership, "b")
@@ -34,9 +50,9 @@ def test_ranks_are_the_lowest_free_of_the_role() -> None:
 
 
 def test_a_member_keeps_its_rank_when_its_connection_changes() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
     joined(membership, "a", "b")
-    again = membership.join(hello("worker", "b"), peer("b2"), 1.0)
+    again = membership.join(hello("worker", "b"), peer("b2"), membership.rosters["worker"], 1.0)
     assert again.rank == 1
     assert membership.find(peer("b")) is None
     assert membership.find(peer("b2")) is again
@@ -44,7 +60,7 @@ def test_a_member_keeps_its_rank_when_its_connection_changes() -> None:
 
 
 def test_who_is_silent_for_too_long_is_overdue() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
     joined(membership, "a")
     joined(membership, "b", now=3.0)
     assert membership.next_deadline() == 10.0
@@ -59,30 +75,57 @@ def test_who_is_silent_for_too_long_is_overdue() -> None:
     membership.validate()
 
 
-@pytest.mark.parametrize(("how", "evicted"), [("lost", True), ("finished", False), ("closed", False)])
-def test_only_who_was_lost_may_not_come_back(how: str, evicted: bool) -> None:
-    membership = Membership(10.0)
+def test_ranks_and_numbers_of_one_roster_are_not_touched_by_another() -> None:
+    membership, another = Cluster(), Roster()
+    joined(membership, "a", "b")
+    first, second = (membership.join(hello("worker", name), peer(name), another, 0.0) for name in ("c", "d"))
+    assert [first.rank, second.rank] == [0, 1]
+    membership.remove(first, "finished", 1.0)
+    assert [m.hello.name for m in membership.of("worker")] == ["a", "b"]
+    assert [m.hello.name for m in another] == ["d"]
+    assert (another.num_finished, membership.rosters["worker"].num_finished) == (1, 0)
+    assert (another.num_joined, membership.num_joined("worker")) == (2, 2)
+    membership.validate()
+
+
+@pytest.mark.parametrize("barred", [EvictedError("silent"), None])
+def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError | None) -> None:
+    membership = Cluster()
     joined(membership, "a")
-    leave(membership, "a", how)
-    assert membership.was_lost(hello("worker", "a").incarnation) is evicted
-    assert membership.was_lost_at(peer("a")) is evicted
+    leave(membership, "a", "lost", barred=barred)
+    for check in (
+        lambda: membership.check_welcome(hello("worker", "a").incarnation),
+        lambda: membership.check_known(peer("a")),
+    ):
+        if barred is None:
+            check()
+        else:
+            with pytest.raises(EvictedError) as caught:
+                check()
+            assert caught.value is barred
+    membership.check_welcome(hello("worker", "b").incarnation)
+    membership.check_known(peer("b"))
 
 
 def test_what_is_remembered_of_the_gone_is_bounded() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
     for i in range(MAX_MEMBERS + 10):
         joined(membership, f"{i}")
-        leave(membership, f"{i}", "lost")
+        leave(membership, f"{i}", "lost", barred=EvictedError("silent"))
     assert len(membership.gone) == MAX_GONE
-    assert len(membership._lost) == MAX_MEMBERS
-    assert len(membership._names["worker"]) == MAX_MEMBERS
+    assert len(membership._barred) == MAX_MEMBERS
+    assert len(membership.rosters["worker"]._names) == MAX_MEMBERS
+    with pytest.raises(EvictedError):
+        membership.check_welcome(hello("worker", f"{MAX_MEMBERS + 9}").incarnation)
+    membership.check_welcome(hello("worker", "0").incarnation)  # the oldest are forgotten
 
 
 def test_who_is_restarted_under_its_name_has_joined_once() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
     joined(membership, "a")
     leave(membership, "a", "lost")
-    membership.join(replace(hello("worker", "a"), incarnation=b"2" * 16), peer("again"), 0.0)
+    again = replace(hello("worker", "a"), incarnation=b"2" * 16)
+    membership.join(again, peer("again"), membership.rosters["worker"], 0.0)
     assert membership.num_joined("worker") == 1
     joined(membership, "b")
     assert membership.num_joined("worker") == 2
@@ -91,9 +134,11 @@ def test_who_is_restarted_under_its_name_has_joined_once() -> None:
 
 
 def test_those_of_one_name_are_counted_while_they_are_here_and_when_they_have_finished() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
+    roster = membership.rosters["worker"]
     members = [
-        membership.join(replace(hello("worker", "a"), incarnation=bytes([i]) * 16), peer(str(i)), 0.0) for i in range(3)
+        membership.join(replace(hello("worker", "a"), incarnation=bytes([i]) * 16), peer(str(i)), roster, 0.0)
+        for i in range(3)
     ]
     assert membership.num_joined("worker") == 3
     membership.remove(members[0], "finished", 1.0)
@@ -102,13 +147,13 @@ def test_those_of_one_name_are_counted_while_they_are_here_and_when_they_have_fi
 
 
 def test_the_number_of_members_is_bounded() -> None:
-    membership = Membership(10.0)
+    membership = Cluster()
     for i in range(MAX_MEMBERS):
         joined(membership, f"{i}", role=("observer", "server", "worker")[i % 3])
     for role in ("observer", "server", "worker"):
         with pytest.raises(LimitError):
             joined(membership, "one more", role=role)
-    assert membership.count("observer", "server", "worker") == MAX_MEMBERS
+    assert sum(map(len, membership.rosters.values())) == len(membership.members) == MAX_MEMBERS
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -116,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.membership = Membership(10.0)
+        self.membership = Cluster()
 
     names = st.sampled_from("abcdef")
 
@@ -125,14 +170,13 @@ class AnyOrder(RuleBasedStateMachine):
         holder = self.membership.find(peer(where))
         if holder is None or holder.hello.name == name:
             role = "server" if name in "ab" else "worker"
-            self.membership.join(hello(role, name), peer(where), 0.0)
+            self.membership.join(hello(role, name), peer(where), self.membership.rosters[role], 0.0)
 
     @rule(where=names, how=st.sampled_from(["lost", "finished"]))
     def go(self, where: str, how: str) -> None:
         member = self.membership.find(peer(where))
-        if member is not None and not self.membership.was_lost(member.incarnation):
+        if member is not None:
             self.membership.remove(member, how, 0.0)
-            self.membership._lost.clear()
 
     @invariant()
     def ranks_are_unique_and_dense_enough(self) -> None:

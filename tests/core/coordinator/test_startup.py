@@ -164,18 +164,19 @@ def test_who_asks_again_first_makes_the_coordinator_repeat_what_may_have_been_lo
     assert receivers(coordinator.init("w0", job()), Assign) == []
 
 
-def test_a_deterministic_job_needs_a_cluster_that_knows_how_many_workers_to_wait_for() -> None:
+def test_a_deterministic_job_must_know_how_many_workers_to_wait_for() -> None:
     deterministic = replace(job(), staleness=0, deterministic=True)
     coordinator = Coordinator()
     coordinator.join("s0", "w0")
     (refused,) = sent(coordinator.init("w0", deterministic), Error, peer("w0"))
     assert refused.code == ConfigurationError.code
-    assert "start it with --workers" in refused.text
+    assert "init(..., workers=4), or start the cluster with --workers" in refused.text
     assert sent(coordinator.init("w0", job(), request=2), Assign)  # and another job is none the worse for it
 
-    coordinator = Coordinator(workers=1)
-    coordinator.join("s0", "w0")
-    assert sent(coordinator.init("w0", deterministic), Assign)
+    for expected, workers in ((1, None), (None, 1)):  # the cluster says how many, or the job itself
+        coordinator = Coordinator(workers=expected)
+        coordinator.join("s0", "w0")
+        assert sent(coordinator.init("w0", replace(deterministic, workers=workers)), Assign)
 
 
 def test_a_deterministic_job_hands_out_no_ranges() -> None:

@@ -47,7 +47,7 @@ class Cluster(Coordinator):
                 self.init(name, self.spec)
         self.ready(*self.servers, loaded=False)
         self.ready(*self.servers)
-        assert self.machine.startup.ready
+        assert self.run().startup.ready
 
     def arrive(self, name: str, step: int, attempts: Sequence[int] = (1,), *, again: bool = False) -> list[Action]:
         """Let a worker arrive; ``again`` with the request of the last time."""
@@ -294,7 +294,7 @@ def test_a_wait_repeated_after_the_step_was_committed_is_no_loss() -> None:
     commit = sent(cluster.arrive("w1", step), Commit)[0]
     assert len(commit.contributors) == 2
     assert proceeded(cluster.arrive("w0", step, ())) == {peer("w0"): (step + 1, 1)}
-    assert cluster.machine.steps.status(0, cluster.now)["dropped"] == 0
+    assert cluster.run().steps.status(0, cluster.now)["dropped"] == 0
 
 
 def test_a_wait_that_is_repeated_fails_again_when_its_time_is_over_again() -> None:
@@ -339,7 +339,7 @@ def test_the_status_says_the_mode_the_step_and_who_is_awaited() -> None:
     cluster.arrive("w0", 0)
     cluster.now += 2.5
     (answer,) = sent(cluster.take("anybody", StatusRequest(1)), Status)
-    steps = answer.status["steps"]
+    steps = answer.status["jobs"]["default"]["steps"]
     assert (steps["mode"], steps["step"], steps["arrived"], steps["since_s"]) == ("sync", 0, 1, 2.5)
     assert "worker 1 (w1" in steps["waiting"]
     assert any("worker 1 (w1" in line for line in answer.status["waiting"])
@@ -355,4 +355,4 @@ def test_those_who_are_gone_are_forgotten() -> None:
             cluster.take(name, Leave("closed"))
             cluster.arrive("w0", number - 1)
             cluster.confirm(number - 1)
-        assert list(cluster.machine.steps._ranks) == [hello("worker", "w0").incarnation]
+        assert list(cluster.run().steps._ranks) == [hello("worker", "w0").incarnation]

@@ -92,6 +92,18 @@ def test_words_for_people_are_cut_to_what_a_receiver_takes() -> None:
         assert again.text == message.text[: MAX_TEXT_CHARS - 1] + "…"
 
 
+HELLO = ["zmqps", 7, "worker", bytes(16), "name", "host", 1, "", []]
+
+
+@pytest.mark.parametrize(
+    ("appended", "job"),
+    [([], ""), (["resnet"], "resnet"), (["resnet", 7], "resnet"), (["resnet", {"a": b"x"}, [[[]]], None], "resnet")],
+)
+def test_a_hello_of_any_version_can_be_read(appended: list[object], job: str) -> None:
+    message = decode([msgpack.packb([1, *HELLO, *appended])])
+    assert message == Hello("zmqps", 7, "worker", bytes(16), "name", "host", 1, job=job)
+
+
 # --- what the encoder refuses -------------------------------------------------------------------
 
 
@@ -116,6 +128,9 @@ MALFORMED = {
     "a kind nobody knows": ([msgpack.packb([255])], ProtocolError),
     "too few fields": ([msgpack.packb([35, 1, []])], ProtocolError),
     "too many fields": ([msgpack.packb([35, 1, [], [], []])], ProtocolError),
+    "a hello without its first nine fields": ([msgpack.packb([1, *HELLO[:-1]])], ProtocolError),
+    "a hello of a job that is a number": ([msgpack.packb([1, *HELLO, 7])], ProtocolError),
+    "a welcome with a field more": ([msgpack.packb([2, 2, bytes(16), "s", 0, 1, 10, 4, 1, [], "x"])], ProtocolError),
     "something behind the header": ([msgpack.packb([6]) + b"\x00"], ProtocolError),
     "a header cut short": ([msgpack.packb([35, 1, [], []])[:-1]], ProtocolError),
     "text that is not utf-8": ([b"\x92\x09\xa2\xff\xfe"], ProtocolError),

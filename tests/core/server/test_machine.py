@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.core.machines import errors, exits_of, hello, identity, job, make_shard, peer, placement, sent
+from tests.core.machines import assign, errors, exits_of, hello, identity, job, make_shard, peer, placement, sent
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
 from zmqps.core.protocol.messages import (
     Ack,
-    Assign,
+    Discard,
+    Discarded,
     Error,
     Heartbeat,
     HeartbeatAck,
@@ -66,15 +68,17 @@ class Server:
 
     def assign(self, epoch: int = 1, build: bool = True) -> list[Action]:
         where = placement(self.spec)
-        actions = self.get(Assign(epoch, 0, self.spec.to_wire(), where.to_wire()))
-        runs = [a for a in actions if isinstance(a, Run)]
-        if not build or not runs:
-            return actions
+        actions = self.get(assign(self.spec, where, epoch=epoch))
+        runs = runs_of(actions)
+        return self.build(runs[0]) if build and runs else actions
+
+    def build(self, run: Run) -> list[Action]:
+        """Do what is done aside; its outcome comes back."""
         try:
-            value: Any = runs[0].work()
+            value: Any = run.work()
         except Exception as error:
             value = error
-        return self.handle(Returned(runs[0].tag, value))
+        return self.handle(Returned(run.tag, value))
 
     def train(self, *names: str) -> None:
         self.get(WELCOME)
@@ -84,9 +88,13 @@ class Server:
         self.get(hello("worker", "loader"), "loader")
         self.get(Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(16, np.float32),)), "loader")
 
-    def values(self) -> list[float]:
-        assert self.machine.shard is not None
-        return [float(v) for state in self.machine.shard.slices for v in state.value]
+    def values(self, epoch: int = 1) -> list[float]:
+        shard = self.machine.tenants[epoch].built()
+        return [float(v) for state in shard.slices for v in state.value]
+
+
+def runs_of(actions: list[Action]) -> list[Run]:
+    return [action for action in actions if isinstance(action, Run)]
 
 
 def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, reply: int = 0, **over: Any) -> Push:
@@ -100,17 +108,18 @@ def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, repl
 
 def test_a_shard_is_built_aside_and_reported() -> None:
     server = Server()
-    assert sent(server.assign(build=False), Ready) == []
-    assert [(m.epoch, m.loaded) for m in sent(server.assign(epoch=2), Ready)] == [(2, 0)]
-    assert [(m.epoch, m.loaded) for m in sent(server.assign(epoch=2), Ready)] == [(2, 0)], "a repeated Assign"
+    (run,) = runs_of(server.assign(build=False))
+    assert server.assign(build=False) == [], "asked again while it is built: it answers when it is done"
+    assert [(m.epoch, m.loaded) for m in sent(server.build(run), Ready)] == [(1, 0)]
+    assert [(m.epoch, m.loaded) for m in sent(server.assign(), Ready)] == [(1, 0)], "a repeated Assign"
 
 
 def test_a_shard_that_is_built_for_a_job_given_up_is_dropped() -> None:
     server = Server()
-    (run,) = [a for a in server.assign(build=False) if isinstance(a, Run)]
-    server.assign(epoch=2, build=False)
-    assert server.handle(Returned(run.tag, run.work())) == []
-    assert server.machine.shard is None
+    (run,) = runs_of(server.assign(build=False))
+    assert sent(server.get(Discard(1)), Discarded) == [Discarded(1)]
+    assert server.build(run) == []
+    assert server.machine.tenants == {}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +144,10 @@ def test_a_shard_that_cannot_be_built_is_reported_with_its_epoch(raised: Excepti
 @pytest.mark.parametrize("change", [{"shard": 1}, {"job": {}}, {"placement": {}}])
 def test_an_assignment_that_makes_no_sense_is_refused_with_its_epoch(change: dict[str, Any]) -> None:
     server = Server()
-    fields = {"epoch": 4, "shard": 0, "job": server.spec.to_wire(), "placement": placement(server.spec).to_wire()}
-    (message,) = sent(server.get(Assign(**{**fields, **change})), Error, COORDINATOR)
-    assert (message.request, message.code) == (4, ProtocolError.code)
+    message = replace(assign(server.spec, placement(server.spec), epoch=4), **change)
+    (refused,) = sent(server.get(message), Error, COORDINATOR)
+    assert (refused.request, refused.code) == (4, ProtocolError.code)
+    assert server.machine.tenants == {}
 
 
 @pytest.mark.parametrize(
@@ -217,6 +227,7 @@ def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> Non
         (push(epoch=0), StaleEpochError.code),
         (push(slice_=9), SliceRangeError.code),
         (push(value=EIGHT[:7]), ProtocolError.code),
+        (push(examples=0), ProtocolError.code),
         (push(value=np.zeros(9, np.float32)), ProtocolError.code),
         (push(codec="zip"), ProtocolError.code),
         (push(value=np.full(8, np.nan, np.float32)), NonFiniteGradientError.code),
@@ -270,11 +281,14 @@ def test_an_observer_may_pull_but_not_push() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"magic": "http"}, 20), ({"version": 99}, ProtocolVersionError.code), ({"role": "server"}, 20)],
+    [
+        ({"magic": "http"}, 20),
+        ({"version": 1}, ProtocolVersionError.code),
+        ({"version": 99}, ProtocolVersionError.code),
+        ({"role": "server"}, 20),
+    ],
 )
 def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], code: int) -> None:
-    from dataclasses import replace
-
     assert errors(Server().get(replace(hello("worker", "w"), **changes), "w")) == [code]
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import errors, hello, job, peer, sent
+from tests.core.machines import assign, errors, hello, job, peer, sent
 from tests.core.server.test_machine import WELCOME, Server, push
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Returned, Run
-from zmqps.core.protocol.messages import Ack, Assign, Commit, Committed, Error, Leave, Load, Lost, Pull, Values
-from zmqps.errors import EvictedError, JobError, ProtocolError, SliceRangeError, StaleEpochError, VersionError
+from zmqps.core.protocol.messages import Ack, Commit, Committed, Discard, Error, Leave, Load, Lost, Pull, Values
+from zmqps.errors import EvictedError, JobEndedError, ProtocolError, SliceRangeError, StaleEpochError, VersionError
 
 ONES = np.ones(8, np.float32)
 
@@ -212,9 +212,8 @@ def test_the_parked_pulls_of_who_is_gone_are_forgotten(how: str) -> None:
 def test_a_pull_parked_for_a_job_that_was_given_up_is_refused() -> None:
     server = serve("w")
     server.get(pull(version=1), "w")
-    server.spec = job("c", "d", staleness=0)
-    assert errors(server.assign(epoch=2, build=False), peer("w")) == [JobError.code]
-    assert server.machine.counters()["parked"] == 0
+    assert errors(server.get(Discard(1)), peer("w")) == [JobEndedError.code]
+    assert server.machine.tenants == {}
 
 
 def test_a_server_parks_so_many_pulls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +235,7 @@ def large(**options: Any) -> Server:
     server.spec = job("a", "b", size=400, **options)
     server.get(WELCOME)
     where = Placement.balance(KeySpace(server.spec.parameters), 1, 1600)
-    (run,) = [a for a in server.get(Assign(1, 0, server.spec.to_wire(), where.to_wire())) if isinstance(a, Run)]
+    (run,) = [a for a in server.get(assign(server.spec, where)) if isinstance(a, Run)]
     server.handle(Returned(run.tag, run.work()))
     for name in ("w", "loader"):
         server.get(hello("worker", name), name)

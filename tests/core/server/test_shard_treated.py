@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import identity
+from tests.core.machines import assign, identity
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send
-from zmqps.core.protocol.messages import Ack, Assign, Hello, Leave, Load, Lost, Pull, Push, Values
+from zmqps.core.protocol.messages import Ack, Hello, Leave, Load, Lost, Pull, Push, Values
+from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Drop, Treatment, make_treatment
@@ -124,17 +125,15 @@ class Server:
         placement = Placement.balance(KeySpace(job.parameters), 1, 4 * SIZE)
         self.machine = ServerMachine(identity("server"), "tcp://c:1", self.build)
         self.machine.start(0.0)
-        (run,) = [
-            a for a in self.take(COORDINATOR, Assign(1, 0, job.to_wire(), placement.to_wire())) if isinstance(a, Run)
-        ]
+        (run,) = [a for a in self.take(COORDINATOR, assign(job, placement)) if isinstance(a, Run)]
         self.machine.handle(Returned(run.tag, run.work()), 0.0)
         for peer, incarnation, role in ((b"a", A, "worker"), (b"b", B, "worker"), (b"o", b"o" * 16, "observer")):
-            self.take(peer, Hello("zmqps", 1, role, incarnation, "x", "host", 1))
+            self.take(peer, Hello("zmqps", 2, role, incarnation, "x", "host", 1, job="default"))
         for index in (0, 1):
             self.take(b"a", Load(1, 1, ((index, 0, ()),), (np.zeros(SIZE, "f4"),)))
 
     @staticmethod
-    def build(job: JobSpec, placement: Placement, index: int) -> Shard:
+    def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         return Shard(placement, index, ReferenceRules(sgd(1.0)), treatment=make_treatment(job.treatment))
 
     def take(self, peer: bytes, message: Any) -> list[Any]:
@@ -176,5 +175,4 @@ def test_a_push_that_is_answered_with_values_is_a_read_too() -> None:
     assert isinstance(send(b"b", 1, 1, 0), Ack)  # -1 -> -2
     assert send(b"a", 2, 1, 0).staleness == (1,)
     compensated = 1.0 + 0.5 * (-2.0 - -1.0)
-    assert server.machine.shard is not None
-    assert server.machine.shard.slices[0].value[0] == pytest.approx(-2.0 - compensated)
+    assert server.machine.tenants[1].built().slices[0].value[0] == pytest.approx(-2.0 - compensated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from tests.core.machines import errors, exits_of, identity, job, logged, placement, resolved, sent, zeros
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Received, Stop, Undecodable, server_peer
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Received, Stop, Undecodable, server_peer
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -33,7 +34,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Init, Join, Operation
+from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Exchange, Finish, Init, Join, Operation
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.core.worker.transfer import Pull as Pulling
@@ -90,7 +91,8 @@ class Session:
 
     def job(self, request: int, load: int = 0, epoch: int = 1, names: str = "01") -> Job:
         servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1"} for n in names]
-        return Job(request, epoch, self.spec.to_wire(), {**self.placement.to_wire(), "servers": servers}, load, 0)
+        where = {**self.placement.to_wire(), "servers": servers}
+        return Job(request, epoch, self.spec.to_wire(), where, load, 0, 2, "")
 
     def attach(self) -> None:
         """Join, and take a job that runs already."""
@@ -126,6 +128,21 @@ class Session:
 def error(cls: type, request: int = 0, **facts: Any) -> Error:
     e = cls(**(facts or {"reason": "because"}))
     return Error(request, e.code, str(e), e.facts())
+
+
+# --- the job ------------------------------------------------------------------------------------
+
+
+def test_the_note_of_a_job_is_a_warning_and_its_number_of_workers_counts() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    assert logged(session.get(session.job(init.request, load=1))) == ""
+    actions = session.get(replace(session.job(init.request), num_workers=5, note="the job 'x' goes on"))
+    assert [(a.level, a.text) for a in actions if isinstance(a, Log)] == [("warning", "the job 'x' goes on")]
+    assert resolved(actions)[0][0] is init
+    assert session.machine.member.num_workers == 5
 
 
 # --- joining ------------------------------------------------------------------------------------
@@ -380,6 +397,75 @@ def test_a_goodbye_that_nobody_answers_is_said_all_the_same() -> None:
     session.ask(finish, timeout=60.0)
     assert resolved(session.wait(FAREWELL_S - 0.1)) == []
     assert resolved(session.wait(FAREWELL_S + 0.1)) == [(finish, None)]
+
+
+def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() -> None:
+    session = Session()
+    session.attach()
+    pull, finish = session.transfer("pull"), Finish(0.0)
+    assert pull.pull is not None
+    pull.pull.version = 100  # parked at the servers
+    asked = session.ask(pull)
+    in_flight = session.machine.statistics().in_flight_bytes
+    assert session.ask(finish) == []
+    actions = session.handle(Cancelled(pull))
+    assert resolved(actions) == [(pull, Cancelled(pull))]
+    assert len(sent(actions, Leave)) == 3, "at once"
+    assert session.machine.statistics().in_flight_bytes == in_flight > 0, "asked for and not yet answered"
+    session.answer(asked, S0)
+    session.answer(asked, S1)
+    assert session.machine.statistics().in_flight_bytes == 0
+    assert all((array == 0.0).all() for array in pull.pull.target.arrays if array is not None)
+    assert session.handle(Cancelled(pull)) == [], "once"
+
+
+def test_a_pull_that_is_cancelled_before_it_was_sent_never_is() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    session.get(session.job(init.request))
+    first, second = session.transfer("pull"), session.transfer("pull")
+    session.ask(first)
+    session.ask(second)
+    assert resolved(session.handle(Cancelled(first))) == [(first, Cancelled(first))]
+    asked = [*session.get(WELCOME, S0), *session.get(WELCOME, S1)]
+    assert len(sent(asked, Pull)) == 4
+    assert resolved([*session.answer(asked, S0), *session.answer(asked, S1)]) == [(second, None)]
+
+
+def test_a_push_that_was_begun_is_completed_although_it_is_cancelled() -> None:
+    session = Session()
+    session.attach()
+    push, finish = session.transfer("push"), Finish(0.0)
+    asked = session.ask(push)
+    assert session.handle(Cancelled(push)) == []
+    session.answer(asked, S0)
+    assert session.handle(Cancelled(push)) == [], "applied in part"
+    assert session.ask(finish) == []
+    assert (push, None) in resolved(session.answer(asked, S1))
+
+
+@pytest.mark.parametrize("kind", ["push", "push_pull"])
+def test_a_push_of_which_nothing_has_left_can_be_withdrawn(kind: str) -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    session.get(session.job(init.request))
+    push = session.transfer(kind)
+    session.ask(push)
+    assert resolved(session.handle(Cancelled(push))) == [(push, Cancelled(push))]
+    assert sent([*session.get(WELCOME, S0), *session.get(WELCOME, S1)], Push) == []
+
+
+def test_what_others_know_of_is_not_withdrawn() -> None:
+    session = Session()
+    session.attach()
+    enter = Enter(0.0, barrier="b")
+    session.ask(enter)
+    assert session.handle(Cancelled(enter)) == []
+    assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
 
 
 def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_does_not_wait_for_its_end() -> None:

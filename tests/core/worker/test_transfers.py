@@ -11,7 +11,7 @@ from tests.core.machines import job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, Session, error
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Resolve
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
-from zmqps.core.worker.operations import Advance, Exchange, Finish
+from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
 from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, VersionError
 
 
@@ -90,6 +90,33 @@ def test_the_next_push_is_held_too_and_belongs_to_the_next_step() -> None:
     pushes = training.proceed(training.ack(first))
     assert {(m.step, m.attempt) for m in sent(pushes, Push)} == {(1, 2)}
     assert training.ask(training.whole("pull")) == [], "that push closed the gate again"
+
+
+def test_what_is_held_can_be_withdrawn_and_the_rest_goes_on() -> None:
+    training = Training()
+    pushed = training.ack(training.ask(training.whole("push")))
+    held, behind, finish = training.whole("push_pull"), training.whole("pull"), Advance(0.0)
+    for operation in (held, behind, finish):
+        assert training.ask(operation) == []
+    for operation in (held, finish):
+        assert outcome(training.handle(Cancelled(operation)), operation) == Cancelled(operation)
+    actions = training.proceed(pushed)
+    assert sent(actions, Push) == []
+    assert (behind, None) in resolved(training.read(actions, {S0: 1, S1: 1}))
+
+
+def test_the_halves_of_a_push_pull_are_withdrawn_as_far_as_they_can_be() -> None:
+    training = Training()
+    both = training.whole("push_pull")
+    pushes = training.ask(both)
+    assert training.handle(Cancelled(both)) == [], "the push is under way"
+    pulls = training.proceed(training.ack(pushes))
+    assert len(sent(pulls, Pull)) == 4
+    assert outcome(training.handle(Cancelled(both)), both) == Cancelled(both)
+    training.read(pulls, {S0: 1, S1: 1})
+    assert both.pull is not None
+    assert all((array == 0.0).all() for array in both.pull.target.arrays if array is not None)
+    assert training.ask(training.whole("push")), "the next step"
 
 
 def test_a_push_of_some_parameters_closes_nothing_until_the_step_is_advanced() -> None:

@@ -219,7 +219,7 @@ def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -
         assert any(map(is_borrowed, kept[0].values()))
         assert same(workers[0].pull(), expected)
         nbytes = sum(value.nbytes for value in expected.values())
-        spare = [driver.machine.shard.counters["spare_nbytes"] for driver in cluster.drivers[1:]]  # type: ignore[attr-defined]
+        spare = [shard.counters["spare_nbytes"] for shard in cluster.shards()]
         assert 0 < sum(spare) <= 2 * nbytes
         kept.clear()
         for seed in range(4, 9):
@@ -363,7 +363,7 @@ def test_a_killed_worker_leaves_nothing(cluster: Cluster) -> None:
         assert process.wait(PATIENCE) == -signal.SIGKILL
     assert files_of(process.pid) == []
     assert cluster.num_lanes() == 2
-    shards = [driver.machine.shard for driver in cluster.drivers[1:]]  # type: ignore[attr-defined]
+    shards = cluster.shards()
     assert any(not reader.done for shard in shards for state in shard.slices for reader in state.readers)
     for server in cluster.servers:
         server._reap()

@@ -1,32 +1,35 @@
-"""The coordinator's machine: membership, the start of the job, barriers, the end."""
+"""The coordinator's machine: who is there, the jobs they train, and the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import count
+from typing import Any
 
-from zmqps.core.coordinator.barrier import Barriers
-from zmqps.core.coordinator.data import DataSets
-from zmqps.core.coordinator.membership import MemberInfo, Membership
-from zmqps.core.coordinator.startup import Startup
-from zmqps.core.coordinator.status import cluster_status, presentable
-from zmqps.core.coordinator.steps import Steps
-from zmqps.core.coordinator.waits import Waits
-from zmqps.core.job.keyspace import SLICE_NBYTES
+from zmqps.core.coordinator.discards import Discards
+from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.status import by_epoch, gone_status, members_status, presentable
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Send, Stop, Undecodable
-from zmqps.core.protocol.hello import check_hello
+from zmqps.core.protocol.hello import check_hello, check_job
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
     Committed,
+    Discarded,
+    EndJob,
     Enter,
     Error,
     Heartbeat,
     HeartbeatAck,
     Hello,
     Init,
+    JobEnded,
     Leave,
     Left,
     Lost,
@@ -36,49 +39,30 @@ from zmqps.core.protocol.messages import (
     Status,
     StatusRequest,
     Take,
-    Waiting,
     Welcome,
     Withdraw,
 )
 from zmqps.errors import (
-    ConfigurationError,
     EvictedError,
+    JobEndedError,
     JobError,
+    LimitError,
     NotJoinedError,
     PeerLostError,
     ProtocolError,
     PSError,
     from_wire,
+    listed,
 )
 
 #: How long the end of the cluster waits for the servers to say goodbye.
 GOODBYE_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorOptions:
-    """What the coordinator is told when it starts.
-
-    Parameters
-    ----------
-    servers
-        How many servers make the cluster; placing the job waits for them.
-    workers
-        How many workers the job expects at its start; None: whoever comes.
-    heartbeat_interval, heartbeat_timeout
-        Seconds between signs of life, and of silence after which a node is lost.
-    idle_timeout
-        Seconds without a worker after which the cluster ends; 0 means never.
-    slice_nbytes
-        Size of a slice.
-    """
-
-    servers: int = 1
-    workers: int | None = None
-    heartbeat_interval: float = 1.0
-    heartbeat_timeout: float = 10.0
-    idle_timeout: float = 600.0
-    slice_nbytes: int = SLICE_NBYTES
+#: Jobs at the same time; each has a shard on every server.
+MAX_JOBS = 256
+#: How a job ends whose workers are done.
+FINISHED = "its workers have finished"
+#: Of jobs that have ended, the status shows so many; older ones are forgotten.
+MAX_ENDED = 256
 
 
 class CoordinatorMachine:
@@ -88,21 +72,19 @@ class CoordinatorMachine:
         self.identity = identity
         self.options = options
         self.membership = Membership(options.heartbeat_timeout)
-        self.steps = Steps(self.membership.members)
-        self.startup = Startup(options.servers, options.slice_nbytes, self.steps.begin, options.workers)
-        self.barriers = Barriers(self.membership.members, self.steps.pause, self.steps.resume)
-        self.data = DataSets(self.membership.members, self.steps.pause, self.steps.resume)
-        self.waits = Waits(self)
+        self.servers = Roster()
+        self.runs: dict[str, JobRun] = {}
         self.counts = {"refused": 0, "heartbeats": 0}
-        self.lost_shard: PSError | None = None  # a server of the running job is gone
         self.ending: Exit | None = None
         self.started_at = 0.0
+        self._epochs = count(1)
+        self._discards = Discards()
+        self.ended: OrderedDict[str, tuple[str, float]] = OrderedDict()  # name -> how its last job ended, and when
         self._idle_since: float | None = None
         self._reminder_due = 0.0
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
         self._end_due = 0.0
-        self._all_joined = False  # as many workers as are expected
 
     @property
     def title(self) -> str:
@@ -113,7 +95,7 @@ class CoordinatorMachine:
         """Begin to wait for members."""
         self.started_at = self._idle_since = now
         self._reminder_due = now + REMINDER_INTERVAL_S
-        return [Log("info", f"coordinator at {self.identity.endpoint}, {self.waits.lines()[0]}")]
+        return [Log("info", f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}")]
 
     # --- the door ------------------------------------------------------------------------------
 
@@ -129,13 +111,14 @@ class CoordinatorMachine:
             if isinstance(message, Hello):
                 return self._join(event.peer, message, now)
             if isinstance(message, StatusRequest):
-                return [Send(event.peer, Status(message.request, cluster_status(self, now)))]
+                return [Send(event.peer, Status(message.request, self.status(now)))]
+            if isinstance(message, EndJob):
+                return self._end_job(event.peer, message, now)
             member = self.membership.find(event.peer)
             if member is None and isinstance(message, Leave):
                 return [Send(event.peer, Left())]  # said again, because the answer was lost
             if member is None:
-                if self.membership.was_lost_at(event.peer):
-                    raise EvictedError("this node was silent for too long and taken for dead; connect again")
+                self.membership.check_known(event.peer)
                 raise NotJoinedError(f"{type(message).__name__} before Hello")
             self.membership.heard(member, now)
             return self._from_member(member, message, now)
@@ -144,8 +127,8 @@ class CoordinatorMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        parts = (self.membership, self.steps, self.waits)
-        dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
+        dues = [self._reminder_due, self.membership.next_deadline(), self._discards.next_deadline()]
+        dues += [run.next_deadline() for run in self.runs.values()]
         if self._idle_since is not None and self.options.idle_timeout:
             dues.append(self._idle_since + self.options.idle_timeout)
         if self.ending is not None:
@@ -153,20 +136,18 @@ class CoordinatorMachine:
         return min(due for due in dues if due is not None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Notice the lost, remind of whom we wait for, end an idle cluster."""
+        """Notice the lost, remind of whom we wait for, end what nobody uses any more."""
         actions: list[Action] = []
         for member in self.membership.overdue(now):
-            silent = now - member.seen_at
-            actions += [*self._lose(member, "lost", now), Send(member.peer, _evicted(member, silent))]
-        due = self.steps.next_deadline()
-        if due is not None and now >= due:
-            actions += self.steps.on_deadline(self.num_missing, now)
-        due = self.waits.next_deadline()
-        if due is not None and now >= due:
-            actions += self.waits.on_deadline()
+            actions += [*self._lose(member, now), Send(member.peer, _error(0, self._evicted(member, now)))]
+        for run in list(self.runs.values()):
+            actions += run.on_deadline(now)
+            if run.expired(now):
+                actions += self._end_run(run, f"no worker for {self.options.lease:.0f} s", now)
+        actions += [*self._discard_given_up(now), *self._discards.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
-            actions += [Log("info", text) for text in self.waits.lines()] if self.ending is None else []
+            actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
         if self.ending is not None and now >= self._end_due:
             return [*actions, self.ending]
         idle = self.options.idle_timeout
@@ -177,167 +158,226 @@ class CoordinatorMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         self.membership.validate()
-        self.barriers.validate()
-        self.data.validate()
-        self.steps.validate()
-        members = self.membership.members
-        assert {incarnation for incarnation, _ in self.startup.parked} <= set(members)
-        assert not (self.startup.ready and self.startup.parked)
+        self._discards.validate()
+        for run in self.runs.values():
+            run.validate()
+        here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
+        assert here == set(self.membership.members)
+        epochs = [run.startup.epoch for run in self.runs.values() if run.startup.placement is not None]
+        assert len(set(epochs)) == len(epochs)
 
     # --- members -------------------------------------------------------------------------------
 
     def _join(self, peer: Peer, hello: Hello, now: float) -> list[Action]:
         check_hello(hello, ("worker", "server", "observer"))
-        if self.membership.was_lost(hello.incarnation):
-            raise EvictedError(f"{hello.name} was silent for too long and taken for dead; connect again")
+        self.membership.check_welcome(hello.incarnation)
         if self.ending is not None:
             return [Send(peer, Shutdown(self.ending.reason))]
         known = hello.incarnation in self.membership.members
-        if hello.role == "server" and not known:
-            servers = self.membership.of("server")
-            if self.startup.placement is not None or len(servers) >= self.options.servers:
+        if hello.role != "server":
+            check_job(hello)
+        run = None if hello.role == "server" else self._run_for(hello.job)
+        if run is not None:
+            roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
+        else:
+            roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
+            if not known and len(roster) >= self.options.servers:
                 raise JobError(f"all {self.options.servers} servers are here already; start the coordinator for more")
-        member = self.membership.join(hello, peer, now)
+        member = self.membership.join(hello, peer, roster, now)
+        actions: list[Action] = []
+        if not known:
+            actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
+            if run is not None:
+                self.runs[run.name] = run
+                self._idle_since = None
+                actions += run.join(member, now)
+            else:
+                for other in self.runs.values():
+                    actions += other.move_on(now)
         welcome = Welcome(
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
-            self.options.heartbeat_interval, self.options.heartbeat_timeout, self.num_workers, self.options.servers,
+            self.options.heartbeat_interval, self.options.heartbeat_timeout,
+            run.num_workers if run else num_workers, self.options.servers,
         )  # fmt: skip
-        actions: list[Action] = [Send(peer, welcome)]
-        if not known:
-            expected = self.options.workers
-            self._all_joined |= expected is not None and self.membership.num_joined("worker") >= expected
-            if hello.role != "server":
-                self._idle_since = None
-            actions.append(Log("info", f"{member.title} joined"))
-            actions += self._place()
-            actions += self.steps.advance(self.num_missing, now)
-            self.waits.tell_soon(now)
-        return actions
+        return [Send(peer, welcome), *actions]
 
-    def _place(self) -> list[Action]:
-        """Place the job as soon as all servers are here."""
-        actions = self.startup.place(self.membership.of("server"))
-        if actions and self.startup.job is not None:
-            job, epoch, servers = self.startup.job, self.startup.epoch, self.startup.servers
-            self.steps.start(job, epoch, servers, waits_for_all=self.options.workers is not None)
-        return actions
+    def _run_for(self, name: str) -> JobRun:
+        """Return the job of this name, or one that begins with its first member."""
+        if name in self.runs:
+            return self.runs[name]
+        if len(self.runs) >= MAX_JOBS:
+            raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
+        before = self.ended.get(name, ("", 0.0))[0]
+        return JobRun(name, self.options, self.servers, lambda: next(self._epochs), before)
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
-        if isinstance(message, Heartbeat):
-            self.counts["heartbeats"] += 1
-            member.counters = presentable(message.counters)
-            return [Send(member.peer, HeartbeatAck(self.num_workers))]
-        if isinstance(message, (Init, Enter, Arrive, Take)) and message.request in member.answered:
+        if isinstance(message, REPEATABLE) and message.request in member.answered:
             return [Send(member.peer, member.answered[message.request])]  # the answer was lost
-        if isinstance(message, Leave):
-            farewell = Send(member.peer, Left())
-            how = "finished" if message.reason == "finished" else "closed"
-            if member.role == "server" and self.ending is None:
-                return [farewell, *self._lose(member, how, now)]  # it takes its shard with it
-            return [farewell, Log("info", f"{member.title} {how}"), *self._depart(member, how, now)]
-        if isinstance(message, Withdraw):
-            self.barriers.withdraw(member, message.request)
-            self.data.withdraw(member, message.request)
-            self.waits.tell_soon(now)
-            return self.startup.withdraw(member.incarnation, message.request)
-        if member.role == "server":
-            if isinstance(message, Ready):
-                self.waits.tell_soon(now)
-                return self.startup.progress(member, message.epoch, bool(message.loaded))
-            if isinstance(message, Committed):
-                if message.epoch == self.startup.epoch:
-                    self.steps.confirmed(member, message.step)
-                return []
-            if isinstance(message, Error):
-                error = from_wire(message.code, message.text, message.facts)
-                if message.request not in (0, self.startup.epoch):
-                    return []  # about the shard of a job that was given up
-                return [Log("error", f"{member.title}: {error}"), *self._fail_startup(error)]
-        elif isinstance(message, Init):
-            if self.lost_shard is not None:
-                raise self.lost_shard
-            actions = self.startup.init(member, message)
-            actions += self._place()
-            if (member.incarnation, message.request) in self.startup.parked:
-                text = self.startup.waiting_for(self.membership.of("server"))
-                actions.append(Send(member.peer, Waiting(message.request, text)))
-            return actions
-        elif isinstance(message, Arrive) and member.role == "worker":
-            if self.lost_shard is not None:
-                raise self.lost_shard  # no step can be applied to the whole model any more
-            self.steps.arrive(member, message, now)
-            actions = self.steps.advance(self.num_missing, now)
-            self.waits.tell_soon(now)
-            return actions
-        elif isinstance(message, Take) and member.role == "worker":
-            if self.startup.job is not None and self.startup.job.deterministic:
-                raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
-            self.waits.tell_soon(now)
-            return [*self.data.take(member, message), *self.steps.advance(self.num_missing, now)]
-        elif isinstance(message, Enter) and member.role == "worker":
-            actions = self.barriers.enter(member, message, self.num_missing)
-            self.waits.tell_soon(now)
-            return [*actions, *self.steps.advance(self.num_missing, now)]
-        raise ProtocolError(f"the coordinator does not take {type(message).__name__} from a {member.role}")
+        take = HANDLERS.get((member.role, type(message)))
+        if take is None:
+            raise ProtocolError(f"the coordinator does not take {type(message).__name__} from a {member.role}")
+        return [*take(self, member, message, now), *self._discard_given_up(now)]
 
-    def _lose(self, member: MemberInfo, how: str, now: float) -> list[Action]:
-        """A member is gone whom others count on: tell everybody who waits for it."""
+    def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
+        self.counts["heartbeats"] += 1
+        member.counters, member.counters_of = presentable(message.counters), by_epoch(message.counters)
+        run = self.runs.get(member.job)
+        return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
+
+    def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
+        farewell = Send(member.peer, Left())
+        how = "finished" if message.reason == "finished" else "closed"
+        return [farewell, Log("info", f"{member.title} {how}"), *self._depart(member, how, now)]
+
+    def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
+        if self.ending is not None:
+            return self._leave(member, message, now)
+        return [Send(member.peer, Left()), *self._lose(member, now, "closed")]  # it takes its shards with it
+
+    def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
+        run, actions = self.runs[member.job], []
+        if run.replaceable(member, message):
+            actions = self._replace(run, member, now)
+            run = self.runs[member.job]
+        return [*actions, *run.init(member, message, now)]
+
+    def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
+        run = self._run_of(message.epoch)
+        return run.progress(member, message, now) if run else []
+
+    def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
+        run = self._run_of(message.epoch)
+        if run is None:
+            return []
+        run.committed(member, message)
+        return self._end_run(run, FINISHED, now) if run.finished else []
+
+    def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
+        self._discards.confirmed(member, message.epoch)
+        return []
+
+    def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
+        error = from_wire(message.code, message.text, message.facts)
+        actions: list[Action] = [Log("error", f"{member.title}: {error}")]
+        runs = self.runs.values() if message.request == 0 else [self._run_of(message.request)]
+        for run in runs:
+            if run is not None:  # else about the shard of a job that was given up
+                actions += run.fail(error)
+        return actions
+
+    def _run_of(self, epoch: int) -> JobRun | None:
+        runs = (run for run in self.runs.values() if run.startup.placement is not None and run.startup.epoch == epoch)
+        return next(runs, None)
+
+    # --- who goes ------------------------------------------------------------------------------
+
+    def _lose(self, member: MemberInfo, now: float, how: str = "lost") -> list[Action]:
+        """A member is gone that others count on: tell everybody that waits for it."""
         silent = now - member.seen_at
         advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         actions: list[Action] = [Log("warning", str(error))]
-        if member.role == "worker":
-            actions += self.barriers.lose(member, error)
-        elif member.role == "server" and self.startup.placement is not None:
-            if self.startup.ready:
-                self.lost_shard = error
-                waiters = list(self.steps.waiters(self.num_missing))
-                self.steps.stop()
-                actions += [self._fail(worker, request, error) for worker, request, _ in waiters]
-            else:
-                actions += self._fail_startup(error)
-        actions += self._depart(member, how, now)
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
-        others = self.membership.members.values()
-        return [*actions, *(Send(other.peer, lost) for other in others)]
+        runs = [run for run in self.runs.values() if run.is_on(member)]
+        if member.role == "server":
+            for run in runs:
+                actions += run.lose_server(member, error)
+            told = [other for run in runs for other in run.members.values()]
+        else:
+            told = [*self.servers, *self.runs[member.job].members.values()]
+        actions += self._depart(member, how, now, error)
+        for run in runs:
+            if run.vacant:  # nobody is there who would have to notice before
+                actions += self._end_run(run, str(error), now)
+        return [*actions, *(Send(other.peer, lost) for other in told if other is not member)]
 
-    def _depart(self, member: MemberInfo, how: str, now: float) -> list[Action]:
-        self.barriers.withdraw(member)
-        self.membership.remove(member, how, now)
-        self.steps.leave(member)
-        actions = [*self.startup.withdraw(member.incarnation), *self.data.leave(member, finished=how == "finished")]
-        actions += self.steps.advance(self.num_missing, now)
-        actions += self.barriers.release(self.num_missing)
-        self.waits.tell_soon(now)
-        if self.membership.count("worker", "observer"):
-            return actions
-        if self.ending is not None:
-            return actions if self.membership.members else [*actions, self.ending]
-        if self._idle_since is None:
+    def _evicted(self, member: MemberInfo, now: float) -> EvictedError:
+        silent = now - member.seen_at
+        return EvictedError(f"{member.title} was silent for {silent:.1f} s and taken for dead; connect again")
+
+    def _depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
+        self.membership.remove(member, how, now, self._evicted(member, now) if how == "lost" else None)
+        actions: list[Action] = []
+        run = self.runs.get(member.job)
+        if run is None:
+            self._discards.leave(member)
+        else:
+            actions += run.depart(member, how, now, error)
+            if run.finished:
+                actions += self._end_run(run, FINISHED, now)
+            elif run.vacant:
+                actions += self._end_run(run, str(run.lost_shard or ""), now)
+        if not any(other.members for other in self.runs.values()):
+            if self.ending is not None:
+                return actions if self.membership.members else [*actions, self.ending]
+            self._note_idle(now)
+        return actions
+
+    def _note_idle(self, now: float) -> None:
+        if self._idle_since is None and self.ending is None and not any(run.members for run in self.runs.values()):
             self._idle_since = now
-        finished = any(departure.how == "finished" for departure in self.membership.gone)
-        if finished and self._all_joined:
+
+    # --- the end of a job ----------------------------------------------------------------------
+
+    def _end_run(self, run: JobRun, how: str, now: float) -> list[Action]:
+        """End a job: its members are told, its servers free what they keep of it."""
+        actions: list[Action] = []
+        del self.runs[run.name]
+        if run.startup.placement is not None:
+            self.ended[run.name] = how, now
+            self.ended.move_to_end(run.name)
+            while len(self.ended) > MAX_ENDED:
+                self.ended.popitem(last=False)
+            actions.append(Log("info", f"job {run.name!r} has ended: {how}"))
+        error = JobEndedError(job=run.name, reason=how)
+        for member in run.members.values():
+            self.membership.remove(member, "ended", now, error)
+            actions.append(Send(member.peer, _error(0, error)))
+        run.startup.give_up()
+        actions += self._discard(run, now)
+        if self.options.once and run.finished:
             actions += self._end(Exit(exits.OK, "the job is finished"), now)
         return actions
 
-    @property
-    def num_workers(self) -> int:
-        """How many workers the job counts on: as many as expected, or who is here."""
-        return max(self.options.workers or 0, self.membership.count("worker"))
+    def _discard_given_up(self, now: float) -> list[Action]:
+        """See to the shards of jobs that could not be started."""
+        runs = [run for run in self.runs.values() if run.startup.given_up]
+        return [action for run in runs for action in self._discard(run, now)]
 
-    @property
-    def num_missing(self) -> int:
-        """How many of the expected workers have not joined yet; none, once all were here."""
-        return 0 if self._all_joined else max(0, (self.options.workers or 0) - self.membership.num_joined("worker"))
+    def _discard(self, run: JobRun, now: float) -> list[Action]:
+        """Let servers free the shards of what a job was given up as."""
+        given_up, run.startup.given_up = run.startup.given_up, []
+        there = set(self.membership.members)
+        return [
+            action
+            for epoch, servers in given_up
+            for action in self._discards.add(epoch, [s for s in servers if s.incarnation in there], now)
+        ]
+
+    def _replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
+        """A worker begins another job under the name of one that its workers have left."""
+        del run.members[member.incarnation]
+        run.workers.leave(member, "moved")
+        actions = self._end_run(run, f"left by its workers, and {member.hello.name} began another one", now)
+        new = self.runs[run.name] = self._run_for(run.name)
+        new.workers.take(member)
+        return [*actions, *new.join(member, now)]
+
+    def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
+        """Somebody asks for the end of a job."""
+        run = self.runs.get(message.job)
+        if run is not None:
+            actions = self._end_run(run, "ended by zmqps jobs end", now)
+            self._note_idle(now)
+            return [*actions, Send(peer, JobEnded(message.request, f"job {message.job!r} has ended"))]
+        if message.job in self.ended:
+            how, at = self.ended[message.job]
+            text = f"job {message.job!r} had ended {now - at:.0f} s ago: {how}"
+            return [Send(peer, JobEnded(message.request, text))]
+        names = listed(sorted(map(repr, self.runs)), 8)
+        raise JobError(f"there is no job {message.job[:100]!r}; {f'these run: {names}' if names else 'none runs'}")
 
     # --- failures and the end ------------------------------------------------------------------
-
-    def _fail_startup(self, error: PSError) -> list[Action]:
-        """Tell every parked init; a job that runs already is not touched."""
-        if self.startup.ready:
-            return []
-        self.steps.stop()
-        return [self._fail(member, request, error) for member, request, error in self.startup.fail(error)]
 
     def _end(self, end: Exit, now: float) -> list[Action]:
         if self.ending is not None:
@@ -347,23 +387,69 @@ class CoordinatorMachine:
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in members]
         return [Log("info", f"ending: {end.reason}"), *shutdowns, *([] if shutdowns else [end])]
 
-    @staticmethod
-    def _error(peer: Peer, request: int, error: PSError) -> Action:
-        return Send(peer, Error(request, error.code, str(error), error.facts()))
-
-    @staticmethod
-    def _fail(member: MemberInfo, request: int, error: PSError) -> Action:
-        return member.answer(request, Error(request, error.code, str(error), error.facts()))
-
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self.counts["refused"] += 1
         member = self.membership.find(peer)
         who = member.title if member else f"peer {peer.hex()}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
-        answer = self._error(peer, request, error)
+        answer = Send(peer, _error(request, error))
         return [Log("warning", line), answer] if line else [answer]
 
+    # --- what others may look at ---------------------------------------------------------------
 
-def _evicted(member: MemberInfo, silent: float) -> Error:
-    error = EvictedError(f"{member.title} was silent for {silent:.1f} s and taken for dead; connect again")
-    return Error(0, error.code, str(error), error.facts())
+    def _waiting(self) -> list[str]:
+        """Return in words what is waited for."""
+        absent = self.options.servers - len(self.servers)
+        needs = [f"{absent} of {self.options.servers} servers"] if absent > 0 else []
+        needs += [] if self.runs else ["a worker's init"]
+        texts = [f"waiting for {' and '.join(needs)}"] if needs else []
+        return texts + [f"job {run.name!r}: {text}" for run in self.runs.values() for text in run.waiting()]
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
+        of_jobs = [m for run in self.runs.values() for roster in (run.workers, run.observers) for m in roster]
+        ready = len(self.servers) >= self.options.servers
+        return {
+            "state": f"ending: {self.ending.reason}" if self.ending else "ready" if ready else "waiting for servers",
+            "endpoint": self.identity.endpoint,
+            "uptime_s": round(now - self.started_at, 3),
+            "servers": self.options.servers,
+            "workers": self.options.workers or 0,
+            "waiting": self._waiting(),
+            "jobs": {name: run.status(list(self.servers), now) for name, run in self.runs.items()},
+            "ended": [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at) in self.ended.items()],
+            "members": members_status([*self.servers, *of_jobs], now),
+            "gone": gone_status(self.membership.gone, now),
+            "counters": dict(self.counts),
+        }
+
+
+def _error(request: int, error: PSError) -> Error:
+    return Error(request, error.code, str(error), error.facts())
+
+
+def _of_run(
+    take: Callable[[JobRun, MemberInfo, Any, float], list[Action]],
+) -> Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]:
+    """Return a handler that leaves a message to the job of the member that sent it."""
+    return lambda machine, member, message, now: take(machine.runs[member.job], member, message, now)
+
+
+#: Requests whose answer is remembered, so that one that was lost can be said again.
+REPEATABLE = (Init, Enter, Arrive, Take)
+
+#: (role, message) -> what is done. Anything else is a `ProtocolError`.
+HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
+    **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
+    ("server", Leave): CoordinatorMachine._server_leaves,
+    ("server", Ready): CoordinatorMachine._ready,
+    ("server", Committed): CoordinatorMachine._committed,
+    ("server", Discarded): CoordinatorMachine._discarded,
+    ("server", Error): CoordinatorMachine._server_failed,
+    **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
+    **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
+    **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
+    ("worker", Arrive): _of_run(JobRun.arrive),
+    ("worker", Take): _of_run(JobRun.take),
+    ("worker", Enter): _of_run(JobRun.enter),
+}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Any
 
 from zmqps.core.protocol.events import Peer, Send
-from zmqps.core.protocol.messages import Hello, Message
-from zmqps.errors import LimitError, ProtocolError
+from zmqps.core.protocol.messages import Error, Hello, Message
+from zmqps.errors import LimitError, ProtocolError, PSError
 
 MAX_MEMBERS = 4096
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered.
@@ -25,10 +25,11 @@ class MemberInfo:
 
     hello: Hello
     peer: Peer
+    roster: Roster
     rank: int
-    joined_at: float
     seen_at: float
     counters: Mapping[str, Any] = field(default_factory=dict)
+    counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
     answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
 
     def answer(self, request: int, message: Message) -> Send:
@@ -38,10 +39,19 @@ class MemberInfo:
             self.answered.popitem(last=False)
         return Send(self.peer, message)
 
+    def fail(self, request: int, error: PSError) -> Send:
+        """Return the answer to a request that failed."""
+        return self.answer(request, Error(request, error.code, str(error), error.facts()))
+
     @property
     def role(self) -> str:
         """Its role."""
         return self.hello.role
+
+    @property
+    def job(self) -> str:
+        """The name of the job it is there for; empty for a server, which is there for all of them."""
+        return "" if self.hello.role == "server" else self.hello.job
 
     @property
     def incarnation(self) -> bytes:
@@ -56,11 +66,53 @@ class MemberInfo:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A node that has gone; ``how`` is finished, closed or lost."""
+    """A node that has gone; ``how`` is finished, closed, lost, or ended with its job."""
 
     member: MemberInfo
     how: str
     at: float
+
+
+class Roster:
+    """The members of one role: of the cluster its servers, of a job its workers, and its observers."""
+
+    def __init__(self) -> None:
+        self._by_rank: dict[int, MemberInfo] = {}
+        self._names: set[str] = set()  # of all who ever joined
+        self.num_finished = 0
+
+    def __len__(self) -> int:
+        return len(self._by_rank)
+
+    def __iter__(self) -> Iterator[MemberInfo]:
+        """Yield the members by rank."""
+        return iter([member for _, member in sorted(self._by_rank.items())])
+
+    @property
+    def num_joined(self) -> int:
+        """How many have joined so far: one that is restarted under its name is not counted twice.
+
+        Those that all have the same name are counted while they are here, and when they have finished.
+        """
+        return max(len(self._names), len(self) + self.num_finished)
+
+    def enter(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
+        """Return a new member under the lowest free rank."""
+        member = MemberInfo(hello, peer, self, 0, now)
+        self.take(member)
+        return member
+
+    def take(self, member: MemberInfo) -> None:
+        """Give a member the lowest free rank here."""
+        member.roster, member.rank = self, next(rank for rank in range(len(self) + 1) if rank not in self._by_rank)
+        self._by_rank[member.rank] = member
+        if len(self._names) < MAX_MEMBERS:
+            self._names.add(member.hello.name)
+
+    def leave(self, member: MemberInfo, how: str) -> None:
+        """A member has gone."""
+        del self._by_rank[member.rank]
+        self.num_finished += how == "finished"
 
 
 class Membership:
@@ -76,28 +128,20 @@ class Membership:
         self.timeout = timeout
         self.members: dict[bytes, MemberInfo] = {}
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
-        self._names: dict[str, set[str]] = {}  # by role, of all who ever joined
-        self._num_finished: Counter[str] = Counter()  # by role
-        self._by_rank: dict[str, dict[int, MemberInfo]] = {}  # by role
         self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # who was silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
-        self._lost: dict[bytes, Peer] = {}  # incarnations that may not speak any more
+        self._barred: dict[bytes, tuple[Peer, PSError]] = {}  # incarnations that may not speak any more, and why
 
-    def join(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
-        """Add a member under the lowest free rank of its role; the same incarnation keeps its rank."""
+    def join(self, hello: Hello, peer: Peer, roster: Roster, now: float) -> MemberInfo:
+        """Enter a member in its roster; the same incarnation keeps its rank."""
         if self._peers.get(peer, hello.incarnation) != hello.incarnation:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
         member = self.members.get(hello.incarnation)
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
-            taken = self._by_rank.setdefault(hello.role, {})
-            rank = next(rank for rank in range(len(taken) + 1) if rank not in taken)
-            member = MemberInfo(hello, peer, rank, now, now)
-            self.members[hello.incarnation] = self._by_silence[hello.incarnation] = taken[rank] = member
-            names = self._names.setdefault(hello.role, set())
-            if len(names) < MAX_MEMBERS:
-                names.add(hello.name)
+            member = roster.enter(hello, peer, now)
+            self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
         else:
             self._peers.pop(member.peer, None)
             member.peer = peer
@@ -115,41 +159,28 @@ class Membership:
         incarnation = self._peers.get(peer)
         return None if incarnation is None else self.members[incarnation]
 
-    def of(self, *roles: str) -> list[MemberInfo]:
-        """Return the members of these roles, role by role, by rank."""
-        return [member for role in roles for _, member in sorted(self._by_rank.get(role, {}).items())]
-
-    def count(self, *roles: str) -> int:
-        """Return how many members have these roles."""
-        return sum(len(self._by_rank.get(role, ())) for role in roles)
-
-    def num_joined(self, role: str) -> int:
-        """Return how many of a role have joined so far: who was restarted under its name is no other one.
-
-        Those that all have the same name are counted while they are here, and when they have finished.
-        """
-        return max(len(self._names.get(role, ())), self.count(role) + self._num_finished[role])
-
-    def remove(self, member: MemberInfo, how: str, now: float) -> None:
-        """A member has gone."""
+    def remove(self, member: MemberInfo, how: str, now: float, barred: PSError | None = None) -> None:
+        """A member has gone; ``barred`` is what it is told if it speaks again."""
         del self.members[member.incarnation]
         del self._by_silence[member.incarnation]
-        del self._by_rank[member.role][member.rank]
         del self._peers[member.peer]
+        member.roster.leave(member, how)
         self.gone.append(Departure(member, how, now))
-        self._num_finished[member.role] += how == "finished"
-        if how == "lost":
-            self._lost[member.incarnation] = member.peer
-            while len(self._lost) > MAX_MEMBERS:
-                del self._lost[next(iter(self._lost))]
+        if barred is not None:
+            self._barred[member.incarnation] = member.peer, barred
+            while len(self._barred) > MAX_MEMBERS:
+                del self._barred[next(iter(self._barred))]
 
-    def was_lost(self, incarnation: bytes) -> bool:
-        """Whether the others went on without this incarnation."""
-        return incarnation in self._lost
+    def check_welcome(self, incarnation: bytes) -> None:
+        """Raise what bars an incarnation that the others went on without."""
+        if incarnation in self._barred:
+            raise self._barred[incarnation][1]
 
-    def was_lost_at(self, peer: Peer) -> bool:
-        """Whether the others went on without who was behind this connection."""
-        return peer in self._lost.values()
+    def check_known(self, peer: Peer) -> None:
+        """Raise what bars the one that was behind a connection."""
+        for known, error in self._barred.values():
+            if known == peer:
+                raise error
 
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""
@@ -163,8 +194,9 @@ class Membership:
     def validate(self) -> None:
         """Assert that ranks and connections are unique, and the orders those of the members."""
         assert {peer: m.incarnation for m in self.members.values() for peer in [m.peer]} == self._peers
-        ranked = {m.incarnation: (role, rank) for role, ranks in self._by_rank.items() for rank, m in ranks.items()}
-        assert ranked == {m.incarnation: (m.role, m.rank) for m in self.members.values()}
+        rosters = {id(m.roster): m.roster for m in self.members.values()}.values()
+        assert sum(map(len, rosters)) == len(self.members)
+        assert all(member.roster is roster for roster in rosters for member in roster)
         assert set(self._by_silence) == set(self.members)
         assert all(a.seen_at <= b.seen_at for a, b in pairwise(self._by_silence.values()))
-        assert not set(self._lost) & set(self.members)
+        assert not set(self._barred) & set(self.members)

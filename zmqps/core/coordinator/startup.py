@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +12,14 @@ from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.errors import PSError
+
+
+class Beginning(NamedTuple):
+    """What a member is told when its init is answered."""
+
+    step: int  # the clock it begins with
+    num_workers: int
+    note: str  # whose values these are, if the user may expect other ones
 
 
 class Waiter(NamedTuple):
@@ -24,7 +33,7 @@ Parked = dict[tuple[bytes, int], Waiter]  # by incarnation and request
 
 
 class Startup:
-    """The job of a cluster on its way to being trained.
+    """A job on its way to being trained.
 
     Placing waits for all servers; then every server builds its shard; then one worker, the
     loader, uploads the initial values; then every parked ``init`` is answered. A loader that
@@ -32,31 +41,44 @@ class Startup:
 
     Parameters
     ----------
+    name
+        The job's.
     num_servers
         How many servers make the cluster.
     slice_nbytes
         Size of a slice.
+    new_epoch
+        Returns a number that no job has had.
     begin
-        Called when a member is told the job; returns the clock it begins with.
+        Called when a member is told the job.
     num_workers
-        How many workers the cluster expects; None: whoever comes.
+        Returns how many workers the job counts on.
+    expected
+        How many workers the cluster expects of a job that does not say itself; None: whoever comes.
     """
 
     def __init__(
         self,
+        name: str,
         num_servers: int,
         slice_nbytes: int,
-        begin: Callable[[MemberInfo], int],
-        num_workers: int | None = None,
+        new_epoch: Callable[[], int],
+        begin: Callable[[MemberInfo], Beginning],
+        num_workers: Callable[[], int],
+        expected: int | None = None,
     ) -> None:
+        self.name = name
         self.num_servers = num_servers
         self.num_workers = num_workers
+        self._expected = expected
         self._begin = begin
-        self.epoch = 0
+        self._new_epoch = new_epoch
         self._slice_nbytes = slice_nbytes
+        self.given_up: list[tuple[int, Sequence[MemberInfo]]] = []  # epochs that servers still have shards of
         self._forget()
 
     def _forget(self) -> None:
+        self.epoch = 0
         self.job: JobSpec | None = None
         self.owner = ""
         self.placement: Placement | None = None
@@ -75,7 +97,7 @@ class Startup:
         """A worker names its job; its request is parked until the job is ready."""
         if message.job:
             job = JobSpec.from_wire(message.job)
-            job.check_startable(self.num_workers)
+            job.check_startable(self._expected if job.workers is None else job.workers)
             if self.job is None:
                 self.job, self.owner = job, member.title
             else:
@@ -96,16 +118,24 @@ class Startup:
             return []
         self.servers = servers
         self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
-        self.epoch += 1
+        self.epoch = self._new_epoch()
         nbytes = self.placement.keyspace.nbytes
-        text = f"job of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, {self.job.mode}"
+        text = f"job {self.name!r} of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, "
+        text += self.job.mode
         return [Log("info", text), *self._assign(servers)]
 
     def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
         assert self.job is not None
         assert self.placement is not None
         wire, cuts = self.job.to_wire(), self.placement.to_wire()
-        return [Send(server.peer, Assign(self.epoch, server.rank, wire, cuts)) for server in servers]
+        hosts, workers = Counter(server.hello.host for server in self.servers), self.num_workers()
+        return [
+            Send(
+                server.peer,
+                Assign(self.epoch, self.name, workers, hosts[server.hello.host], server.rank, wire, cuts),
+            )
+            for server in servers
+        ]
 
     def _say_again(self) -> list[Action]:
         """Repeat what is not answered yet, as a connection that broke may have lost it or the answer.
@@ -136,17 +166,23 @@ class Startup:
         for key in [k for k in self.parked if k[0] == incarnation and request in (None, k[1])]:
             del self.parked[key]
         if not self.parked and not self.ready:
-            self._forget()  # nobody wants it any more; the next job may be another one
+            self.give_up()  # nobody wants it any more; the next job may be another one
         if self.loader is not None and self.loader not in self.parked and not self.ready:
             self.loader = None
             return self._choose_loader()
         return []
 
-    def fail(self, error: PSError) -> list[tuple[MemberInfo, int, PSError]]:
-        """A server could not build its shard: forget the job; return whom to tell."""
-        failed = [(waiter.member, request, error) for (_, request), waiter in self.parked.items()]
-        self._forget()  # but not the epoch: the next job's is higher, so servers drop what they built
-        return failed
+    def fail(self, error: PSError) -> list[Action]:
+        """A server could not build its shard: forget the job and tell everybody who waits for it."""
+        waiters = [(waiter.member, request) for (_, request), waiter in self.parked.items()]
+        self.give_up()
+        return [member.fail(request, error) for member, request in waiters]
+
+    def give_up(self) -> None:
+        """Forget the job; what servers have built of it is in `given_up`."""
+        if self.placement is not None:
+            self.given_up.append((self.epoch, self.servers))
+        self._forget()
 
     def _choose_loader(self) -> list[Action]:
         if self.ready or len(self.built) < self.num_servers:
@@ -169,8 +205,8 @@ class Startup:
         assert self.placement is not None
         servers = [{"name": server.hello.name, "endpoint": server.hello.endpoint} for server in self.servers]
         placement = {**self.placement.to_wire(), "servers": servers}
-        step = 0 if load else self._begin(member)
-        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step)
+        step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
+        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step, num_workers, note)
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[tuple[MemberInfo, int, str]]:

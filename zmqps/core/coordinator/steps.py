@@ -22,14 +22,14 @@ class Steps:
     Parameters
     ----------
     members
-        The live members by incarnation; shared with the coordinator's membership.
+        The live members of the job by incarnation; shared with its `JobRun`.
     """
 
     def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         self.policy: Policy | None = None
         self._members = members
         self._epoch = 0
-        self._servers: tuple[bytes, ...] = ()
+        self._servers: dict[bytes, MemberInfo] = {}
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
         self._waits_for_all = False
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
@@ -43,7 +43,7 @@ class Steps:
         self.policy = make_policy(job)
         self._waits_for_all = waits_for_all
         self._epoch = epoch
-        self._servers = tuple(server.incarnation for server in servers)
+        self._servers = {server.incarnation: server for server in servers}
         self._unconfirmed = {incarnation: [] for incarnation in self._servers}
 
     def stop(self) -> None:
@@ -140,8 +140,7 @@ class Steps:
         actions: list[Action] = []
         for incarnation, commits in self._unconfirmed.items():
             commits.append(commit)
-            if incarnation in self._members:
-                actions.append(Send(self._members[incarnation].peer, commit))
+            actions.append(Send(self._servers[incarnation].peer, commit))
         self._retry_due = now + COMMIT_RETRY_S
         return actions
 
@@ -161,8 +160,13 @@ class Steps:
         """A server has applied a step."""
         commits = self._unconfirmed.get(server.incarnation, [])
         commits[:] = [commit for commit in commits if commit.step > step]
-        if not any(self._unconfirmed.values()):
+        if self.settled:
             self._retry_due = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every server has said that it has applied every step."""
+        return not any(self._unconfirmed.values())
 
     def waiting_for(self, missing: int) -> str:
         """Say whom those who have arrived wait for, and why."""
@@ -182,8 +186,7 @@ class Steps:
         if self._retry_due is not None and now >= self._retry_due:
             self._retry_due = now + COMMIT_RETRY_S
             for incarnation, commits in self._unconfirmed.items():
-                if incarnation in self._members:
-                    actions += [Send(self._members[incarnation].peer, commit) for commit in commits]
+                actions += [Send(self._servers[incarnation].peer, commit) for commit in commits]
         return actions + self.advance(missing, now)
 
     def status(self, missing: int, now: float) -> dict[str, Any]:

@@ -1,26 +1,30 @@
-"""Who waits at the coordinator, and for whom: told to those who wait, to the log and to the status."""
+"""Those who wait at the coordinator are told for whom, a message each, however often that changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Waiting
 
-if TYPE_CHECKING:
-    from zmqps.core.coordinator.machine import CoordinatorMachine
-
 #: How often those who wait are told for whom, when that changes: one message each, not one each time.
 TELL_S = 0.1
 
+Waiter = tuple[MemberInfo, int, str]  # who waits, with which request, for whom
+
 
 class Waits:
-    """Those who wait: for the start of the job, at named barriers, for a step, for a range of data."""
+    """Those of a job who wait: for its start, at named barriers, for a step, for a range of data.
 
-    def __init__(self, coordinator: CoordinatorMachine) -> None:
-        self._coordinator = coordinator
+    Parameters
+    ----------
+    waiters
+        Yields who waits now.
+    """
+
+    def __init__(self, waiters: Callable[[], Iterator[Waiter]]) -> None:
+        self._waiters = waiters
         self._tell_due: float | None = None
 
     def tell_soon(self, now: float) -> None:
@@ -32,30 +36,9 @@ class Waits:
         """Return when those who wait want to be told."""
         return self._tell_due
 
-    def on_deadline(self) -> list[Action]:
-        """Tell everybody who waits for whom."""
+    def on_deadline(self, now: float) -> list[Action]:
+        """Tell everybody who waits for whom, if it is time."""
+        if self._tell_due is None or now < self._tell_due:
+            return []
         self._tell_due = None
         return [Send(member.peer, Waiting(request, text)) for member, request, text in self._waiters()]
-
-    def _waiters(self) -> Iterator[tuple[MemberInfo, int, str]]:
-        of, missing = self._coordinator, self._coordinator.num_missing
-        yield from of.startup.waiters(of.membership.of("server"))
-        yield from of.barriers.waiters(missing)
-        yield from of.steps.waiters(missing)
-        yield from of.data.waiters()
-
-    def lines(self) -> list[str]:
-        """Return in words what is waited for."""
-        of, missing = self._coordinator, self._coordinator.num_missing
-        if of.startup.ready or of.ending is not None:
-            barriers = of.barriers.by_name.values()
-            texts = [f"barrier {b.name!r} waits for {of.barriers.waiting_for(b, missing)}" for b in barriers]
-            step = of.steps.waiting_for(missing)
-            texts += [f"step waits for {step}"] if step else []
-            return texts + list(dict.fromkeys(f"{who.title} waits for {text}" for who, _, text in of.data.waiters()))
-        if of.startup.parked:
-            return [f"init waits for {of.startup.waiting_for(of.membership.of('server'))}"]
-        absent = of.options.servers - of.membership.count("server")
-        needs = [f"{absent} of {of.options.servers} servers"] if absent > 0 else []
-        needs += ["a worker's init"] if of.startup.job is None else []
-        return [f"waiting for {' and '.join(needs)}"] if needs else []

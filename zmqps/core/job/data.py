@@ -1,10 +1,15 @@
-"""A data set as its workers name it: how many examples, in ranges of how many, how often."""
+"""A data set as its workers name it: how many examples, in ranges of how many, how often; and one of its ranges."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from zmqps.core.protocol.messages import Take
+import numpy as np
+from numpy.typing import NDArray
+
+from zmqps.core.job.shuffle import permuted
+from zmqps.core.protocol.messages import Range, Take
 from zmqps.errors import ConfigurationError, JobMismatchError
 
 MAX_NAME_CHARS = 200
@@ -71,3 +76,41 @@ class DataSpec:
                     theirs=repr(getattr(self, what)),
                     owner=owner,
                 )
+
+
+@dataclass(frozen=True)
+class DataShard:
+    """A range of a pass over a data set.
+
+    Attributes
+    ----------
+    data : DataSpec
+        The data set.
+    data_pass, number : int
+        Which pass, and which range of it, both from 0.
+    start, stop : int
+        The range's positions in the pass. Without a shuffle seed they are the examples' indices.
+    """
+
+    data: DataSpec
+    data_pass: int
+    number: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @cached_property
+    def indices(self) -> NDArray[np.int64]:
+        """Indices of the range's examples; with a shuffle seed a slice of the pass's permutation of all."""
+        if self.data.shuffle_seed is None:
+            return np.arange(self.start, self.stop, dtype=np.int64)
+        return permuted(self.start, self.stop, self.data.num_examples, self.data.shuffle_seed, self.data_pass)
+
+    @classmethod
+    def of(cls, data: DataSpec, message: Range) -> DataShard | None:
+        """Return what the coordinator has handed out; None if there is no more."""
+        if message.start >= message.stop:
+            return None
+        return cls(data, message.data_pass, message.number, message.start, message.stop)

@@ -75,6 +75,8 @@ class JobSpec:
         Not synchronous: what is done to stale gradients (`Treatment.to_wire`); None: nothing.
     deterministic
         Synchronous: refuse what would make the result depend on who comes first.
+    workers
+        How many workers the job expects; None: as many as the cluster expects of a job.
     """
 
     parameters: tuple[Parameter, ...]
@@ -88,6 +90,7 @@ class JobSpec:
     pull_codec: str = "raw"
     treatment: Mapping[str, Any] | None = None
     deterministic: bool = False
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -114,6 +117,8 @@ class JobSpec:
             raise ConfigurationError(f"on_straggler is one of {STRAGGLER_POLICIES}, not {self.on_straggler!r}")
         if self.aggregate is not None and self.aggregate < 1:
             raise ConfigurationError(f"aggregate is a number of gradients from 1, not {self.aggregate}")
+        if self.workers is not None and self.workers < 1:
+            raise ConfigurationError(f"a job expects at least one worker, not {self.workers}")
         check_codec(self.push_codec, pulls=False)
         check_codec(self.pull_codec, pulls=True)
         if not 0 <= self.retain <= MAX_RETAIN:
@@ -140,11 +145,11 @@ class JobSpec:
             )
 
     def check_startable(self, num_workers: int | None) -> None:
-        """Raise `ConfigurationError` unless the job suits a cluster that expects so many workers (None: any number)."""
+        """Raise `ConfigurationError` unless the job can be trained by so many workers (None: whoever comes)."""
         if self.deterministic and num_workers is None:
             raise ConfigurationError(
-                "deterministic training waits for all workers before its first step, so the cluster must know how "
-                "many: start it with --workers, or LocalCluster(workers=...)"
+                "deterministic training waits for all workers before its first step, so the job must know how "
+                "many: init(..., workers=4), or start the cluster with --workers, or LocalCluster(workers=...)"
             )
 
     @property
@@ -183,6 +188,14 @@ class JobSpec:
         options = {name: wire[name] for name in OPTIONS}
         return cls(tuple(_parameter(entry) for entry in entries), optimizer, **options)
 
+    def is_same(self, other: JobSpec) -> bool:
+        """Whether `check_same` would pass."""
+        try:
+            self.check_same(other, "")
+        except JobMismatchError:
+            return False
+        return True
+
     def check_same(self, ours: JobSpec, owner: str) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's word, is this job.
 
@@ -216,6 +229,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "pull_codec": (str,),
     "treatment": (dict, type(None)),
     "deterministic": (bool,),
+    "workers": (int, type(None)),
 }
 
 

@@ -1,4 +1,4 @@
-"""Asks the coordinator for its status, without joining, until the answer will do."""
+"""Asks the coordinator for something, without joining, until the answer will do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Exit, Received, Send, Stop, Undecodable
-from zmqps.core.protocol.messages import Status, StatusRequest
+from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
+from zmqps.errors import PSError, from_wire
 
 #: How soon to ask again after an answer that will not do yet.
 AGAIN_S = 0.05
@@ -23,11 +24,21 @@ class Inquiry:
         The coordinator's endpoint.
     until
         Whether a status will do; each one is kept in `status` in any case.
+    question
+        What to ask; by default for the status.
     """
 
-    def __init__(self, endpoint: str, until: Callable[[Mapping[str, Any]], bool] = lambda status: True) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
+        question: StatusRequest | EndJob = StatusRequest(1),  # noqa: B008  (frozen)
+    ) -> None:
         self.endpoint = endpoint
         self.status: Mapping[str, Any] | None = None
+        self.text = ""  # what was answered in words
+        self.error: PSError | None = None  # why it is refused
+        self._question = question
         self._until = until
         self._due: float | None = None
         self._retry_s = FIRST_RETRY_S
@@ -45,13 +56,20 @@ class Inquiry:
         """Take an answer; anything else is not for us."""
         if isinstance(event, Stop):
             return [Exit(exits.OK, event.reason)]
-        if isinstance(event, Received) and isinstance(event.message, Status):
-            self.status = event.message.status
-            if self._until(self.status):
-                self._due = None
-                return [Exit(exits.OK, "answered")]
-            self._due = now + AGAIN_S
-        return []
+        message = event.message if isinstance(event, Received) else None
+        if isinstance(message, Status):
+            self.status = message.status
+            if not self._until(self.status):
+                self._due = now + AGAIN_S
+                return []
+        elif isinstance(message, JobEnded):
+            self.text = message.text
+        elif isinstance(message, Error) and message.request == self._question.request:
+            self.error = from_wire(message.code, message.text, message.facts)
+        else:
+            return []
+        self._due = None
+        return [Exit(exits.OK, "answered")]
 
     def next_deadline(self) -> float | None:
         """Return when to ask again."""
@@ -61,7 +79,7 @@ class Inquiry:
         """Ask (again): the connection may not have been up, or the answer got lost."""
         self._due = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        return [Send(COORDINATOR, StatusRequest(1))]
+        return [Send(COORDINATOR, self._question)]
 
     def validate(self) -> None:
         """Assert the invariants."""

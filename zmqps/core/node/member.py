@@ -40,12 +40,14 @@ class Identity:
     host: str
     pid: int
     endpoint: str = ""
+    job: str = ""
 
     def hello(self) -> Hello:
         """Return the first message of a connection."""
         return Hello(
-            MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint
-        )
+            MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
+            job=self.job,
+        )  # fmt: skip
 
 
 class Handshake:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAGIC = "zmqps"
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """First message on every connection; its layout never changes."""
+    """First message on every connection; its fields never change, later versions append theirs.
+
+    ``job`` names the job that a worker trains or an observer looks at; a server has none of its own.
+    """
 
     kind: ClassVar[int] = 1
     magic: Text
@@ -59,6 +62,7 @@ class Hello(Message):
     pid: U32
     endpoint: Text = ""
     capabilities: Texts = ()
+    job: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,8 @@ class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
     ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives, and ``servers``: a list with
-    one map a shard, of ``name`` and ``endpoint``. ``step`` is the clock this worker begins with.
+    one map a shard, of ``name`` and ``endpoint``. ``step`` is the clock this worker begins with,
+    ``num_workers`` how many the job counts on. ``note`` is empty or tells the user whose values these are.
     """
 
     kind: ClassVar[int] = 11
@@ -166,14 +171,24 @@ class Job(Message):
     placement: Plain
     load: U8
     step: U64
+    num_workers: U32
+    note: Text
 
 
 @dataclass(frozen=True, slots=True)
 class Assign(Message):
-    """The coordinator gives a server its shard."""
+    """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
+
+    ``epoch`` stands for this job on all servers from now on; no other job of the cluster ever has it.
+    ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on this one's
+    host, which share its memory.
+    """
 
     kind: ClassVar[int] = 12
     epoch: U32
+    name: Text
+    num_workers: U32
+    sharing: U32
     shard: U32
     job: Plain
     placement: Plain
@@ -186,6 +201,40 @@ class Ready(Message):
     kind: ClassVar[int] = 13
     epoch: U32
     loaded: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Discard(Message):
+    """A job has ended: the server frees what it keeps of it."""
+
+    kind: ClassVar[int] = 26
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Message):
+    """A server keeps nothing of a job any more."""
+
+    kind: ClassVar[int] = 27
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob(Message):
+    """Somebody ends a job; its members are told. Anybody may ask, without joining."""
+
+    kind: ClassVar[int] = 28
+    request: U64
+    job: Text
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded(Message):
+    """Answer to `EndJob`: the job has ended, or had before; ``text`` says how."""
+
+    kind: ClassVar[int] = 29
+    request: U64
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 
-from zmqps.core.protocol.messages import BY_KIND, Message
+from zmqps.core.protocol.messages import BY_KIND, Hello, Message
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ MAX_FRAMES = 4096
 #: Up to here a payload travels inside the header: one frame less is worth more than one copy.
 INLINE_NBYTES = 4096
 MAX_TEXT_CHARS = 4096
+#: Fields of a `Hello` of the first version of the protocol, which all later ones begin with.
+HELLO_FIELDS = 9
 MAX_DEPTH = 8
 
 #: Looks at a few items a level only: what a peer sent may be megabytes, or nested beyond the stack.
@@ -248,7 +250,10 @@ def decode(frames: Sequence[Buffer]) -> Message:
     if cls is None:
         raise ProtocolError(f"no message is of kind {values[0]}")
     names, checks, has_payload = SCHEMAS[cls]
-    if len(values) != 1 + len(names) + has_payload:
+    if cls is Hello and len(values) > HELLO_FIELDS:
+        values[len(names) + 1 :] = []  # what a later version appends is not for us; its number says enough
+        checks = checks[: len(values) - 1]  # and an earlier one lacks what this one has appended
+    elif len(values) != 1 + len(names) + has_payload:
         raise ProtocolError(f"{cls.__name__} has {len(names) + has_payload} fields, not {len(values) - 1}")
     try:
         # a tuple keeps the fields in their order; the checks see each value once

@@ -1,8 +1,8 @@
-"""The server's machine: joins, gets a shard assigned, answers workers."""
+"""The server's machine: joins, gets shards of jobs assigned, answers workers."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +36,8 @@ from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
+    Discard,
+    Discarded,
     Error,
     Hello,
     Leave,
@@ -50,11 +52,13 @@ from zmqps.core.protocol.messages import (
     Values,
     Welcome,
 )
-from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.admission import Room
 from zmqps.core.server.peers import Peers
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
     EvictedError,
+    JobEndedError,
     JobError,
     LimitError,
     NotJoinedError,
@@ -69,6 +73,10 @@ MAX_PEERS = 4096
 MAX_EVICTED = 4096
 #: Pulls that wait for a version, all workers together.
 MAX_PARKED = 1 << 16
+#: Jobs at the same time; the coordinator accepts no more.
+MAX_TENANTS = 256
+#: Epochs whose shards were freed: what is said about them late is answered with that.
+MAX_DISCARDED = 4096
 
 
 @dataclass(slots=True)
@@ -76,7 +84,7 @@ class Client:
     """A worker or observer that has shaken hands."""
 
     hello: Hello
-    ledger: Ledger = field(default_factory=Ledger)
+    epoch: int = 0  # of the job it trains, once it has said so
     name: str = field(init=False)  # how errors and logs call it
     reader: bytes = field(init=False)  # who reads, for the copies of a treatment; an observer pushes nothing
 
@@ -95,26 +103,25 @@ class ServerMachine:
     coordinator
         The coordinator's endpoint.
     make_shard
-        Builds the shard: ``make_shard(job, placement, index)``. An error it raises is reported to
-        the coordinator, and by it to the worker that started the job.
+        Builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises
+        is reported to the coordinator, and by it to the worker that started the job.
     """
 
     def __init__(
         self,
         identity: Identity,
         coordinator: str,
-        make_shard: Callable[[JobSpec, Placement, int], Shard],
+        make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
-        self.shard: Shard | None = None
-        self.epoch = 0
+        self.tenants: dict[int, Tenant] = {}  # by epoch
         self._make_shard = make_shard
-        self._clients: dict[bytes, Client] = {}  # by incarnation: a ledger outlives its connection
+        self._clients: dict[bytes, Client] = {}  # by incarnation
         self._peers = Peers(2 * MAX_PEERS)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
-        self._counts: Counter[str] = Counter()
-        self._parked: dict[tuple[Peer, int], Pull] = {}  # pulls of a version that is not there yet
-        self._assigned: Assign | None = None
+        self._num_refused = 0
+        self._to_build: deque[Assign] = deque()  # the first of them is being built
+        self._discarded: OrderedDict[int, str] = OrderedDict()  # epochs, and their jobs
         self._ending = False
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
@@ -131,17 +138,12 @@ class ServerMachine:
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
-        shard = self.shard
+        of_jobs = {str(epoch): tenant.counters() for epoch, tenant in self.tenants.items()}
         return {
-            **self._counts,
-            **({**shard.counters, **shard.memory.counters()} if shard else {}),
+            **in_all(of_jobs.values()),
+            "refused": self._num_refused,
             "clients": len(self._clients),
-            "parked": len(self._parked),
-            "loaded": bool(shard and shard.loaded),
-            "arena_nbytes": shard.arena_nbytes if shard else 0,
-            "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
-            "stage_nbytes": shard.stage.nbytes if shard and shard.stage else 0,
-            "version": shard.version if shard else 0,
+            "jobs": of_jobs,
         }
 
     def handle(self, event: Received | Undecodable | Returned | Stop, now: float) -> list[Action]:
@@ -159,7 +161,7 @@ class ServerMachine:
                 return self._from_coordinator(message, now)
             return self._from_client(event.peer, message)
         except PSError as error:
-            number = message.epoch if isinstance(message, Assign) else getattr(message, "request", 0)
+            number = message.epoch if isinstance(message, (Assign, Commit)) else getattr(message, "request", 0)
             return self._refuse(event.peer, number, error)
 
     def next_deadline(self) -> float | None:
@@ -179,10 +181,11 @@ class ServerMachine:
         """Assert the invariants."""
         assert len(self._clients) <= MAX_PEERS
         self._peers.validate({*self._clients, *self._evicted})
-        for client in self._clients.values():
-            client.ledger.validate()
-        if self.shard is not None:
-            self.shard.validate()
+        for epoch, tenant in self.tenants.items():
+            assert epoch not in self._discarded
+            assert set(tenant.ledgers) <= set(self._clients)
+            tenant.validate()
+        assert self._num_parked <= MAX_PARKED
 
     # --- the coordinator -----------------------------------------------------------------------
 
@@ -192,14 +195,14 @@ class ServerMachine:
             actions += self._assign(message)
         elif isinstance(message, Commit):
             actions += self._commit(message)
+        elif isinstance(message, Discard):
+            actions += self._discard(message)
         elif isinstance(message, Lost):
             if message.role != "server":
-                self._clients.pop(message.incarnation, None)
-                self._drop_copies(message.incarnation)
-                self._drop_parked(message.incarnation)
+                self._forget(message.incarnation, keep_peers=True)
                 self._evicted[message.incarnation] = None
                 while len(self._evicted) > MAX_EVICTED:
-                    self._forget(self._evicted.popitem(last=False)[0])
+                    self._peers.forget(self._evicted.popitem(last=False)[0])
         elif isinstance(message, Shutdown):
             actions += [*self.member.leave("finished", now), Exit(exits.OK, message.reason)]
         elif isinstance(message, Error):
@@ -208,48 +211,106 @@ class ServerMachine:
         return actions
 
     def _assign(self, message: Assign) -> list[Action]:
-        if self._assigned is not None and message.epoch <= self._assigned.epoch:
-            return self._report_ready()  # a repeated Assign
-        job = JobSpec.from_wire(message.job)
-        placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
-        if message.shard >= placement.num_shards:
-            raise ProtocolError(f"shard {message.shard} of {placement.num_shards}")
-        self._assigned, self.shard = message, None
-        build = Run(message, partial(self._make_shard, job, placement, message.shard))
-        return [build, *self._unpark()]  # what waited for the job that was given up is refused
+        if message.epoch in self._discarded:
+            return [Send(COORDINATOR, Discarded(message.epoch))]  # it was overtaken by the end of its job
+        if message.epoch in self.tenants:
+            return self._report_ready(self.tenants[message.epoch])  # a repeated Assign
+        if len(self.tenants) >= MAX_TENANTS:
+            raise LimitError(what="number of jobs on a server", got=len(self.tenants) + 1, limit=MAX_TENANTS)
+        _located(message)
+        self.tenants[message.epoch] = Tenant(message)
+        self._to_build.append(message)
+        return self._build() if len(self._to_build) == 1 else []
+
+    def _build(self) -> list[Action]:
+        """Begin with the next shard: one at a time, so that each is admitted beside all before it."""
+        while self._to_build and self._to_build[0].epoch not in self.tenants:
+            self._to_build.popleft()  # discarded before its turn
+        if not self._to_build:
+            return []
+        assign = self._to_build[0]
+        reserved = sum(tenant.shard.required_nbytes for tenant in self.tenants.values() if tenant.shard is not None)
+        job, placement = _located(assign)
+        room = Room(reserved, assign.num_workers, assign.sharing)
+        return [Run(assign, partial(self._make_shard, job, placement, assign.shard, room))]
 
     def _built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
-        if assign is not self._assigned:
-            return []  # of a job that was given up meanwhile
-        if isinstance(shard, Exception):
-            self._assigned = None  # asked again, because our answer was lost, it fails again
-            return self._refuse(COORDINATOR, assign.epoch, self._build_error(assign.shard, shard))
-        self.shard = shard
-        self.epoch = assign.epoch
-        text = f"shard {shard.index} of {shard.placement.num_shards}: "
-        text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {len(shard.slices)} slices"
-        return [Log("info", text), *self._report_ready()]
+        self._to_build.popleft()
+        tenant = self.tenants.get(assign.epoch)
+        actions: list[Action] = []
+        if tenant is None:
+            pass  # of a job that was given up meanwhile
+        elif isinstance(shard, Exception):
+            del self.tenants[assign.epoch]  # asked again, because our answer was lost, it fails again
+            actions += self._refuse(COORDINATOR, assign.epoch, self._build_error(assign, shard))
+        else:
+            tenant.shard = shard
+            text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
+            text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {len(shard.slices)} slices"
+            actions += [Log("info", text), *self._report_ready(tenant)]
+        return actions + self._build()
 
-    def _build_error(self, number: int, error: Exception) -> PSError:
+    def _build_error(self, assign: Assign, error: Exception) -> PSError:
         name = self.member.identity.name
         if isinstance(error, PSError):
             return error
         if isinstance(error, MemoryError):
-            return JobError(f"{name} has not the memory for shard {number} ({error}); start more servers")
-        return JobError(f"{name} cannot build shard {number}: {error!r}")
+            return JobError(f"{name} lacks the memory for shard {assign.shard} ({error}); start more servers")
+        return JobError(f"{name} cannot build shard {assign.shard} of the job {assign.name!r}: {error!r}")
 
-    def _report_ready(self) -> list[Action]:
-        return [Send(COORDINATOR, Ready(self.epoch, int(self.shard.loaded)))] if self.shard is not None else []
+    def _report_ready(self, tenant: Tenant) -> list[Action]:
+        if tenant.shard is None:
+            return []
+        return [Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))]
 
     def _commit(self, message: Commit) -> list[Action]:
-        shard = self._ready_shard(message.epoch)
+        tenant = self._tenant(message.epoch)
+        shard = tenant.ready()
         if shard.stage is None:
             raise ProtocolError("this job is not synchronous, there is nothing to commit")
         if message.step > shard.version:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
         if message.step == shard.version:  # else the coordinator has not had our answer
             shard.commit(message.step, message.contributors)
-        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *self._unpark()]
+        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *self._unpark(tenant)]
+
+    def _discard(self, message: Discard) -> list[Action]:
+        """Free what is kept of a job that has ended; its workers have been told by the coordinator."""
+        tenant = self.tenants.pop(message.epoch, None)
+        actions: list[Action] = []
+        if tenant is not None:
+            self._discarded[message.epoch] = tenant.name
+            error = self._ended(message.epoch)
+            actions += [Send(peer, _failure(request, error)) for peer, request in tenant.parked]
+            epochs = {message.epoch}
+            if not any(other.name == tenant.name for other in self.tenants.values()):
+                epochs.add(0)  # who has said hello and nothing else cannot be there for the next job of that name
+            of_name = {who: client for who, client in self._clients.items() if client.hello.job == tenant.name}
+            for incarnation in [who for who, client in of_name.items() if client.epoch in epochs]:
+                self._forget(incarnation)
+            actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
+        self._discarded.setdefault(message.epoch, "")  # its Assign may come yet
+        while len(self._discarded) > MAX_DISCARDED:
+            self._discarded.popitem(last=False)
+        return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
+
+    def _ended(self, epoch: int) -> JobEndedError:
+        return JobEndedError(job=self._discarded[epoch], reason="its shards were freed")
+
+    def _tenant(self, epoch: int, client: Client | None = None) -> Tenant:
+        """Return the job of an epoch, for one of its clients."""
+        tenant = self.tenants.get(epoch)
+        if tenant is None:
+            if epoch in self._discarded:
+                raise self._ended(epoch)
+            if not self.tenants:
+                raise JobError("this server has no shard yet; call worker.init(...) first")
+            raise StaleEpochError(ours=max(self.tenants), theirs=epoch)
+        if client is not None and client.epoch != epoch:
+            if client.hello.job != tenant.name:
+                raise ProtocolError(f"epoch {epoch} is of the job {tenant.name!r}, not of {client.hello.job[:100]!r}")
+            client.epoch = epoch
+        return tenant
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -258,23 +319,27 @@ class ServerMachine:
             return self._welcome(peer, message)
         incarnation = self._peers.find(peer)
         if incarnation is None:
+            if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
+                raise self._ended(message.epoch)
             raise NotJoinedError(f"{type(message).__name__} before Hello")
         if incarnation in self._evicted:
             raise EvictedError("the coordinator took this worker for dead; connect again as a new worker")
         client = self._clients[incarnation]
         if isinstance(message, Push):
-            reply = self._push(peer, client, message)
-            return [reply, *self._unpark()] if self._parked else [reply]
+            tenant = self._tenant(message.epoch, client)
+            reply = self._push(peer, client, tenant, message)
+            return [reply, *self._unpark(tenant)] if tenant.parked else [reply]
         if isinstance(message, Pull):
-            return self._pull(peer, message)
+            return self._pull(peer, client, message)
         if isinstance(message, Load):
             if client.hello.role != "worker":
                 raise NotJoinedError("an observer may pull, not load")
-            shard = self._shard(message.epoch)
+            tenant = self._tenant(message.epoch, client)
+            shard = tenant.built()
             already = shard.loaded
             shard.load(message.parts, message.payload)
             ack: list[Action] = [Send(peer, Ack(message.request, (), ()))]
-            return ack if already or not shard.loaded else [*ack, *self._report_ready()]
+            return ack if already or not shard.loaded else [*ack, *self._report_ready(tenant)]
         if isinstance(message, Leave):
             self._forget(incarnation)
             return [Send(peer, Left())]
@@ -287,7 +352,7 @@ class ServerMachine:
         if hello.incarnation not in self._clients:
             if len(self._clients) >= MAX_PEERS:
                 raise LimitError(what="number of workers", got=len(self._clients) + 1, limit=MAX_PEERS)
-            self._clients[hello.incarnation] = Client(hello)
+        self._clients[hello.incarnation] = Client(hello)  # it may be there for the next job of that name
         self._peers.add(peer, hello.incarnation)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
@@ -296,11 +361,14 @@ class ServerMachine:
         )  # fmt: skip
         return [Send(peer, welcome)]
 
-    def _push(self, peer: Peer, client: Client, message: Push) -> Action:
-        shard = self._ready_shard(message.epoch)
+    def _push(self, peer: Peer, client: Client, tenant: Tenant, message: Push) -> Action:
+        shard = tenant.ready()
         if client.hello.role != "worker":
             raise NotJoinedError("an observer may pull, not push")
-        result = client.ledger.recall(message.seq)
+        if not message.examples:
+            raise ProtocolError("a gradient is made of at least one example")
+        ledger = tenant.ledger(client.hello.incarnation)
+        result = ledger.recall(message.seq)
         if message.reply and shard.stage is not None:
             raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
         if message.reply and message.reply_codec != RAW:
@@ -313,56 +381,62 @@ class ServerMachine:
             if shard.stage is None:
                 applied = shard.push(message.parts, payload, client.name, checked=checked, reader=client.reader)
             else:
-                contributor, examples = (client.hello.incarnation, message.attempt), max(1, message.examples)
+                contributor = client.hello.incarnation, message.attempt
                 applied = shard.collect(
-                    message.parts, payload, contributor, message.step, examples, client.name, checked=checked
+                    message.parts, payload, contributor, message.step, message.examples, client.name, checked=checked
                 )
             versions, staleness = zip(*applied, strict=True) if applied else ((), ())
             result = versions, staleness
-            client.ledger.record(message.seq, result)
-            self._counts["pushes"] += 1
+            ledger.record(message.seq, result)
+            tenant.counts["pushes"] += 1
             for buffer in message.payload:
-                self._counts["pushed_nbytes"] += memoryview(buffer).nbytes
+                tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
         else:
-            self._counts["duplicates"] += 1
+            tenant.counts["duplicates"] += 1
         if not message.reply:
             return Send(peer, Ack(message.request, *result))
         found = shard.pull(message.parts, None, client.reader)
-        return self._send_values(peer, shard, message, message.reply_codec, result[1], found)
+        return self._send_values(peer, tenant, shard, message, message.reply_codec, result[1], found)
 
-    def _pull(self, peer: Peer, message: Pull) -> list[Action]:
-        shard = self._ready_shard(message.epoch)
+    def _pull(self, peer: Peer, client: Client, message: Pull) -> list[Action]:
+        tenant = self._tenant(message.epoch, client)
+        shard = tenant.ready()
         check_for_values(message.codec)
         if shard.available(message.parts, message.version, exact=bool(message.exact)):
-            return [self._values(peer, shard, message)]
-        if len(self._parked) >= MAX_PARKED:
-            raise LimitError(what="number of waiting pulls", got=len(self._parked) + 1, limit=MAX_PARKED)
-        self._parked[peer, message.request] = message
+            return [self._values(peer, tenant, shard, message)]
+        if self._num_parked >= MAX_PARKED:
+            raise LimitError(what="number of waiting pulls", got=self._num_parked + 1, limit=MAX_PARKED)
+        tenant.parked[peer, message.request] = message
         return []
 
-    def _unpark(self) -> list[Action]:
+    @property
+    def _num_parked(self) -> int:
+        return sum(len(tenant.parked) for tenant in self.tenants.values())
+
+    def _unpark(self, tenant: Tenant) -> list[Action]:
         """Answer the pulls whose version has come."""
         actions: list[Action] = []
-        for (peer, request), message in list(self._parked.items()):
+        shard = tenant.ready()
+        for (peer, request), message in list(tenant.parked.items()):
             try:
-                shard = self._ready_shard(message.epoch)
                 if not shard.available(message.parts, message.version, exact=bool(message.exact)):
                     continue
-                actions.append(self._values(peer, shard, message))
+                actions.append(self._values(peer, tenant, shard, message))
             except PSError as error:
                 actions += self._refuse(peer, request, error)
-            del self._parked[peer, request]
+            del tenant.parked[peer, request]
         return actions
 
-    def _values(self, peer: Peer, shard: Shard, message: Pull) -> Action:
-        self._counts["pulls"] += 1
+    def _values(self, peer: Peer, tenant: Tenant, shard: Shard, message: Pull) -> Action:
+        tenant.counts["pulls"] += 1
         client = self._clients.get(self._peers.find(peer) or b"")
         found = shard.pull(message.parts, message.version if message.exact else None, client.reader if client else b"")
-        return self._send_values(peer, shard, message, message.codec, (), found)
+        return self._send_values(peer, tenant, shard, message, message.codec, (), found)
 
     def _send_values(
         self,
         peer: Peer,
+        tenant: Tenant,
         shard: Shard,
         message: Push | Pull,
         codec_text: str,
@@ -377,41 +451,36 @@ class ServerMachine:
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
         for array in out.payload:
-            self._counts["pulled_nbytes"] += array.nbytes
+            tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
         return Send(peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after)
 
-    def _drop_copies(self, incarnation: bytes) -> None:
-        if self.shard is not None and self.shard.copies is not None:
-            self.shard.copies.forget(incarnation)
-
-    def _shard(self, epoch: int) -> Shard:
-        if self.shard is None:
-            raise JobError("this server has no shard yet; call worker.init(...) first")
-        if epoch != self.epoch:
-            raise StaleEpochError(ours=self.epoch, theirs=epoch)
-        return self.shard
-
-    def _ready_shard(self, epoch: int) -> Shard:
-        shard = self._shard(epoch)
-        if not shard.loaded:
-            raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
-        return shard
-
-    def _drop_parked(self, incarnation: bytes) -> None:
-        for key in [key for key in self._parked if self._peers.find(key[0]) == incarnation]:
-            del self._parked[key]
-
-    def _forget(self, incarnation: bytes) -> None:
+    def _forget(self, incarnation: bytes, *, keep_peers: bool = False) -> None:
+        """A client has gone; ``keep_peers``: it may still speak, and is told that it was evicted."""
         self._clients.pop(incarnation, None)
-        self._drop_copies(incarnation)
-        self._drop_parked(incarnation)
-        self._peers.forget(incarnation)
+        peers = self._peers.of(incarnation)
+        for tenant in self.tenants.values():
+            tenant.forget(incarnation, peers)
+        if not keep_peers:
+            self._peers.forget(incarnation)
 
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
-        self._counts["refused"] += 1
+        self._num_refused += 1
         client = self._clients.get(self._peers.find(peer) or b"")
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {peer.hex()}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
-        answer = Send(peer, Error(request, error.code, str(error), error.facts()))
+        answer = Send(peer, _failure(request, error))
         return [Log("warning", line), answer] if line else [answer]
+
+
+def _failure(request: int, error: PSError) -> Error:
+    return Error(request, error.code, str(error), error.facts())
+
+
+def _located(assign: Assign) -> tuple[JobSpec, Placement]:
+    """Return the job of an `Assign` and where it lies."""
+    job = JobSpec.from_wire(assign.job)
+    placement = Placement.from_wire(KeySpace(job.parameters), assign.placement)
+    if assign.shard >= placement.num_shards:
+        raise ProtocolError(f"shard {assign.shard} of {placement.num_shards}")
+    return job, placement

@@ -35,6 +35,10 @@ class Peers:
     def __len__(self) -> int:
         return len(self._incarnations)
 
+    def of(self, incarnation: bytes) -> frozenset[Peer]:
+        """Return the connections of a node."""
+        return frozenset(self._of.get(incarnation, ()))
+
     def forget(self, incarnation: bytes) -> None:
         """A node has said goodbye, or may not come back."""
         for peer in self._of.pop(incarnation, ()):

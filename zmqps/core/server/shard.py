@@ -75,6 +75,8 @@ class Shard:
         Not synchronous: what is done to stale gradients before they are applied.
     memory
         Where values, slots and gradients are kept.
+    required_nbytes
+        What was admitted for all of them.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Shard:
         retain: int = 0,
         treatment: Treatment | None = None,
         memory: Memory | None = None,
+        required_nbytes: int = 0,
     ) -> None:
         self.placement = placement
+        self.required_nbytes = required_nbytes
         self.index = index
         self.counters: Counter[str] = Counter()
         self.memory = memory = memory or HostMemory()

@@ -127,3 +127,14 @@ class Finish(Operation):
     reason: str = "finished"
 
     title = "finish"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The user does not wait for an operation any more; also what that resolves to, if it can be withdrawn.
+
+    A pull can; a push as long as nothing of it has left. What others know of takes its course: a
+    barrier that was entered, a range that was asked for, a step that is complete.
+    """
+
+    operation: Operation

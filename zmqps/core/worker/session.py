@@ -16,6 +16,7 @@ from zmqps.core.protocol.events import (
     Action,
     Exit,
     Log,
+    Peer,
     Received,
     Resolve,
     Send,
@@ -46,6 +47,7 @@ from zmqps.core.worker.operations import (
     Advance,
     AskStatus,
     Attached,
+    Cancelled,
     Enter,
     Exchange,
     Finish,
@@ -97,7 +99,7 @@ class SessionMachine:
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.attached: Attached | None = None
-        self._epoch = 0
+        self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
         self.transfers = Transfers(self, all_finite)
@@ -132,6 +134,11 @@ class SessionMachine:
         staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
         return {**{name: getattr(s, name) for name in names}, **staleness}
 
+    def operation_of(self, peer: Peer, request: int) -> Operation | None:
+        """Return the operation that a request under way to a server is a part of."""
+        requests = [link.in_flight.get(request) for link in self.transfers.links if link.peer == peer]
+        return next((self.transfers.operation(found.transfer) for found in requests if found), None)
+
     @property
     def title(self) -> str:
         """Who this worker is, for errors."""
@@ -139,7 +146,9 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
+    def handle(
+        self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
+    ) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
         actions = self._take(event, now)
@@ -148,9 +157,14 @@ class SessionMachine:
             actions += self._go_on(now)
         return actions
 
-    def _take(self, event: Received | Undecodable | Unreachable | Stop | Operation, now: float) -> list[Action]:
+    def _take(
+        self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
+    ) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
+        if isinstance(event, Cancelled):
+            withdrawn = event.operation in self.operations and self.transfers.can_withdraw(event.operation)
+            return self.resolve(event.operation, event) if withdrawn else []
         if isinstance(event, Stop):
             return [*self._goodbye(event.reason), *self._fail_all(ClosedError("the worker was closed")), Exit(0, "")]
         if isinstance(event, Undecodable):
@@ -381,14 +395,15 @@ class SessionMachine:
 
     def _job(self, init: Init, message: Job, now: float) -> list[Action]:
         actions: list[Action] = []
-        if self.attached is None or message.epoch != self._epoch:  # another one if the first could not be started
+        if self.attached is None or message.epoch != self.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
             actions += self.transfers.connect(self.member.identity, placement, message, now)
-            self.attached, self._epoch = Attached(job, placement), message.epoch
+            self.attached, self.epoch = Attached(job, placement), message.epoch
         if not message.load:
+            self.member.num_workers = message.num_workers
             self.transfers.pace.attach(self.attached.job.mode, message.step)
-        if not message.load:
+            actions += [Log("warning", message.note)] if message.note else []
             return actions + self.resolve(init, self.attached)
         if not init.loads:
             init.loads = True

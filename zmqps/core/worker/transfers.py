@@ -271,6 +271,18 @@ class Transfers:
             actions += link.pump(self._host.now)
         return actions
 
+    def can_withdraw(self, operation: Operation) -> bool:
+        """Whether an operation that is not done can end as if it had never been asked for."""
+        if operation in self.pace.held:
+            return True
+        transfer = operation.transfer if isinstance(operation, Exchange) else None
+        if isinstance(transfer, Pull):
+            return True
+        if not isinstance(transfer, Push):
+            return False
+        queued = sum(len(r.cargoes) for link in self.links for r in link.queue if r.transfer is transfer)
+        return queued == sum(map(len, transfer.cargoes))
+
     def drop(self, transfer: Push | Pull | Load) -> None:
         """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
         transfer.done = True

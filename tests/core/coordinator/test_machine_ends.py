@@ -1,0 +1,123 @@
+"""The end of jobs that somebody asks for, and how many jobs there can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.machines import Coordinator, errors, exits_of, hello, job, peer, receivers, sent
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.messages import (
+    Assign,
+    Discard,
+    Discarded,
+    EndJob,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    Init,
+    Job,
+    JobEnded,
+    Leave,
+    Left,
+    Withdraw,
+)
+from zmqps.errors import JobEndedError, JobError, LimitError, from_wire
+
+
+def end_job(coordinator: Coordinator, name: str, request: int = 3) -> tuple[str, list]:  # type: ignore[type-arg]
+    """Let somebody who has not joined end a job; return what is said, and all that is done."""
+    actions = coordinator.take("anybody", EndJob(request, name))
+    (answer,) = sent(actions, JobEnded, peer("anybody")) or sent(actions, Error, peer("anybody"))
+    assert answer.request == request
+    return answer.text, actions
+
+
+def test_who_is_there_for_a_job_that_is_ended_is_told_and_is_there_no_more() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "o0", "w1.b")
+    text, actions = end_job(coordinator, "default")
+    assert text == "job 'default' has ended"
+    assert receivers(actions, Error) == [peer("w0"), peer("o0")]
+    for message in sent(actions, Error):
+        error = from_wire(message.code, message.text, message.facts)
+        assert isinstance(error, JobEndedError)
+        assert (message.request, error.job, error.reason) == (0, "default", "ended by zmqps jobs end")
+    assert sent(actions, Discard, peer("s0")) == [Discard(1)]
+    for name in ("w0", "o0"):
+        for late in (Heartbeat({}), Init(9, job().to_wire()), Withdraw(9), hello("worker", name)):
+            (refused,) = sent(coordinator.take(name, late), Error)
+            assert (refused.request, refused.code) == (getattr(late, "request", 0), JobEndedError.code)
+            assert "ended by zmqps jobs end; connect again" in refused.text
+        assert sent(coordinator.take(name, Leave("closed")), Left) == [Left()]
+    status = coordinator.machine.status(0.0)
+    assert [(g["name"], g["how"]) for g in status["gone"]] == [("w0", "ended"), ("o0", "ended")]
+    assert coordinator.run("b").state == "training"
+    assert sent(coordinator.take("w1.b", Heartbeat({})), HeartbeatAck)
+
+
+def test_a_server_is_asked_to_discard_until_it_has() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.train("s0", "s1", "w0")
+    end_job(coordinator, "default")
+    coordinator.take("s0", Discarded(1))
+    coordinator.take("s1", Discarded(7))
+    assert receivers(coordinator.wait(2.5, "s0", "s1"), Discard) == [peer("s1")] * 2
+    coordinator.take("s1", Discarded(1))
+    assert receivers(coordinator.wait(20.0, "s0", "s1"), Discard) == []
+
+
+def test_a_job_that_starts_can_be_ended_and_what_was_built_of_it_is_discarded() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", job())
+    _, actions = end_job(coordinator, "default")
+    assert errors(actions, peer("w0")) == [JobEndedError.code]
+    assert sent(actions, Discard) == [Discard(1)]
+    assert sent(coordinator.ready("s0", epoch=1), Job) == []
+
+
+def test_an_end_that_is_asked_for_again_is_answered_again_and_an_unknown_name_is_an_error() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "w1.b")
+    end_job(coordinator, "default")
+    coordinator.now += 3.0
+    text, actions = end_job(coordinator, "default", request=4)
+    assert text == "job 'default' had ended 3 s ago: ended by zmqps jobs end"
+    assert len(actions) == 1
+    text, actions = end_job(coordinator, "c")
+    assert errors(actions) == [JobError.code]
+    assert text == "there is no job 'c'; these run: 'b'"
+    end_job(coordinator, "b")
+    assert end_job(coordinator, "c")[0] == "there is no job 'c'; none runs"
+
+
+def test_the_end_of_the_last_job_lets_the_cluster_be_idle() -> None:
+    coordinator = Coordinator(idle_timeout=60.0)
+    coordinator.train("s0", "w0")
+    coordinator.wait(100.0, "s0", "w0")
+    end_job(coordinator, "default")
+    assert exits_of(coordinator.wait(159.0, "s0")) == []
+    assert exits_of(coordinator.wait(165.0, "s0"))[:1] == [exits.IDLE]
+
+
+def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.coordinator.machine.MAX_JOBS", 3)
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "w1.b", "w2.c")
+    assert errors(coordinator.join("w3.d")) == [LimitError.code]
+    assert coordinator.machine.membership.find(peer("w3.d")) is None
+    assert errors(coordinator.join("w4.b")) == [], "a job that runs takes more workers"
+    coordinator.take("w2.c", Leave("finished"))
+    assert errors(coordinator.join("w3.d")) == []
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w5")
+    assert len(sent(coordinator.init("w5", job("another")), Assign)) == 1, "in the place of an idle one there is room"
+
+
+def test_of_jobs_that_have_ended_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.coordinator.machine.MAX_ENDED", 2)
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "w1.b", "w2.c")
+    for name in ("b", "c", "default"):
+        end_job(coordinator, name)
+    assert [row["job"] for row in coordinator.machine.status(0.0)["ended"]] == ["c", "default"]

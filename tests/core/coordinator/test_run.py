@@ -1,0 +1,439 @@
+"""Jobs of one cluster: each with its own members, and what becomes of one when they go and come back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.core.machines import TIMEOUT, Coordinator, errors, exits_of, job, logged, peer, receivers, sent
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Assign,
+    Commit,
+    Committed,
+    Discard,
+    Enter,
+    Error,
+    Heartbeat,
+    HeartbeatAck,
+    Init,
+    Job,
+    Leave,
+    Lost,
+    Proceed,
+    Range,
+    Released,
+    StatusRequest,
+    Take,
+    Waiting,
+    Welcome,
+    Withdraw,
+)
+from zmqps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    JobError,
+    JobMemoryError,
+    JobMismatchError,
+    PeerLostError,
+    ProtocolError,
+    from_wire,
+)
+
+ASYNC, SYNC = job("w", "b"), job("x", "y", "z", staleness=0)
+DATA = Take(20, "data", 100, 10, 1, (), ())
+
+
+def begin(coordinator: Coordinator, name: str, *workers: str, spec: Any) -> list[Action]:
+    """Let workers begin a job and the servers do their part; return what the last server's word led to."""
+    for worker in workers:
+        coordinator.init(worker, spec)
+    servers = [server.hello.name for server in coordinator.machine.servers]
+    coordinator.ready(*servers, loaded=False, job=name)
+    return coordinator.ready(*servers, job=name)
+
+
+def two_jobs(**options: Any) -> Coordinator:
+    """Return a coordinator with an asynchronous job, ``default``, and a synchronous one, ``b``."""
+    coordinator = Coordinator(servers=2, **options)
+    coordinator.join("s0", "s1", "w0", "w1", "w2.b", "w3.b")
+    begin(coordinator, "default", "w0", "w1", spec=ASYNC)
+    begin(coordinator, "b", "w2.b", "w3.b", spec=SYNC)
+    return coordinator
+
+
+def train_alone(name: str = "w0", spec: Any = ASYNC, **options: Any) -> Coordinator:
+    """Return a coordinator with one worker that trains."""
+    coordinator = Coordinator(**options)
+    coordinator.join("s0", name)
+    begin(coordinator, name.partition(".")[2] or "default", name, spec=spec)
+    return coordinator
+
+
+# --- side by side -------------------------------------------------------------------------------
+
+
+def test_two_jobs_are_placed_and_answered_apart() -> None:
+    coordinator = Coordinator(servers=2)
+    ranks = [w.rank for w in sent(coordinator.join("w0", "w1", "w2.b", "w3.b", "o0.b"), Welcome)]
+    assert ranks == [0, 1, 0, 1, 0]
+    assert sent(coordinator.init("w0", ASYNC), Assign) == sent(coordinator.init("w3.b", SYNC), Assign) == []
+    coordinator.join("s0")
+    placed = sent(coordinator.join("s1"), Assign)
+    assert [(a.name, a.epoch, a.shard, a.num_workers, a.sharing) for a in placed] == [
+        ("default", 1, 0, 2, 2), ("default", 1, 1, 2, 2), ("b", 2, 0, 2, 2), ("b", 2, 1, 2, 2),
+    ]  # fmt: skip
+    assert [a.job for a in placed] == [ASYNC.to_wire()] * 2 + [SYNC.to_wire()] * 2
+    (load,) = sent(coordinator.ready("s0", "s1", epoch=2, loaded=False), Job)
+    assert (load.load, load.epoch) == (1, 2)
+    done = coordinator.ready("s0", "s1", epoch=2)
+    assert receivers(done, Job) == [peer("w3.b")]
+    assert [(m.epoch, m.job, m.num_workers, m.note) for m in sent(done, Job)] == [(2, SYNC.to_wire(), 2, "")]
+    assert not coordinator.run().startup.ready
+    assert receivers(coordinator.ready("s0", "s1", epoch=1), Job) == [peer("w0")]
+
+
+def test_each_job_expects_the_workers_it_names_or_those_of_the_cluster() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.join("s0", "w0", "w1.b")
+    begin(coordinator, "default", "w0", spec=ASYNC)
+    begin(coordinator, "b", "w1.b", spec=replace(SYNC, workers=3))
+    acks = [sent(coordinator.take(name, Heartbeat({})), HeartbeatAck)[0] for name in ("w0", "w1.b", "s0")]
+    assert [ack.num_workers for ack in acks] == [2, 3, 0]
+    assert (coordinator.run().num_missing, coordinator.run("b").num_missing) == (1, 2)
+    coordinator.join("w2.b", "w3.b", "w4.b")
+    assert (coordinator.run().num_missing, coordinator.run("b").num_missing) == (1, 0)
+    assert sent(coordinator.take("w4.b", Heartbeat({})), HeartbeatAck)[0].num_workers == 4
+
+
+def test_a_job_that_could_not_be_started_does_not_decide_how_many_the_next_one_waits_for() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", replace(SYNC, workers=1))
+    coordinator.take("s0", Error(1, JobError.code, "no", {"reason": "no"}))
+    coordinator.init("w0", replace(SYNC, workers=2), request=2)
+    assert coordinator.run().num_missing == 1
+
+
+def test_steps_of_one_job_wait_for_its_own_workers_and_are_committed_under_its_epoch() -> None:
+    coordinator = two_jobs()
+    waits = coordinator.take("w2.b", Arrive(9, 0, (1,)))
+    assert ["worker 1 (w3.b" in m.text for m in sent(coordinator.wait(0.5), Waiting, peer("w2.b"))] == [True]
+    assert sent(waits, Commit) == []
+    actions = coordinator.take("w3.b", Arrive(9, 0, (1,)))
+    assert [(c.epoch, c.step) for c in sent(actions, Commit)] == [(2, 0)] * 2
+    assert receivers(actions, Proceed) == [peer("w2.b"), peer("w3.b")]
+    for server in ("s0", "s1"):
+        coordinator.take(server, Committed(1, 0))  # of the other job: confirms nothing here
+    coordinator.take("s0", Committed(2, 0))
+    assert receivers(coordinator.wait(2.0, "s0", "s1", "w0"), Commit) == [peer("s1")]
+
+
+def test_jobs_of_the_same_barriers_and_data_sets_do_not_meet() -> None:
+    coordinator = two_jobs()
+    text = sent(coordinator.take("w0", Enter(9, "end")), Waiting)[0].text
+    assert "w1" in text
+    assert "w3" not in text
+    coordinator.take("w2.b", Enter(9, "end"))
+    assert receivers(coordinator.take("w3.b", Enter(9, "end")), Released) == [peer("w2.b"), peer("w3.b")]
+    assert receivers(coordinator.take("w1", Enter(9, "end")), Released) == [peer("w0"), peer("w1")]
+    for name in ("w0", "w2.b"):
+        assert [r.number for r in sent(coordinator.take(name, DATA), Range)] == [0]
+    other = replace(DATA, num_examples=50, request=21)
+    assert errors(coordinator.take("w1", other)) == [JobMismatchError.code]
+    assert errors(coordinator.take("w4.c", other)) == [23], "who has not joined"
+    coordinator.join("w4.c")
+    assert [r.stop for r in sent(coordinator.take("w4.c", other), Range)] == [10]
+
+
+def test_the_loss_of_a_worker_is_told_to_its_own_job_only() -> None:
+    coordinator = two_jobs()
+    coordinator.take("w0", Enter(9, "end"))
+    coordinator.take("w2.b", Enter(9, "end"))
+    actions = coordinator.wait(TIMEOUT + 1, "s0", "s1", "w0", "w1", "w2.b")
+    assert receivers(actions, Lost) == [peer("s0"), peer("s1"), peer("w2.b")]
+    assert errors(actions, peer("w2.b")) == [PeerLostError.code]
+    assert errors(actions, peer("w0")) == errors(actions, peer("w1")) == []
+    assert receivers(coordinator.take("w1", Enter(9, "end")), Released) == [peer("w0"), peer("w1")]
+
+
+def test_a_slow_step_of_one_job_fails_its_waits_only() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0", "w1", "w2.b", "w3.b")
+    names = {"default": ("w0", "w1"), "b": ("w2.b", "w3.b")}
+    for name, workers in names.items():
+        begin(coordinator, name, *workers, spec=replace(SYNC, on_straggler="fail"))
+    for step in range(12):
+        for workers in names.values():
+            for worker in workers:
+                coordinator.take(worker, Arrive(50 + step, step, (1,)))
+    coordinator.take("w0", Arrive(80, 12, (1,)))
+    actions = coordinator.wait(60.0, "s0", "w0", "w1", "w2.b", "w3.b")
+    assert [(e.request, e.code) for e in sent(actions, Error)] == [(80, DeadlineError.code)]
+    assert receivers(actions, Error) == [peer("w0")]
+
+
+def test_a_server_without_the_memory_for_one_job_fails_its_inits_with_the_facts_and_no_others() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "w0", "w1.b", "w2.c")
+    begin(coordinator, "default", "w0", spec=ASYNC)
+    coordinator.init("w1.b", SYNC)
+    coordinator.init("w2.c", SYNC)
+    small = JobMemoryError(server="s1", what="shard 1 of 2", needed_nbytes=100, free_nbytes=40)
+    failed = coordinator.take("s1", Error(2, small.code, str(small), small.facts()))
+    (message,) = sent(failed, Error)
+    assert receivers(failed, Error) == [peer("w1.b")]
+    error = from_wire(message.code, message.text, message.facts)
+    assert isinstance(error, JobMemoryError)
+    assert (error.server, error.needed_nbytes, error.free_nbytes) == ("s1", 100, 40)
+    assert "end another job (zmqps jobs end NAME)" in str(error)
+    assert receivers(failed, Discard) == [peer("s0"), peer("s1")], "the other server has built its shard of it"
+    assert {m.epoch for m in sent(failed, Discard)} == {2}
+    assert coordinator.run().state == "training"
+    assert receivers(begin(coordinator, "c", spec=SYNC), Job) == [peer("w2.c")]
+    assert [a.epoch for a in sent(coordinator.init("w1.b", SYNC, request=2), Assign)] == [4, 4]
+
+
+def test_a_server_that_is_lost_fails_the_jobs_it_has_shards_of_and_a_new_one_lets_them_begin_anew() -> None:
+    coordinator = two_jobs(lease=0.0)
+    coordinator.take("w2.b", Arrive(9, 0, (1,)))
+    lost = coordinator.take("s1", Leave("closed"))
+    assert receivers(lost, Lost) == [peer(name) for name in ("w0", "w1", "w2.b", "w3.b")]
+    assert errors(lost, peer("w2.b")) == [PeerLostError.code]
+    coordinator.join("s2", "w4.c")
+    begin(coordinator, "c", "w4.c", spec=ASYNC)
+    assert coordinator.run("c").state == "training", "on the servers there are now"
+    assert errors(coordinator.init("w0", ASYNC, request=7)) == [PeerLostError.code]
+    coordinator.take("w0", Leave("closed"))
+    assert coordinator.run().state.startswith("failed: lost server 1 (s1"), "w1 has yet to notice"
+    ended = coordinator.take("w1", Leave("closed"))
+    assert receivers(ended, Discard) == [peer("s0")], "the other one's shard has gone with it"
+    assert set(coordinator.machine.runs) == {"b", "c"}
+    coordinator.join("w5")
+    assert [(a.epoch, a.shard) for a in sent(coordinator.init("w5", ASYNC), Assign)] == [(4, 0), (4, 1)]
+
+
+def test_a_server_that_is_lost_ends_the_jobs_that_nobody_is_there_for() -> None:
+    coordinator = two_jobs()
+    for name in ("w0", "w1"):
+        coordinator.take(name, Leave("closed"))
+    assert coordinator.run().state == "idle"
+    lost = coordinator.take("s1", Leave("closed"))
+    assert (sent(lost, Discard), receivers(lost, Discard)) == ([Discard(1)], [peer("s0")])
+    assert set(coordinator.machine.runs) == {"b"}
+    coordinator.join("s2", "w5")
+    assert errors(coordinator.init("w5", ASYNC)) == []
+
+
+# --- idle, and back -----------------------------------------------------------------------------
+
+
+def test_a_worker_that_comes_back_to_an_idle_job_goes_on_and_is_told() -> None:
+    coordinator = train_alone()
+    assert sent(coordinator.take("w0", Leave("closed")), Discard) == []
+    assert coordinator.run().state == "idle"
+    coordinator.join("w1", "w2")
+    (first,) = sent(coordinator.init("w1", ASYNC), Job)
+    (second,) = sent(coordinator.init("w2", ASYNC), Job)
+    for answer in (first, second):  # it had come before anybody trained again
+        assert (answer.epoch, answer.load) == (1, 0)
+        assert "the job 'default' goes on with what was trained before" in answer.note
+        assert "zmqps jobs end default" in answer.note
+    coordinator.join("w3")
+    assert [m.note for m in sent(coordinator.init("w3", ASYNC), Job)] == [""]
+    assert [m.note for m in sent(coordinator.init("w1", ASYNC, request=9), Job)] == [""], "it was told"
+
+
+@pytest.mark.parametrize("how", ["closed", "lost"])
+def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it(how: str) -> None:
+    coordinator = train_alone()
+    if how == "closed":
+        coordinator.take("w0", Leave("closed"))
+    else:
+        coordinator.wait(TIMEOUT + 1, "s0")
+    coordinator.join("w1")
+    actions = coordinator.init("w1", SYNC)
+    assert [m.epoch for m in sent(actions, Discard, peer("s0"))] == [1]
+    assert [(m.epoch, m.name) for m in sent(actions, Assign, peer("s0"))] == [(2, "default")]
+    order = [type(a.message) for a in actions if getattr(a, "peer", b"") == peer("s0")]
+    assert order == [Discard, Assign], "so that there is room"
+    assert errors(actions) == []
+    done = begin(coordinator, "default", spec=SYNC)
+    (answer,) = sent(done, Job)
+    assert answer.job == SYNC.to_wire()
+    assert answer.note.startswith("the job 'default' begins anew from the initial values given; the one before: left")
+    assert coordinator.run().workers.num_joined == 1
+
+
+@pytest.mark.parametrize("there", ["w2", "o0"])
+def test_an_idle_job_is_not_replaced_while_others_are_there(there: str) -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1", there)
+    assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
+    assert coordinator.run().startup.epoch == 1
+
+
+def test_a_worker_that_trains_does_not_replace_its_job() -> None:
+    coordinator = train_alone()
+    assert errors(coordinator.init("w0", SYNC, request=2)) == [JobMismatchError.code]
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1")
+    coordinator.init("w1", ASYNC)
+    assert errors(coordinator.init("w1", SYNC, request=2)) == [JobMismatchError.code], "it has gone on with the old one"
+    assert coordinator.run().startup.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        ({"parameters": []}, ConfigurationError.code),
+        ({"nonfinite": 7}, ProtocolError.code),
+        ({"staleness": -1}, ConfigurationError.code),
+        ({"staleness": 0, "deterministic": True}, ConfigurationError.code),
+    ],
+)
+def test_an_init_that_cannot_be_never_ends_an_idle_job(wrong: dict[str, Any], code: int) -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1")
+    actions = coordinator.take("w1", Init(1, {**ASYNC.to_wire(), **wrong}))
+    assert errors(actions) == [code]
+    assert sent(actions, Discard) == []
+    assert [m.epoch for m in sent(coordinator.init("w1", ASYNC, request=2), Job)] == [1]
+
+
+def test_who_only_asks_for_the_job_does_not_replace_it() -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("o0")
+    (answer,) = sent(coordinator.init("o0", None), Job)
+    assert (answer.epoch, answer.note) == (1, "")
+    coordinator.join("w1")
+    (answer,) = sent(coordinator.init("w1", None), Job)
+    assert answer.epoch == 1
+    assert answer.note.startswith("the job 'default' goes on"), "the observer has trained nothing meanwhile"
+
+
+# --- the end ------------------------------------------------------------------------------------
+
+
+def test_a_job_ends_when_its_last_member_has_left_and_a_worker_has_finished() -> None:
+    coordinator = two_jobs()
+    assert sent(coordinator.take("w0", Leave("finished")), Discard) == []
+    ended = coordinator.take("w1", Leave("closed"))
+    assert receivers(ended, Discard) == [peer("s0"), peer("s1")]
+    assert {m.epoch for m in sent(ended, Discard)} == {1}
+    assert "job 'default' has ended: its workers have finished" in logged(ended)
+    assert set(coordinator.machine.runs) == {"b"}
+    assert coordinator.run("b").state == "training"
+    assert exits_of(ended) == []
+
+
+def test_a_job_waits_for_workers_that_are_expected_and_never_came() -> None:
+    coordinator = train_alone(spec=replace(ASYNC, workers=2))
+    coordinator.take("w0", Leave("finished"))
+    assert coordinator.run().state == "idle"
+    coordinator.join("w1")
+    coordinator.init("w1", replace(ASYNC, workers=2))
+    assert len(sent(coordinator.take("w1", Leave("closed")), Discard)) == 1
+
+
+def test_an_observer_keeps_a_finished_job_until_it_leaves() -> None:
+    coordinator = train_alone(lease=60.0)
+    coordinator.join("o0")
+    coordinator.take("w0", Leave("finished"))
+    assert sent(coordinator.wait(100.0, "s0", "o0"), Discard) == [], "nor does its lease run"
+    assert [m.epoch for m in sent(coordinator.init("o0", None), Job)] == [1]
+    assert sent(coordinator.take("o0", Leave("closed")), Discard) == [Discard(1)]
+    assert coordinator.machine.runs == {}
+
+
+def test_a_job_ends_with_its_lease_which_begins_when_the_last_has_gone() -> None:
+    coordinator = two_jobs(lease=60.0)
+    coordinator.wait(50.0, "s0", "s1", "w0", "w1", "w2.b", "w3.b")
+    for name in ("w0", "w1"):
+        coordinator.take(name, Leave("closed"))
+    assert sent(coordinator.wait(109.0, "s0", "s1", "w2.b", "w3.b"), Discard) == []
+    coordinator.join("w4")
+    coordinator.take("w4", Leave("closed"))
+    assert sent(coordinator.wait(168.0, "s0", "s1", "w2.b", "w3.b"), Discard) == [], "it was renewed"
+    ended = coordinator.wait(170.0, "s0", "s1", "w2.b", "w3.b")
+    assert {m.epoch for m in sent(ended, Discard)} == {1}
+    assert "job 'default' has ended: no worker for 60 s" in logged(ended)
+    assert set(coordinator.machine.runs) == {"b"}
+
+
+def test_without_a_lease_an_idle_job_is_kept() -> None:
+    coordinator = train_alone(lease=0.0)
+    coordinator.take("w0", Leave("closed"))
+    assert sent(coordinator.wait(10_000.0, "s0"), Discard) == []
+    assert coordinator.run().state == "idle"
+
+
+def test_a_job_that_was_never_placed_is_gone_with_its_last_member() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0.x", "o0.x")
+    coordinator.init("w0.x", ASYNC)
+    coordinator.take("w0.x", Leave("closed"))
+    assert coordinator.run("x").state == "starting"
+    coordinator.take("o0.x", Leave("closed"))
+    assert coordinator.machine.runs == {}
+    assert coordinator.machine.status(0.0)["ended"] == []
+
+
+def test_what_everybody_withdrew_from_is_freed_on_the_servers() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", ASYNC)
+    assert sent(coordinator.take("w0", Withdraw(1)), Discard) == [Discard(1)]
+    assert [a.epoch for a in sent(coordinator.init("w0", SYNC, request=2), Assign)] == [2]
+
+
+def test_a_name_that_is_used_again_begins_another_job_and_says_how_the_one_before_ended() -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("finished"))
+    coordinator.join("w1")
+    actions = coordinator.init("w1", SYNC)
+    assert [(a.epoch, a.job) for a in sent(actions, Assign)] == [(2, SYNC.to_wire())]
+    assert sent(coordinator.ready("s0", epoch=1), Job) == [], "what is said of the old one is of no use"
+    (answer,) = sent(begin(coordinator, "default", spec=SYNC), Job)
+    assert answer.note == (
+        "the job 'default' begins anew from the initial values given; the one before: its workers have finished"
+    )
+    coordinator.join("w2")
+    assert [m.note for m in sent(coordinator.init("w2", SYNC), Job)] == [""], "it has given no values"
+    coordinator.join("w3.x")
+    coordinator.init("w3.x", ASYNC)
+    assert [m.note for m in sent(begin(coordinator, "x", spec=ASYNC), Job)] == [""], "another name"
+
+
+def test_the_status_shows_every_job_and_those_that_have_ended() -> None:
+    coordinator = two_jobs()
+    coordinator.take("s0", Heartbeat({"pushes": 9, "jobs": {"1": {"pushes": 7}, "2": {"pushes": 2}, "x": 1}}))
+    coordinator.take("w0", Leave("closed"))
+    coordinator.take("w1", Leave("closed"))
+    coordinator.join("w4.c")
+    coordinator.now += 2.0
+    status = coordinator.machine.status(coordinator.now)
+    jobs = status["jobs"]
+    states = {"default": "idle", "b": "training", "c": "starting"}
+    assert {name: shown["state"] for name, shown in jobs.items()} == states
+    assert {name: shown["mode"] for name, shown in jobs.items()} == {"default": "async", "b": "sync", "c": ""}
+    assert {name: shown["idle_s"] for name, shown in jobs.items()} == {"default": 2.0, "b": 0.0, "c": 0.0}
+    assert {name: shown["servers"]["s0"] for name, shown in jobs.items()} == {
+        "default": {"pushes": 7}, "b": {"pushes": 2}, "c": {},
+    }  # fmt: skip
+    assert status["waiting"] == ["job 'c': waiting for a worker's init"]
+    assert [(m["name"], m["job"]) for m in status["members"]] == [
+        ("s0", ""), ("s1", ""), ("w2.b", "b"), ("w3.b", "b"), ("w4.c", "c"),
+    ]  # fmt: skip
+    for name in ("w2.b", "w3.b"):
+        coordinator.take(name, Leave("finished"))
+    coordinator.now += 1.0
+    status = coordinator.machine.status(coordinator.now)
+    assert status["ended"] == [{"job": "b", "how": "its workers have finished", "ago_s": 1.0}]
+    assert coordinator.take("x", StatusRequest(1)) != []

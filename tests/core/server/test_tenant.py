@@ -1,0 +1,86 @@
+"""What a server keeps of one job."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.core.machines import assign, job, make_shard, placement
+from zmqps.core.protocol.messages import Pull
+from zmqps.core.server.tenant import Tenant, in_all
+from zmqps.errors import JobError
+
+SPEC = job("a", "b", staleness=0)
+WORKER, OTHER = b"w" * 16, b"o" * 16
+
+
+def tenant(*, built: bool = True, loaded: bool = True) -> Tenant:
+    """Return a job called resnet of two slices."""
+    tenant = Tenant(assign(SPEC, placement(SPEC), name="resnet"))
+    if built:
+        tenant.shard = make_shard(SPEC, placement(SPEC), 0)
+        for slice_ in range(2 if loaded else 1):
+            tenant.shard.load([(slice_, 0, ())], [np.zeros(8, np.float32)])
+    tenant.validate()
+    return tenant
+
+
+@pytest.mark.parametrize(
+    ("state", "built", "ready"),
+    [
+        ({"built": False}, "no shard of the job 'resnet' yet; call worker.init", "no shard of the job 'resnet' yet"),
+        ({"loaded": False}, None, "this shard has no initial values yet; wait for worker.init"),
+        ({}, None, None),
+    ],
+)
+def test_a_shard_is_there_once_it_is_built_and_ready_once_it_has_its_values(
+    state: dict[str, bool], built: str | None, ready: str | None
+) -> None:
+    one = tenant(**state)
+    assert one.loaded is (ready is None)
+    for get, expected in ((one.built, built), (one.ready, ready)):
+        if expected is None:
+            assert get() is one.shard
+        else:
+            with pytest.raises(JobError, match=expected.replace("(", r"\(")):
+                get()
+
+
+def test_a_worker_has_one_ledger() -> None:
+    one = tenant()
+    ledger = one.ledger(WORKER)
+    ledger.record(1, ((1,), (0,)))
+    assert one.ledger(WORKER) is ledger
+    assert one.ledger(OTHER).recall(1) is None
+
+
+def test_of_who_has_gone_nothing_is_kept() -> None:
+    one = tenant()
+    for peer, request in ((b"@w", 1), (b"@w2", 2), (b"@o", 1)):
+        one.parked[peer, request] = Pull(request, 1, 9, 0, "raw", ((0, 0, ()),))
+    one.ledger(WORKER)
+    one.ledger(OTHER)
+    one.forget(WORKER, [b"@w", b"@w2"])
+    assert set(one.parked) == {(b"@o", 1)}
+    assert set(one.ledgers) == {OTHER}
+    one.forget(b"?" * 16, [])
+    assert set(one.ledgers) == {OTHER}
+
+
+def test_the_counters_of_a_job_without_a_shard_are_the_same_ones() -> None:
+    built, unbuilt = tenant().counters(), tenant(built=False).counters()
+    assert set(unbuilt) <= set(built)
+    assert {name: unbuilt[name] for name in ("loaded", "parked", "version", "arena_nbytes")} == {
+        "loaded": False, "parked": 0, "version": 0, "arena_nbytes": 0,
+    }  # fmt: skip
+    assert (built["loaded"], built["arena_nbytes"] >= 64) == (True, True)
+
+
+def test_counters_of_several_jobs_are_summed_but_for_versions_and_words() -> None:
+    one = {"pushes": 2, "loaded": True, "version": 7, "parked": 1, "device": "cuda:0"}
+    other = {"pushes": 3, "loaded": True, "version": 4, "parked": 0, "late": 5, "device": "cuda:0"}
+    assert in_all([one, other]) == {
+        "pushes": 5, "loaded": True, "version": 7, "parked": 1, "late": 5, "device": "cuda:0",
+    }  # fmt: skip
+    assert in_all([one, {**other, "loaded": False}])["loaded"] is False
+    assert in_all([]) == {"loaded": True, "version": 0}

@@ -1,0 +1,128 @@
+"""The package's imports, read off its source: what a module imports, and what that makes of its rooms.
+
+A *room* is a folder of the package, or a module that stands alone on top of it: ``core/worker``, ``net/lane``,
+``data``. The package's own ``__init__`` is the room ``zmqps``.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Who imports whom: modules by path, or rooms.
+Graph = dict[str, set[str]]
+
+
+class Import(NamedTuple):
+    line: int
+    names: tuple[str, ...]  # `from a import b` is both a and a.b, for b may be a module
+    happens: str  # "on import", "on call" or "never" (under TYPE_CHECKING)
+
+
+class Module(NamedTuple):
+    path: str
+    tree: ast.Module
+    num_lines: int
+
+
+def parse(path: str, source: str) -> Module:
+    return Module(path, ast.parse(source, path), source.count("\n"))
+
+
+def modules(*places: str) -> list[Module]:
+    """Return the package's modules, all of them or those in the named files and folders (which end in a slash)."""
+    return [module for module in _modules() if not places or is_in(module.path, places)]
+
+
+@cache
+def _modules() -> list[Module]:
+    found = sorted(ROOT.glob("zmqps/**/*.py"))
+    return [parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in found]
+
+
+def is_in(path: str, places: Collection[str]) -> bool:
+    return any(path == place or (place.endswith("/") and path.startswith(place)) for place in places)
+
+
+def dotted(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def imports(module: Module) -> Iterator[Import]:
+    """Yield every import, also those inside functions and under TYPE_CHECKING."""
+    happens = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            happens.update(dict.fromkeys(ast.walk(node), "on call"))
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            happens.update({inside: "never" for statement in node.body for inside in ast.walk(statement)})
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(node.lineno, (alias.name,), happens.get(node, "on import"))
+        elif isinstance(node, ast.ImportFrom):
+            package = module.path.split("/")[: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield Import(node.lineno, (base, f"{base}.{alias.name}"), happens.get(node, "on import"))
+
+
+# --- modules and rooms --------------------------------------------------------------------------
+
+
+def room_of(path: str) -> str:
+    """Return the room of a module, say ``net/lane`` for ``zmqps/net/lane/shm.py``."""
+    folder, _, file = path.removeprefix("zmqps/").rpartition("/")
+    return folder or ("zmqps" if file == "__init__.py" else file.removesuffix(".py"))
+
+
+def module_graph(found: Collection[Module]) -> Graph:
+    """Return which module imports which, by their paths; imports for type checkers count, too."""
+    path_of = {dotted(module.path): module.path for module in found}
+    graph: Graph = {module.path: set() for module in found}
+    for module in found:
+        for names in (entry.names for entry in imports(module)):
+            targets = [path_of[name] for name in names if name in path_of]
+            graph[module.path].update(targets[-1:])  # the longest name: a.b rather than a
+        graph[module.path].discard(module.path)
+    return graph
+
+
+def room_graph(graph: Graph) -> Graph:
+    """Return which room imports which."""
+    rooms: Graph = {}
+    for path, targets in graph.items():
+        room = room_of(path)
+        rooms.setdefault(room, set()).update({room_of(target) for target in targets} - {room})
+    return rooms
+
+
+def circles(graph: Mapping[str, Collection[str]]) -> list[set[str]]:
+    """Return the groups whose members all lead to each other."""
+    leads_to = {node: reachable(graph, node) for node in graph}
+    groups = {frozenset(other for other in leads_to[node] if node in leads_to[other]) for node in graph}
+    return sorted((set(group) for group in groups if group), key=sorted)
+
+
+def reachable(graph: Mapping[str, Collection[str]], start: str) -> set[str]:
+    """Return what can be reached by one arrow or more."""
+    found: set[str] = set()
+    rest = list(graph[start])
+    while rest:
+        if (node := rest.pop()) not in found:
+            found.add(node)
+            rest += graph[node]
+    return found
+
+
+def reduced(graph: Mapping[str, Collection[str]]) -> Graph:
+    """Return the graph, which has no circle, without the arrows that a longer way makes plain."""
+    return {
+        node: {target for target in targets if not any(target in reachable(graph, other) for other in targets)}
+        for node, targets in graph.items()
+    }

@@ -1,0 +1,118 @@
+"""The documents are true to the tree: links, make targets, the modules and files they name, the picture of rooms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.imports import ROOT
+from tests.picture import DOCUMENT, drawn
+
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *(path for top in ("docs", "examples", "bench") for path in ROOT.glob(f"{top}/**/*.md")),
+]
+#: Not the changelog: it tells what was.
+PRESENT = [document for document in DOCUMENTS if document.name != "CHANGELOG.md"]
+
+#: A path in backticks is one from here, from the package, from the document's folder, or a file's name alone.
+FILE = re.compile(r"`([\w./<>-]*/[\w./<>-]*|[\w<>-]+\.(?:py|md|toml|svg|json|npz))`")
+#: Files of the user's, of a running cluster, and of other projects.
+NOT_OURS = ("train.py", "runs/", ".zmqps/", "/", "summary.json")
+
+DOTTED = re.compile(r"\bzmqps(?:\.[A-Za-z_]\w*)+")
+#: The entry-point group, which is no module.
+NO_MODULE = {"zmqps.optimizers"}
+
+
+def missing_files(document: Path, text: str) -> Iterator[str]:
+    """Yield the paths in backticks that lead nowhere; ``<name>`` stands for any name, its folder must exist."""
+    for path in FILE.findall(text):
+        if path.startswith(NOT_OURS):
+            continue
+        if "<" in path:
+            path = path.rpartition("/")[0]
+        places = (ROOT, ROOT / "zmqps", document.parent)
+        if "/" not in path and path in _names():
+            continue
+        if not any((place / path).exists() for place in places):
+            yield f"{document.name}: {path}"
+
+
+@cache
+def _names() -> set[str]:
+    return {path.name for top in ("zmqps", "bench", "tests", "docs") for path in ROOT.glob(f"{top}/**/*")}
+
+
+def missing_names(document: Path, text: str) -> Iterator[str]:
+    """Yield the names such as zmqps.data.split that cannot be imported."""
+    for name in DOTTED.findall(text):
+        if name not in NO_MODULE and not is_importable(name):
+            yield f"{document.name}: {name}"
+
+
+def is_importable(name: str) -> bool:
+    found, *rest = name.split(".")
+    thing = import_module(found)
+    for part in rest:
+        found = f"{found}.{part}"
+        try:
+            thing = getattr(thing, part) if hasattr(thing, part) else import_module(found)
+        except ModuleNotFoundError:
+            return False
+    return True
+
+
+def test_files_named_in_the_documents_exist() -> None:
+    assert [text for document in PRESENT for text in missing_files(document, document.read_text())] == []
+
+
+def test_names_of_the_package_in_the_documents_can_be_imported() -> None:
+    assert [text for document in DOCUMENTS for text in missing_names(document, document.read_text())] == []
+
+
+def test_the_picture_of_rooms_is_that_of_the_tree() -> None:
+    assert DOCUMENT.read_text() == drawn(DOCUMENT.read_text()), "run `make picture`"
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("`core/job/keyspace.py` `zmqps/optim/` `zmqps/codecs/<name>.py` `machine.py` `bench/suite.py` `train.py`", []),
+        ("`core/keyspace.py`", ["a.md: core/keyspace.py"]),
+        ("`zmqps/sparse/<name>.py`", ["a.md: zmqps/sparse"]),
+        ("`foreigner.py`", ["a.md: foreigner.py"]),
+        ("zmqps.data.split(10), `zmqps.errors.PSError`, zmqps.optimizers", []),
+        ("`zmqps.data.spilt`", ["a.md: zmqps.data.spilt"]),
+        ("zmqps.session.Session", ["a.md: zmqps.session.Session"]),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_seen(text: str, missing: list[str]) -> None:
+    document = ROOT / "docs" / "a.md"
+    assert [*missing_files(document, text), *missing_names(document, text)] == missing
+
+
+def test_links_in_the_documents_lead_to_files() -> None:
+    broken = [
+        f"{document.relative_to(ROOT)}: {target}"
+        for document in DOCUMENTS
+        for target in re.findall(r"\]\(([^)#\s]+)", document.read_text())
+        if "://" not in target and not target.startswith("mailto:") and not (document.parent / target).exists()
+    ]
+    assert broken == []
+
+
+def test_make_targets_named_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {
+        (document.name, target)
+        for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+        for code in re.findall(r"```.*?```|`[^`]+`", document.read_text(), re.DOTALL)
+        for target in re.findall(r"^`?make ([a-z][a-z-]*)", code, re.MULTILINE)
+    }
+    assert [f"{document}: make {target}" for document, target in sorted(named) if target not in targets] == []

@@ -1,0 +1,39 @@
+"""What the coordinator is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zmqps.core.job.keyspace import SLICE_NBYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorOptions:
+    """What the coordinator is told when it starts.
+
+    Parameters
+    ----------
+    servers
+        How many servers make the cluster; placing a job waits for them.
+    workers
+        How many workers each job expects, where its ``init`` does not say; None: whoever comes.
+    heartbeat_interval, heartbeat_timeout
+        Seconds between signs of life, and of silence after which a node is lost.
+    lease
+        Seconds that a job without workers is kept, so that they can come back; 0: until it is ended.
+    idle_timeout
+        Seconds without a worker of any job after which the cluster ends; 0: it does not.
+    once
+        End the cluster with its first job.
+    slice_nbytes
+        Size of a slice.
+    """
+
+    servers: int = 1
+    workers: int | None = None
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 10.0
+    lease: float = 600.0
+    idle_timeout: float = 0.0
+    once: bool = False
+    slice_nbytes: int = SLICE_NBYTES

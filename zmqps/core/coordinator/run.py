@@ -1,0 +1,323 @@
+"""One job under way: its workers, its start, its steps, barriers and data sets, until its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from zmqps.core.coordinator.barrier import Barriers
+from zmqps.core.coordinator.data import DataSets
+from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.startup import Beginning, Startup
+from zmqps.core.coordinator.steps import Steps
+from zmqps.core.coordinator.waits import Waiter, Waits
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Arrive, Committed, Enter, Init, Ready, Take, Waiting, Withdraw
+from zmqps.errors import ConfigurationError, PSError
+
+
+class JobRun:
+    """What the coordinator knows of one job.
+
+    Parameters
+    ----------
+    name
+        The job's.
+    options
+        The coordinator's.
+    servers
+        The cluster's.
+    new_epoch
+        Returns a number that no job has had.
+    before
+        How the job that had this name before has ended; empty where there was none.
+    """
+
+    def __init__(
+        self, name: str, options: CoordinatorOptions, servers: Roster, new_epoch: Callable[[], int], before: str
+    ) -> None:
+        self.name = name
+        self.members: dict[bytes, MemberInfo] = {}
+        self.workers = Roster()
+        self.observers = Roster()
+        self.lost_shard: PSError | None = None  # a server of this job is gone
+        self.idle_since: float | None = None  # since when nobody is there
+        self._before = before
+        self._options = options
+        self._servers = servers
+        self._all_joined = 0  # the largest number of workers that was expected and came
+        self._left_alone = False  # its workers have gone, and no other one has begun since
+        self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
+        self.steps = Steps(self.members)
+        self.startup = Startup(
+            name, options.servers, options.slice_nbytes, new_epoch, self._begin, lambda: self.num_workers,
+            options.workers,
+        )  # fmt: skip
+        self.barriers = Barriers(self.members, self.steps.pause, self.steps.resume)
+        self.data = DataSets(self.members, self.steps.pause, self.steps.resume)
+        self.waits = Waits(self._waiters)
+
+    @property
+    def expected(self) -> int | None:
+        """How many workers the job expects; None: whoever comes."""
+        job = self.startup.job
+        return self._options.workers if job is None or job.workers is None else job.workers
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job counts on: as many as expected, or who is here."""
+        return max(self.expected or 0, len(self.workers))
+
+    @property
+    def num_missing(self) -> int:
+        """How many of the expected workers have not joined yet; none, once all were here."""
+        expected = self.expected or 0
+        return 0 if expected <= self._all_joined else max(0, expected - self.workers.num_joined)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nobody is there any more and all is done.
+
+        Those who were expected came, one has finished, and all servers have applied every step.
+        """
+        done = not self.members and self.workers.num_finished > 0 and not self.num_missing
+        return done and self.steps.settled
+
+    @property
+    def vacant(self) -> bool:
+        """Whether there is nothing to keep: nobody is there and nothing was placed, or a part of it is lost."""
+        return not self.members and (self.startup.placement is None or self.lost_shard is not None)
+
+    # --- members -------------------------------------------------------------------------------
+
+    def join(self, member: MemberInfo, now: float) -> list[Action]:
+        """A worker or observer has joined."""
+        if self._left_alone and member.role == "worker":
+            self._returned.add(member.incarnation)
+        self.idle_since = None
+        self.members[member.incarnation] = member
+        return self.move_on(now)
+
+    def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
+        """A worker or observer has gone; ``error`` is what those get who wait for it."""
+        actions = self.barriers.lose(member, error) if error is not None and member.role == "worker" else []
+        self.barriers.withdraw(member)
+        del self.members[member.incarnation]
+        self._returned.discard(member.incarnation)
+        self.steps.leave(member)
+        actions += self.startup.withdraw(member.incarnation)
+        actions += self.data.leave(member, finished=how == "finished")
+        if not self.members:
+            self.idle_since = now
+        self._left_alone |= self.startup.ready and not len(self.workers)
+        return actions + self.move_on(now)
+
+    def move_on(self, now: float) -> list[Action]:
+        """Do what may have become possible: called when somebody has come or gone."""
+        if self.workers.num_joined >= (self.expected or 0) > self._all_joined:
+            self._all_joined = self.expected or 0
+        actions = self._place()
+        actions += self.steps.advance(self.num_missing, now)
+        actions += self.barriers.release(self.num_missing)
+        self.waits.tell_soon(now)
+        return actions
+
+    def _place(self) -> list[Action]:
+        """Place the job as soon as all servers are here."""
+        actions = self.startup.place(list(self._servers))
+        if actions and self.startup.job is not None:
+            job, epoch, servers = self.startup.job, self.startup.epoch, self.startup.servers
+            self.steps.start(job, epoch, servers, waits_for_all=self.expected is not None)
+        return actions
+
+    def _begin(self, member: MemberInfo) -> Beginning:
+        """Say what a member begins with, now that the job can be trained."""
+        beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
+        if member.role == "worker":
+            self._returned.discard(member.incarnation)
+            self._left_alone = False
+        return beginning
+
+    def _note(self, member: MemberInfo) -> str:
+        if member.incarnation in self._returned:
+            return (
+                f"the job {self.name!r} goes on with what was trained before its workers left, not with new initial "
+                f"values; to begin anew: worker.finish() at its end, or zmqps jobs end {self.name}"
+            )
+        if self._before and member.title == self.startup.owner:
+            return f"the job {self.name!r} begins anew from the initial values given; the one before: {self._before}"
+        return ""
+
+    def replaceable(self, member: MemberInfo, message: Init) -> bool:
+        """Whether a worker that comes alone to a job it does not want may begin its own under that name.
+
+        Raises
+        ------
+        PSError
+            What it wants is no job that could begin.
+        """
+        ours = self.startup.job
+        if member.incarnation not in self._returned or len(self.members) > 1 or not message.job or ours is None:
+            return False
+        job = JobSpec.from_wire(message.job)
+        job.check_startable(self._options.workers if job.workers is None else job.workers)
+        return not ours.is_same(job)
+
+    # --- requests ------------------------------------------------------------------------------
+
+    def init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
+        """A worker names what it trains, or a member asks for it."""
+        self._check_shards()
+        actions = self.startup.init(member, message)
+        actions += self.move_on(now)
+        if (member.incarnation, message.request) in self.startup.parked:
+            text = self.startup.waiting_for(list(self._servers))
+            actions.append(Send(member.peer, Waiting(message.request, text)))
+        return actions
+
+    def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
+        """A worker has completed a step."""
+        self._check_shards()  # no step can be applied to the whole model any more
+        self.steps.arrive(member, message, now)
+        actions = self.steps.advance(self.num_missing, now)
+        self.waits.tell_soon(now)
+        return actions
+
+    def take(self, member: MemberInfo, message: Take, now: float) -> list[Action]:
+        """A worker asks for a range of a data set."""
+        if self.startup.job is not None and self.startup.job.deterministic:
+            raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
+        self.waits.tell_soon(now)
+        return [*self.data.take(member, message), *self.steps.advance(self.num_missing, now)]
+
+    def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
+        """A worker enters a barrier."""
+        actions = self.barriers.enter(member, message, self.num_missing)
+        self.waits.tell_soon(now)
+        return [*actions, *self.steps.advance(self.num_missing, now)]
+
+    def withdraw(self, member: MemberInfo, message: Withdraw, now: float) -> list[Action]:
+        """A member no longer waits for a request."""
+        self.barriers.withdraw(member, message.request)
+        self.data.withdraw(member, message.request)
+        self.waits.tell_soon(now)
+        return self.startup.withdraw(member.incarnation, message.request)
+
+    def _check_shards(self) -> None:
+        if self.lost_shard is not None:
+            raise self.lost_shard
+
+    # --- servers -------------------------------------------------------------------------------
+
+    def is_on(self, server: MemberInfo) -> bool:
+        """Whether a server has a shard of this job."""
+        return any(other.incarnation == server.incarnation for other in self.startup.servers)
+
+    def progress(self, server: MemberInfo, message: Ready, now: float) -> list[Action]:
+        """A server has built its shard, or has all its values."""
+        self.waits.tell_soon(now)
+        return self.startup.progress(server, message.epoch, bool(message.loaded))
+
+    def committed(self, server: MemberInfo, message: Committed) -> None:
+        """A server has applied a step."""
+        self.steps.confirmed(server, message.step)
+
+    def fail(self, error: PSError) -> list[Action]:
+        """A server could not build its shard: tell every parked init; a job that runs already is not touched."""
+        if self.startup.ready:
+            return []
+        self.steps.stop()
+        return self.startup.fail(error)
+
+    def lose_server(self, server: MemberInfo, error: PSError) -> list[Action]:
+        """A server has gone with a shard of this job."""
+        if not self.startup.ready:
+            return self.fail(error)
+        self.lost_shard = error
+        waiters = list(self.steps.waiters(self.num_missing))
+        self.steps.stop()
+        self.steps.leave(server)
+        return [Log("error", f"job {self.name!r}: {error}"), *(worker.fail(n, error) for worker, n, _ in waiters)]
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when something is due."""
+        dues = [self.steps.next_deadline(), self.waits.next_deadline(), self._lease_ends_at]
+        return min((due for due in dues if due is not None), default=None)
+
+    @property
+    def _lease_ends_at(self) -> float | None:
+        return None if self.idle_since is None or not self._options.lease else self.idle_since + self._options.lease
+
+    def expired(self, now: float) -> bool:
+        """Whether nobody has been there for so long that the job is not kept any more."""
+        return self._lease_ends_at is not None and now >= self._lease_ends_at
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Do what is due."""
+        due = self.steps.next_deadline()
+        actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
+        return actions + self.waits.on_deadline(now)
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def _waiters(self) -> Iterator[Waiter]:
+        missing = self.num_missing
+        yield from self.startup.waiters(list(self._servers))
+        yield from self.barriers.waiters(missing)
+        yield from self.steps.waiters(missing)
+        yield from self.data.waiters()
+
+    def waiting(self) -> list[str]:
+        """Return in words what is waited for."""
+        missing, startup = self.num_missing, self.startup
+        if startup.ready:
+            barriers = self.barriers.by_name.values()
+            texts = [f"barrier {b.name!r} waits for {self.barriers.waiting_for(b, missing)}" for b in barriers]
+            step = self.steps.waiting_for(missing)
+            texts += [f"step waits for {step}"] if step else []
+            return texts + list(dict.fromkeys(f"{who.title} waits for {text}" for who, _, text in self.data.waiters()))
+        if startup.parked:
+            return [f"init waits for {startup.waiting_for(list(self._servers))}"]
+        return ["waiting for a worker's init"] if startup.job is None else []
+
+    @property
+    def state(self) -> str:
+        """In a word, or with what went wrong."""
+        if self.lost_shard is not None:
+            return f"failed: {self.lost_shard}"
+        if not self.startup.ready:
+            return "starting"
+        return "training" if self.members else "idle"
+
+    def status(self, servers: Sequence[MemberInfo], now: float) -> dict[str, Any]:
+        """Return the state for the status."""
+        job = self.startup.status()
+        epoch = str(self.startup.epoch)
+        return {
+            "state": self.state,
+            "mode": job.get("mode", ""),
+            "epoch": self.startup.epoch,
+            "workers": self.num_workers,
+            "observers": len(self.observers),
+            "idle_s": 0.0 if self.idle_since is None else round(now - self.idle_since, 3),
+            "waiting": self.waiting(),
+            "job": dict(job),
+            "steps": self.steps.status(self.num_missing, now),
+            "data": self.data.status(),
+            "servers": {server.hello.name: dict(server.counters_of.get(epoch, {})) for server in servers},
+        }
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self.barriers.validate()
+        self.data.validate()
+        self.steps.validate()
+        assert {incarnation for incarnation, _ in self.startup.parked} <= set(self.members)
+        assert not (self.startup.ready and self.startup.parked)
+        assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
+        assert all(member.job == self.name for member in self.members.values())
+        assert self._returned <= set(self.members)

@@ -1,0 +1,57 @@
+"""Whether a shard fits beside those of other jobs: decided before any of it is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import JobMemoryError
+
+
+class Room(NamedTuple):
+    """What a server that builds a shard knows about the memory for it.
+
+    ``reserved_nbytes`` were admitted for other jobs on it; ``num_workers`` is how many the job counts on,
+    and ``sharing`` how many servers share its host's memory.
+    """
+
+    reserved_nbytes: int = 0
+    num_workers: int = 1
+    sharing: int = 1
+
+
+def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
+    """Return the most bytes that a shard of a job takes, by what they are for."""
+    values = placement.nbytes(index)
+    treatment = make_treatment(job.treatment)
+    return {
+        "values": values,
+        "optimizer slots": values * num_slots,
+        "kept versions": values * job.retain,
+        f"gradients of {num_workers} workers": values * num_workers if job.mode == "sync" else 0,
+        f"copies of what {num_workers} workers read": values * num_workers if treatment and treatment.needs_read else 0,
+    }
+
+
+def described(placement: Placement, index: int, required: Mapping[str, int]) -> str:
+    """Return a shard with what takes how much, for errors."""
+    parts = ", ".join(f"{what} {nbytes:,}" for what, nbytes in required.items() if nbytes)
+    return f"shard {index} of {placement.num_shards} ({parts})"
+
+
+def admit(server: str, placement: Placement, index: int, required: Mapping[str, int], free_nbytes: int) -> int:
+    """Return the bytes to reserve for a shard.
+
+    Raises
+    ------
+    JobMemoryError
+        They are not there.
+    """
+    needed = sum(required.values())
+    if needed > free_nbytes:
+        what = described(placement, index, required)
+        raise JobMemoryError(server=server, what=what, needed_nbytes=needed, free_nbytes=max(0, free_nbytes))
+    return needed

@@ -1,0 +1,104 @@
+"""What a server keeps of one job: its shard, and who trains on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from zmqps.core.protocol.events import Peer
+from zmqps.core.protocol.messages import Assign, Pull
+from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.shard import Shard
+from zmqps.errors import JobError
+
+
+class Tenant:
+    """A job on one server, from its `Assign` to its `Discard`.
+
+    Parameters
+    ----------
+    assign
+        What the coordinator has said about it.
+    """
+
+    def __init__(self, assign: Assign) -> None:
+        self.assign = assign
+        self.shard: Shard | None = None  # while it is not built yet
+        self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
+        self.parked: dict[tuple[Peer, int], Pull] = {}  # pulls of a version that is not there yet
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self.assign.name
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the shard has all its initial values."""
+        return self.shard is not None and self.shard.loaded
+
+    def built(self) -> Shard:
+        """Return the shard, or raise `JobError` while there is none."""
+        if self.shard is None:
+            raise JobError(f"this server has no shard of the job {self.name!r} yet; call worker.init(...) first")
+        return self.shard
+
+    def ready(self) -> Shard:
+        """Return the shard once it has its values, or raise `JobError`."""
+        shard = self.built()
+        if not shard.loaded:
+            raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
+        return shard
+
+    def ledger(self, incarnation: bytes) -> Ledger:
+        """Return the ledger of a worker."""
+        ledger = self.ledgers.get(incarnation)
+        if ledger is None:
+            ledger = self.ledgers[incarnation] = Ledger()
+        return ledger
+
+    def forget(self, incarnation: bytes, peers: Iterable[Peer]) -> None:
+        """A client has gone."""
+        self.ledgers.pop(incarnation, None)
+        if self.shard is not None and self.shard.copies is not None:
+            self.shard.copies.forget(incarnation)
+        gone = set(peers)
+        for key in [key for key in self.parked if key[0] in gone]:
+            del self.parked[key]
+
+    def counters(self) -> Mapping[str, Any]:
+        """Return what the status shows of this job on this server."""
+        shard = self.shard
+        return {
+            **self.counts,
+            **({**shard.counters, **shard.memory.counters()} if shard else {}),
+            "parked": len(self.parked),
+            "loaded": self.loaded,
+            "arena_nbytes": shard.arena_nbytes if shard else 0,
+            "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
+            "stage_nbytes": shard.stage.nbytes if shard and shard.stage else 0,
+            "version": shard.version if shard else 0,
+        }
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for ledger in self.ledgers.values():
+            ledger.validate()
+        if self.shard is not None:
+            self.shard.validate()
+
+
+def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counters of several jobs as one: sums, but the newest version, and whether all are loaded."""
+    total: dict[str, Any] = {"loaded": True, "version": 0}
+    for counters in of_jobs:
+        for name, value in counters.items():
+            if name == "version":
+                total[name] = max(total[name], value)
+            elif name == "loaded":
+                total[name] = total[name] and value
+            else:
+                total[name] = total.get(name, 0) + value if type(value) is int else value
+    return total

@@ -1,0 +1,66 @@
+"""The nodes of a simulated cluster, and what can be asked about them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.testing.engine import Engine, Node
+from zmqps.testing.network import Network
+
+
+class SimulatedCluster(Engine):
+    """A coordinator, servers and workers in one `Engine`.
+
+    Parameters
+    ----------
+    rng, network, message_s
+        As for `Engine`.
+    options
+        The coordinator's.
+    workers
+        How many are to come.
+    """
+
+    def __init__(
+        self, rng: Random, network: Network, message_s: float, options: CoordinatorOptions, workers: int
+    ) -> None:
+        super().__init__(rng, network, message_s)
+        self.options = options
+        self.restarting = False  # the coordinator is dead and will be started again
+        self.workers_to_come = workers
+        self.num_started = 0  # workers
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there were or are to come."""
+        return self.num_started + self.workers_to_come
+
+    @property
+    def coordinator_alive(self) -> bool:
+        """Whether there is anything left to join, or will be."""
+        return self.restarting or ("coordinator" in self.nodes and self.nodes["coordinator"].alive)
+
+    @property
+    def coordinator(self) -> CoordinatorMachine:
+        """The machine of the coordinator, dead or alive."""
+        machine = self.nodes["coordinator"].machine
+        assert isinstance(machine, CoordinatorMachine)
+        return machine
+
+    @property
+    def job_failed(self) -> bool:
+        """Whether a job has lost a shard: it can be trained no more."""
+        runs = self.coordinator.runs.values() if "coordinator" in self.nodes and not self.restarting else ()
+        return any(run.lost_shard is not None for run in runs)
+
+    @property
+    def workers(self) -> list[Node]:
+        """All workers there were, dead ones included."""
+        return [node for node in self.nodes.values() if node.role == "worker"]
+
+    @property
+    def servers(self) -> list[Node]:
+        """All servers there were."""
+        return [node for node in self.nodes.values() if node.role == "server"]
