@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.core.machines import job, placement
 from tests.core.strategies import placements
-from zmqps.core.worker.operations import Transfer, in_order, plan
+from zmqps.core.worker.plan import in_order, plan
+from zmqps.core.worker.transfer import Target
 
 
 @given(placements(), st.data())
@@ -44,7 +45,7 @@ def test_ranges_ascend_end_at_parameters_and_hold_the_pieces(where, data) -> Non
 
 def test_parameters_that_are_no_neighbours_in_a_slice_are_ranges_of_their_own() -> None:
     ((cargo,),) = plan(placement(job(*"abcd"), slice_nbytes=4 * 32), frozenset([0, 2]))
-    assert cargo.bounds == [(0, 8), (16, 24)]
+    assert cargo.bounds == ((0, 8), (16, 24))
     assert [(piece.parameter, piece.start, piece.stop) for piece in cargo.pieces] == [(0, 0, 8), (2, 0, 8)]
 
 
@@ -58,9 +59,9 @@ def test_targets_are_the_same_elements_in_arrays_as_in_tables(where, data) -> No
     for table, values in zip(keyspace.tables, tables, strict=True):
         for i, (start, stop) in zip(table.parameters, pairwise(table.offsets), strict=True):
             out[i] = values[start:stop]
-    by_array, by_table = Transfer(0.0, cargoes=cargoes, out=out), Transfer(0.0, cargoes=cargoes, tables=tables)
+    by_array, by_table = Target(arrays=out), Target(tables=tables)
     for cargo in (cargo for row in cargoes for cargo in row):
-        in_arrays, in_tables = by_array.targets(cargo), by_table.targets(cargo)
+        in_arrays, in_tables = by_array.places(cargo), by_table.places(cargo)
         assert np.array_equal(np.concatenate(in_arrays), np.concatenate(in_tables))
         assert np.shares_memory(in_arrays[0], in_tables[0])
 
@@ -79,11 +80,11 @@ def test_in_order_moves_the_same_and_what_is_named_first_first(where, data) -> N
 @given(placements(), st.data())
 def test_a_parameter_has_arrived_when_its_last_piece_has_landed(where, data) -> None:  # type: ignore[no-untyped-def]
     parameters = where.keyspace.parameters
-    transfer = Transfer(0.0, missing={i: p.size for i, p in enumerate(parameters)})
+    target = Target(missing={i: p.size for i, p in enumerate(parameters)})
     rest = {i: p.size for i, p in enumerate(parameters)}
     for cargo in data.draw(st.permutations([cargo for row in plan(where) for cargo in row])):
-        transfer.landed(cargo, 7)
+        target.landed(cargo, 7)
         for piece in cargo.pieces:
             rest[piece.parameter] -= piece.stop - piece.start
-        assert sorted(transfer.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
-    assert set(transfer.versions.values()) <= {7}
+        assert sorted(target.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
+    assert set(target.versions.values()) <= {7}

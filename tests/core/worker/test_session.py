@@ -34,8 +34,12 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Finish, Init, Join, Operation, Transfer, plan
+from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Exchange, Finish, Init, Join, Operation
+from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
+from zmqps.core.worker.transfer import Pull as Pulling
+from zmqps.core.worker.transfer import Push as Pushing
+from zmqps.core.worker.transfer import Source, Target
 from zmqps.errors import (
     ClosedError,
     DeadlineError,
@@ -99,15 +103,16 @@ class Session:
         for peer in (S0, S1):
             self.get(WELCOME, peer)
 
-    def transfer(self, kind: str, value: float = 1.0) -> Transfer:
+    def transfer(
+        self, kind: str, value: float = 1.0, parameters: frozenset[int] | None = None, *, whole: bool = False
+    ) -> Exchange:
         arrays = [np.full(p.size, value, np.float32) for p in self.spec.parameters]
-        return Transfer(0.0, kind=kind, cargoes=plan(self.placement), source=arrays, out=arrays)
-
-    def whole_push(self) -> Transfer:
-        """Return a push that completes a step."""
-        transfer = self.transfer("push")
-        transfer.whole = True
-        return transfer
+        cargoes = plan(self.placement, parameters)
+        out = [np.zeros(p.size, np.float32) for p in self.spec.parameters]
+        return Exchange(
+            push=Pushing(cargoes=cargoes, source=Source(arrays=arrays), whole=whole) if kind != "pull" else None,
+            pull=Pulling(cargoes=cargoes, target=Target(arrays=out)) if kind != "push" else None,
+        )
 
     def answer(self, actions: list[Action], peer: bytes) -> list[Action]:
         """Answer everything that went to a server."""
@@ -289,9 +294,9 @@ def test_what_was_given_up_is_never_sent_again_and_what_was_not_is() -> None:
 def test_a_lost_server_fails_its_own_operations_only() -> None:
     session = Session()
     session.attach()
-    cargoes = session.transfer("pull").cargoes
     both, rest = session.transfer("pull"), session.transfer("pull")
-    rest.cargoes = (cargoes[0], ())
+    assert rest.pull is not None
+    rest.pull.cargoes = (rest.pull.cargoes[0], ())
     session.ask(both)
     actions = session.ask(rest)
     ((operation, value),) = resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))
@@ -435,7 +440,8 @@ def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() ->
     session = Session()
     session.attach()
     pull, finish = session.transfer("pull"), Finish(0.0)
-    pull.version = 100  # parked at the servers
+    assert pull.pull is not None
+    pull.pull.version = 100  # parked at the servers
     asked = session.ask(pull)
     in_flight = session.machine.statistics().in_flight_bytes
     assert session.ask(finish) == []
@@ -446,7 +452,7 @@ def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() ->
     session.answer(asked, S0)
     session.answer(asked, S1)
     assert session.machine.statistics().in_flight_bytes == 0
-    assert all((array == 1.0).all() for array in pull.out or () if array is not None)
+    assert all((array == 0.0).all() for array in pull.pull.target.arrays if array is not None)
     assert session.handle(Cancelled(pull)) == [], "once"
 
 
@@ -502,7 +508,7 @@ def test_what_others_know_of_is_not_withdrawn() -> None:
 def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_does_not_wait_for_its_end() -> None:
     session = Session(job(*"abcd", staleness=0))
     session.attach()
-    requests = session.ask(session.whole_push(), timeout=60.0)
+    requests = session.ask(session.transfer("push", whole=True), timeout=60.0)
     session.answer(requests, S0)
     (arrive,) = sent(session.answer(requests, S1), Arrive)
     finish = Finish(0.0)
@@ -517,7 +523,7 @@ def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_doe
 def test_finish_does_not_wait_for_a_word_of_a_coordinator_that_is_gone() -> None:
     session = Session(job(*"abcd", staleness=0))
     session.attach()
-    requests = session.ask(session.whole_push(), timeout=60.0)
+    requests = session.ask(session.transfer("push", whole=True), timeout=60.0)
     session.answer(requests, S0)
     session.answer(requests, S1)
     finish = Finish(0.0)
