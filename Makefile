@@ -13,6 +13,9 @@ MODE        ?= async
 STALENESS   ?= 3
 DEVICE      ?= cuda
 SEEDS       ?= 1000
+MUTANTS     ?= 200
+SEED        ?= 0
+UNDER       ?= zmqps/core
 
 ifeq ($(strip $(VENV)),)
 # `make VENV= ...`: no virtualenv, use $(PYTHON) as it is; what is installed there is the caller's business.
@@ -28,7 +31,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes simulate test-gpu bench bench-full bench-gpu bench-peers experiments picture demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -40,6 +43,7 @@ help: ## show this list
 	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
 	@printf '           MODE=%s STALENESS=%s DEVICE=%s SEEDS=%s NAMES=%s SCRIPT=%s ARGS=%s\n' \
 	  '$(MODE)' '$(STALENESS)' '$(DEVICE)' '$(SEEDS)' '$(NAMES)' '$(SCRIPT)' '$(ARGS)'
+	@printf '           MUTANTS=%s SEED=%s UNDER=%s\n' '$(MUTANTS)' '$(SEED)' '$(UNDER)'
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
@@ -70,6 +74,9 @@ test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
 	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)
+
+mutate: $(INSTALLED) ## say which small changes to the core no test notices: MUTANTS=200 SEED=0 UNDER=zmqps/core/worker
+	$(PY) -m tests.mutation.run --mutants $(MUTANTS) --seed $(SEED) --under $(UNDER)
 
 test-gpu: $(INSTALLED) ## the tests that need CuPy and a GPU
 	$(PY) -m pytest -m gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bench import compare, suite
-from bench.cases import apply, codecs, core, fairness, latency, memory, pull, push, push_pull, sync_step
+from bench.cases import apply, codecs, core, fairness, latency, memory, pull, push, push_pull, sync_step, walk
 from bench.peers import command as peers
 
 
@@ -18,7 +18,8 @@ def main() -> None:
     """
 
 
-for module in (push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, memory, suite, compare, peers):
+cases = (push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory)
+for module in (*cases, suite, compare, peers):
     main.add_command(module.command)
 
 if __name__ == "__main__":

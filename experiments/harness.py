@@ -16,8 +16,10 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
-from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
+from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import PSError
 from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec
@@ -171,16 +173,16 @@ class Run(Training):
         yield Enter(0.0, barrier="start"), TIMEOUT_S
         self.began_at = self.began_at or simulation.now
         while True:
-            pull = Transfer(0.0, kind="pull", cargoes=cargoes, out=out)
-            yield pull, TIMEOUT_S
-            updates, seconds = min(pull.versions.values()), simulation.now - self.began_at
+            pull = Pull(cargoes=cargoes, target=Target(arrays=out))
+            yield Exchange(pull=pull), TIMEOUT_S
+            updates, seconds = min(pull.target.versions.values()), simulation.now - self.began_at
             if seconds >= self.seconds or updates >= self.updates:
                 break
             self._record(updates, seconds, read)
             gradients = self.problem.gradients(read, rng)
             yield self.speed(worker.number, rng)
             source = [np.ascontiguousarray(gradients[p.name]).reshape(-1) for p in job.parameters]
-            yield Transfer(0.0, kind="push", cargoes=cargoes, source=source, whole=True), TIMEOUT_S
+            yield Exchange(push=Push(cargoes=cargoes, source=Source(arrays=source), whole=True)), TIMEOUT_S
             if self.on_push is not None:
                 self.on_push(simulation.now - self.began_at, worker.number, read, self._now(simulation))
         assert isinstance(worker.machine, SessionMachine)

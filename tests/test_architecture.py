@@ -119,6 +119,7 @@ ON_TOP = {"__init__", "__main__", "aio", "checks", "data", "errors", "jit", "loc
 #: slash.
 MIRROR_NOTHING = {
     "tests/fuzz/": "end to end: what a peer may send to any node",
+    "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_inprocess.py": "a double of the tests",
@@ -128,6 +129,7 @@ MIRROR_NOTHING = {
     "tests/net/test_matrix.py": "end to end: each codec with each optimizer over each transport",
     "tests/client/test_bad_input.py": "the whole room, through the public API",
     "tests/client/test_cancel.py": "the whole room: what a cancelled wait leaves behind, awaited or not",
+    "tests/client/test_defects.py": "end to end: a machine of any node that breaks down",
     "tests/client/test_close.py": "the whole room: what is open after a close, whoever closed",
     "tests/codecs/test_convergence.py": "every codec: training comes as far with it",
     "tests/codecs/test_digits.py": "every codec: training comes as far with it",
@@ -136,7 +138,6 @@ MIRROR_NOTHING = {
     "tests/codecs/test_rounding.py": "the three codecs that round",
     "tests/codecs/test_untrusted.py": "every codec: bytes from anybody",
     "tests/core/protocol/test_protocol_document.py": "a document: docs/protocol.md",
-    "tests/core/worker/test_plan.py": "a part of operations: which pieces a transfer is made of",
     "tests/optim/test_golden.py": "every optimizer",
     "tests/testing/test_invariants.py": "the whole room: the simulator sees what is broken",
     "tests/test_architecture.py": "the source itself",

@@ -227,6 +227,20 @@ def test_versions_can_be_waited_for_and_read_while_they_are_retained(trio: Team)
         trio.workers[0].pull(at_least=1, exact=1)
 
 
+def test_a_thousand_that_wait_for_the_others_are_all_done_when_those_have_come() -> None:
+    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
+    with (
+        InProcessCluster(servers=1, workers=2) as cluster,
+        Team(cluster.address, 2, {"w": np.zeros(4, np.float32)}, **options) as team,
+    ):
+        first, second = team.workers
+        one = {"w": np.ones(4, np.float32)}
+        first.push(one, timeout=PATIENCE)
+        waiting = [first.advance_async(timeout=PATIENCE) for _ in range(1000)]
+        second.push(one, timeout=PATIENCE)
+        assert [future.result(timeout=PATIENCE) for future in waiting] == [None] * 1000
+
+
 # --- more and fewer gradients than workers ------------------------------------------------------
 
 

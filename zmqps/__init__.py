@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zmqps import aio, codecs, data, errors, local, optim, pipeline, stale
-    from zmqps.core.worker.operations import Statistics
+    from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
     from zmqps.worker import Worker, connect
@@ -35,7 +35,7 @@ __all__ = [
 _HOMES = {
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
-    "Statistics": "zmqps.core.worker.operations",
+    "Statistics": "zmqps.core.worker.statistics",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
 }

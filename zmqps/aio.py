@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.core.job.spec import Parameter
-from zmqps.core.worker.operations import Statistics
+from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError
 from zmqps.worker import Worker
 from zmqps.worker import connect as connect_blocking

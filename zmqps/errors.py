@@ -11,6 +11,7 @@
     ├── EvictedError (ConnectionError)       the others went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
     ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
+    ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
@@ -161,6 +162,18 @@ class NodeFailedError(PSError, RuntimeError):
     name: str
     how: str
     tail: str
+
+
+class InternalError(PSError, RuntimeError):
+    """A node did what it never should: a defect of zmqps.
+
+    The exception behind it is its ``__cause__`` in the process where it happened, and in that node's log.
+    """
+
+    code = 10
+    text = "internal error of {node}: {what}; please report it, with that node's log"
+    node: str
+    what: str
 
 
 class ProtocolError(PSError, ValueError):

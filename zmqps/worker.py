@@ -17,7 +17,7 @@ from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check as check_codec
 from zmqps.core.treatments import Treatment
-from zmqps.core.worker.operations import Advance, Init
+from zmqps.core.worker.operations import Advance, Exchange, Init
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
 
@@ -254,8 +254,8 @@ class Worker(Reader):
         codec: str | Codec | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
-        transfer = self._job(timeout).push("push", grads, examples, codec, atomic=atomic)
-        return self._submit(transfer, timeout)
+        push = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic)
+        return self._submit(Exchange(push=push), timeout)
 
     def push_pull(
         self,
@@ -289,8 +289,9 @@ class Worker(Reader):
         copy: bool = True,
     ) -> Future[Params]:
         """`push_pull`, as a future."""
-        transfer, result = self._job(timeout).push_pull(grads, out, examples, codec, pull_codec, copy)
-        return self._submit(transfer, timeout, result)
+        requests = self._requests or self._job(timeout)
+        push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy)
+        return self._submit(Exchange(push=push, pull=pull), timeout, result)
 
     def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
         """Return an array for the gradient of each parameter, in memory that servers on this host read in place.

@@ -39,8 +39,10 @@ from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Kernel, Shard
-from zmqps.core.worker.operations import Attached, Init, Operation, Transfer, plan
+from zmqps.core.worker.operations import Attached, Exchange, Init, Operation
+from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.gpu.handover import Handover
 
 FOREVER = 1e9
@@ -137,9 +139,10 @@ def measure(model: str, steps: int) -> Row:
     seconds = []
     for step in range(WARM_UP + steps):
         before = wires.messages
-        transfer = Transfer(FOREVER, kind="push_pull", cargoes=cargoes, source=gradients, out=flat)
+        push = Push(cargoes=cargoes, source=Source(arrays=gradients))
+        both = Exchange(FOREVER, push=push, pull=Pull(cargoes=cargoes, target=Target(arrays=flat)))
         started = time.perf_counter()
-        wires.run(transfer)
+        wires.run(both)
         if step >= WARM_UP:
             seconds.append(time.perf_counter() - started)
     messages = wires.messages - before

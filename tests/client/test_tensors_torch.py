@@ -33,12 +33,12 @@ def test_a_models_tensors_are_described_pushed_and_filled(dtype: str, device: st
     )
 
     layer(torch.ones(1, 3, dtype=getattr(torch, dtype), device=device)).sum().backward()
-    transfer = asked.push("push", {name: p.grad for name, p in params.items()}, 1, None)
-    assert [array.tolist() for array in transfer.source] == [[1.0] * 6, [1.0] * 2]  # type: ignore[union-attr]
+    transfer = asked.push({name: p.grad for name, p in params.items()}, 1, None)
+    assert [array.tolist() for array in transfer.source.arrays] == [[1.0] * 6, [1.0] * 2]  # type: ignore[union-attr]
 
     transfer, result = asked.pull(None, params, None, None, None)
-    assert transfer.out is not None
-    for number, array in enumerate(transfer.out):
+    assert transfer.target.arrays
+    for number, array in enumerate(transfer.target.arrays):
         assert array is not None
         array[:] = number + 1 / 3
     assert result(None)["weight"] is layer.weight

@@ -200,8 +200,12 @@ def live_cluster() -> Iterator[Cluster]:
         assert started.wait(PATIENCE)
         yield ready[0]
     finally:
-        for driver in ready[0].drivers:  # both, for the server may not have joined yet
-            ready[0].loop.call_soon_threadsafe(driver.submit, Stop("the test is over"))
+
+        def stop() -> None:
+            for driver in ready[0].drivers:  # both, for the server may not have joined yet
+                driver.submit(Stop("the test is over"))
+
+        ready[0].loop.call_soon_threadsafe(stop)
         thread.join(PATIENCE)
         assert not thread.is_alive()
 

@@ -84,9 +84,9 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 def test_gradients_are_read_after_what_their_producer_still_computes() -> None:
     w, b = Tensor(values(4, 3)), Tensor(values(5, seed=1))
-    transfer = requests(handover(), w=(4, 3), b=(5,)).push("push", {"b": b, "w": w}, 1, None)
+    transfer = requests(handover(), w=(4, 3), b=(5,)).push({"b": b, "w": w}, 1, None)
     assert w.streams == b.streams == [1]
-    for array, expected in zip(transfer.source, (values(4, 3), values(5, seed=1)), strict=True):
+    for array, expected in zip(transfer.source.arrays, (values(4, 3), values(5, seed=1)), strict=True):
         assert array is not None
         np.testing.assert_array_equal(array, expected.reshape(-1))
 
@@ -96,7 +96,7 @@ def test_arrays_here_and_on_devices_go_together() -> None:
     way = Handover(devices.__getitem__)
     here = values(2, seed=2)
     mixed = {"a": Tensor(values(3)), "b": here, "c": Tensor(values(4, seed=1), index=1)}
-    a, b, c = requests(way, a=(3,), b=(2,), c=(4,)).push("push", mixed, 1, None).source
+    a, b, c = requests(way, a=(3,), b=(2,), c=(4,)).push(mixed, 1, None).source.arrays
     np.testing.assert_array_equal(a, values(3))
     assert b is not None
     assert np.shares_memory(b, here)
@@ -120,7 +120,7 @@ def test_a_wrong_shape_or_dtype_is_refused_before_anything_is_copied() -> None:
     way = handover()
     asked = requests(way, w=(4,))
     with pytest.raises(ShapeError, match=r"\(5,\)"):
-        asked.push("push", {"w": Tensor(values(5))}, 1, None)
+        asked.push({"w": Tensor(values(5))}, 1, None)
     with pytest.raises(DtypeError, match="int64"):
         describe({"w": Tensor(np.arange(3))}, way)
     assert way.pinned_nbytes == 0
@@ -145,8 +145,8 @@ def test_values_are_put_into_a_tensor_in_place() -> None:
     way = handover()
     tensor, here = Tensor(values(2, 3)), np.zeros(4, "f4")
     transfer, result = requests(way, w=(2, 3), b=(4,)).pull(None, {"w": tensor, "b": here}, None, None, None)
-    assert transfer.out is not None
-    w, b = transfer.out
+    assert transfer.target.arrays
+    w, b = transfer.target.arrays
     assert w is not None
     assert b is not None
     w[:], b[:] = np.arange(6), 7
@@ -184,7 +184,7 @@ def test_the_next_step_finds_the_memory_of_the_last() -> None:
     asked = requests(way, w=(1000,))
     addresses = set()
     for step in range(4):
-        source = asked.push("push", {"w": Tensor(values(1000, seed=step))}, 1, None).source[0]
+        source = asked.push({"w": Tensor(values(1000, seed=step))}, 1, None).source.arrays[0]
         assert source is not None
         addresses.add(source.ctypes.data)
     assert len(addresses) <= 2
@@ -222,7 +222,7 @@ def test_a_host_that_locks_nothing_copies_through_ordinary_memory() -> None:
             raise DeviceError(f"cannot lock {nbytes} bytes")
 
     way = handover(Refusing())
-    source = requests(way, w=(8,)).push("push", {"w": Tensor(values(8))}, 1, None).source[0]
+    source = requests(way, w=(8,)).push({"w": Tensor(values(8))}, 1, None).source.arrays[0]
     np.testing.assert_array_equal(source, values(8))
     assert way.pinned_nbytes == 0
 

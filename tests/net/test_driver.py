@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -21,12 +22,14 @@ from zmqps.core.protocol.events import (
     Returned,
     Run,
     Send,
+    Stop,
     Undecodable,
 )
-from zmqps.core.protocol.messages import Error, Left, Released, Status, Values
+from zmqps.core.protocol.messages import Error, Left, Released, Status, StatusRequest, Values
 from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, decode, encode
-from zmqps.errors import DeviceError, ProtocolError
+from zmqps.errors import DeviceError, InternalError, ProtocolError
 from zmqps.net.driver import LINGER_S, Driver
+from zmqps.net.transport import INBOUND
 
 LOG = logging.getLogger("zmqps.test")
 
@@ -44,8 +47,8 @@ class FakeTransport:
         self._deliver, self._delivered = deliver, delivered
         asyncio.get_running_loop().call_soon(self.started)
 
-    def receive(self, *frames: bytes) -> None:
-        self._deliver(COORDINATOR, frames)
+    def receive(self, *frames: bytes, peer: bytes = COORDINATOR) -> None:
+        self._deliver(peer, frames)
         self._delivered()
 
     def bind(self, endpoint: str) -> str:
@@ -64,6 +67,8 @@ class FakeTransport:
 
 class FakeMachine:
     """Answers each event by what the test says."""
+
+    title = "node 3 (n, host, pid 7)"
 
     def __init__(self, answer: Callable[[Any], list[Action]], start: Sequence[Action] = ()) -> None:
         self.answer = answer
@@ -96,10 +101,11 @@ def drive(
     machine: FakeMachine,
     scenario: Callable[[Driver, FakeTransport], None] = lambda driver, transport: None,
     resolve: Callable[[Any, Any], None] | None = None,
+    failed: Callable[[InternalError], None] | None = None,
 ) -> tuple[Exit, Driver, FakeTransport]:
     """Run a driver until it exits, the scenario being played once it runs."""
     transport = FakeTransport()
-    driver = Driver(machine, transport, LOG, resolve)
+    driver = Driver(machine, transport, LOG, resolve, failed=failed)
 
     transport.started = lambda: scenario(driver, transport)
 
@@ -242,6 +248,59 @@ def test_an_action_that_fails_does_not_take_the_others_along(caplog: pytest.LogC
     assert [message for _, message, _ in transport.sent] == [Left()]
     assert driver.counters["internal_errors"] == 1
     assert "LimitError" in caplog.text
+
+
+CLIENT = INBOUND + b"client"
+
+
+def broken(event: Any) -> list[Action]:
+    """Meet a defect at every message."""
+    if isinstance(event, Received):
+        raise ZeroDivisionError("a defect")
+    return [Exit(0, str(event))]
+
+
+def test_a_request_that_meets_a_defect_is_answered_by_an_error_that_names_the_node() -> None:
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        transport.receive(*encode(StatusRequest(9)), peer=CLIENT)
+        transport.receive(*encode(Left()), peer=CLIENT)  # nobody waits for anything
+        transport.receive(*encode(StatusRequest(9)))  # of a connection opened here: it is no request to us
+        driver.submit("end")
+
+    _, driver, transport = drive(FakeMachine(broken), scenario)
+    error = InternalError(node="node 3 (n, host, pid 7)", what="ZeroDivisionError: a defect")
+    assert transport.sent == [(CLIENT, Error(9, error.code, str(error), error.facts()), ())]
+    assert driver.counters["internal_errors"] == 3
+    assert "please report it" in str(error)
+
+
+def test_an_answer_that_cannot_be_sent_is_replaced_by_an_error() -> None:
+    too_long = Send(CLIENT, Status(4, {"text": "x" * MAX_HEADER_NBYTES}))
+    _, _, transport = drive(FakeMachine(lambda event: [], [too_long, Exit(0, "")]))
+    ((peer, message, _),) = transport.sent
+    assert (peer, type(message), message.request, message.code) == (CLIENT, Error, 4, InternalError.code)
+
+
+def test_who_is_told_of_a_defect_has_the_exception_behind_it_and_the_machine_says_goodbye() -> None:
+    told: list[InternalError] = []
+    machine = FakeMachine(broken)
+    end, _, transport = drive(machine, lambda _, transport: transport.receive(*encode(Left())), failed=told.append)
+    (error,) = told
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert machine.events[-1] == Stop("closed")
+    assert end == Exit(0, str(Stop("closed")))
+    assert transport.sent == []
+
+
+def test_a_machine_that_cannot_even_say_goodbye_ends_all_the_same() -> None:
+    def always(event: Any) -> list[Action]:
+        raise ZeroDivisionError("a defect")
+
+    told: list[InternalError] = []
+    end, driver, _ = drive(FakeMachine(always), lambda driver, _: driver.submit("defect"), failed=told.append)
+    assert len(told) == 1
+    assert (end.code, end.reason) == (exits.FAILED, str(told[0]))
+    assert driver.counters["internal_errors"] == 2
 
 
 def test_words_go_to_the_log_at_their_level(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from tests.optim.specs import SPECS, rule_of
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import Rule, all_finite, kernels, make_kernel, warm_up
+from zmqps.optim.sgd import SGD
 
 BACKENDS = ["numpy", "numba"]
 DTYPES = ["float32", "float64"]
@@ -268,3 +269,24 @@ def test_a_second_process_loads_the_loop_and_does_not_compile(tmp_path, monkeypa
         for _ in range(2)
     ]
     assert counts == [["0", "1"], ["1", "0"]]
+
+
+def test_a_steady_rule_has_the_same_scalars_at_every_step() -> None:
+    rules = {spec.rules(["w"])[0][0] for spec in SPECS.values()}
+    steady = {rule for rule in rules if rule.steady}
+    assert {rule.name for rule in steady} >= {"sgd", "nesterov"}
+    for rule in steady:
+        assert len({rule.scalars(step) for step in (1, 2, 1000)}) == 1
+
+
+def test_a_subclass_of_a_steady_rule_says_for_itself_whether_it_is_steady() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Fading(SGD):
+        def scalars(self, step: int) -> tuple[float, ...]:
+            return (self.rate(step) / step,)
+
+    w = np.zeros(1, np.float32)
+    kernel = make_kernel(Fading(learning_rate=1.0))
+    kernel(w, np.ones(1, np.float32), w, (), 1)
+    kernel(w, np.ones(1, np.float32), w, (), 2)
+    assert w.tolist() == [-1.5]

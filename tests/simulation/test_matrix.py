@@ -23,7 +23,10 @@ from zmqps.core.protocol.messages import Load, Message, Push, Values
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
+from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.transfer import Pull, Source, Target
+from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.optim import OptimizerSpec
 from zmqps.testing import Faults, Node, Simulation
 from zmqps.testing.engine import Program
@@ -42,7 +45,7 @@ TIMEOUT = 120.0
 class Pulled:
     """What one pull brought, and of which versions."""
 
-    transfer: Transfer
+    transfer: Exchange
     out: list[Array | None]
 
 
@@ -94,7 +97,7 @@ class MatrixTraining(Training):
         )
         rng = np.random.default_rng(seed)
         self._values = [rng.standard_normal(p.size).astype(p.storage_dtype) for p in PARAMETERS]
-        self._pushes: dict[str, list[Transfer]] = {}  # of each worker, in order
+        self._pushes: dict[str, list[Pushing]] = {}  # of each worker, in order
         #: Of the messages that a worker sent a server of a slice, in order.
         self._seqs: dict[tuple[str, str, int], list[int]] = {}
         self._freed: dict[str, RecordingShard] = {}  # by server
@@ -126,10 +129,9 @@ class MatrixTraining(Training):
                 transfer = self._transfer(kind, attached, worker.number, step)
                 yield transfer, TIMEOUT
                 if kind != "pull":
-                    pushes.append(transfer)
+                    pushes.append(transfer.push)
                 if kind != "push":
-                    assert transfer.out is not None
-                    self._pulled.append(Pulled(transfer, list(transfer.out)))
+                    self._pulled.append(Pulled(transfer, list(transfer.pull.target.arrays)))
         yield Enter(0.0, barrier="end"), TIMEOUT
         yield Finish(0.0), TIMEOUT
 
@@ -138,7 +140,7 @@ class MatrixTraining(Training):
             return ["push", "pull"]
         return self._rng.choice([["push_pull"], ["push", "pull"], ["push"], ["pull", "push_pull"]])
 
-    def _transfer(self, kind: str, attached: Attached, worker: int, step: int) -> Transfer:
+    def _transfer(self, kind: str, attached: Attached, worker: int, step: int) -> Exchange:
         rng, synchronous = self._rng, self._job.mode == "sync"
         some = frozenset(number for number in range(len(PARAMETERS)) if rng.random() < 0.7)
         everything = synchronous or rng.random() < 0.5
@@ -152,17 +154,16 @@ class MatrixTraining(Training):
             scale = 10.0 ** numbers.uniform(-4, 1)
             return (scale * numbers.standard_normal(PARAMETERS[number].size)).astype(rng.choice(dtypes))
 
-        return Transfer(
-            0.0,
-            kind=kind,
-            cargoes=plan(attached.placement, None if everything else some),
-            source=[array(n) for n in range(len(PARAMETERS))] if kind != "pull" else (),
-            out=[np.full(p.size, np.nan, p.storage_dtype) if n in chosen else None for n, p in enumerate(PARAMETERS)],
-            atomic=kind != "pull" and rng.random() < 0.3,
-            codec=rng.choice([self._job.push_codec, rng.choice(CODECS)]),
-            reply_codec=rng.choice([self._job.pull_codec, rng.choice(FOR_PULLS)]),
-            whole=kind != "pull" and everything,
-            examples=rng.choice([1, 3]) if synchronous else 1,
+        cargoes = plan(attached.placement, None if everything else some)
+        source = Source(arrays=[array(n) for n in range(len(PARAMETERS))] if kind != "pull" else ())
+        out = [np.full(p.size, np.nan, p.storage_dtype) if n in chosen else None for n, p in enumerate(PARAMETERS)]
+        push = Pushing(cargoes=cargoes, source=source, whole=everything, atomic=kind != "pull" and rng.random() < 0.3)
+        source.codec = rng.choice([self._job.push_codec, rng.choice(CODECS)])
+        target = Target(arrays=out, codec=rng.choice([self._job.pull_codec, rng.choice(FOR_PULLS)]))
+        push.examples = rng.choice([1, 3]) if synchronous else 1
+        return Exchange(
+            push=push if kind != "pull" else None,
+            pull=Pull(cargoes=cargoes, target=target, atomic=push.atomic) if kind != "push" else None,
         )
 
     # --- the same in numpy ---------------------------------------------------------------------
@@ -205,16 +206,18 @@ class MatrixTraining(Training):
         for number, (worker, pushes) in enumerate(self._pushes.items()):
             used: dict[Place, count[int]] = {}
             for transfer in pushes:
-                parameters = brought(transfer.source)
+                parameters = brought(transfer.source.arrays)
                 for place in reference.places(parameters):
                     seq = self._seqs[worker, names[place[0]], place[1]][next(used.setdefault(place, count()))]
                     nbytes = self._nbytes(transfer, place)
-                    gradient = reference.travelled(number, place, transfer.source, transfer.codec, nbytes, seq)
+                    gradient = reference.travelled(
+                        number, place, transfer.source.arrays, transfer.source.codec, nbytes, seq
+                    )
                     arrives.setdefault((worker, place), []).append((gradient, parameters))
         return {key: iter(value) for key, value in arrives.items()}
 
     @staticmethod
-    def _nbytes(transfer: Transfer, place: Place) -> int | None:
+    def _nbytes(transfer: Pushing, place: Place) -> int | None:
         return sum(cargo.nbytes for cargo in transfer.cargoes[place[0]]) if transfer.atomic else None
 
     def _commit(
@@ -233,20 +236,20 @@ class MatrixTraining(Training):
                 reference.apply(place, total, set(range(len(PARAMETERS))))
 
     def _compare(self, reference: Reference, pulled: Pulled) -> None:
-        transfer = pulled.transfer
+        push, pull = pulled.transfer.push, pulled.transfer.pull
         parameters = brought(pulled.out)
-        versions = {(c.slice.shard, c.slice.index): version for c, version in transfer.versions.items()}
+        versions = {(c.slice.shard, c.slice.index): version for c, version in pull.target.versions.items()}
         places = reference.places(parameters)
         assert set(versions) == set(places)
         for place in places:
             version, index, nbytes = versions[place], place[1], None
-            if transfer.atomic:
-                nbytes = self._nbytes(transfer, place)
-                first = transfer.cargoes[place[0]][0].slice.index
+            if push is not None and push.atomic:
+                nbytes = self._nbytes(push, place)
+                first = push.cargoes[place[0]][0].slice.index
                 seed = versions[place[0], first] << 32 | first
             else:
                 seed = version << 32 | index
-            expected = reference.read(place, version, parameters, transfer.reply_codec, nbytes, seed)
+            expected = reference.read(place, version, parameters, pull.target.codec, nbytes, seed)
             assert reference.cells[place].of(pulled.out, parameters).tobytes() == expected.tobytes()
 
 

@@ -17,8 +17,8 @@ from zmqps.core.protocol.messages import Commit, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Transfer
 from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.transfer import Load, Pull, Push, Target
 from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -164,7 +164,7 @@ def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Pa
 
 
 def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Transfer, "outdated", lambda self: ())
+    monkeypatch.setattr(Target, "outdated", lambda self: ())
     monkeypatch.setattr(Pace, "start", lambda self, transfer: _start(self, transfer))
     caught("sync-backup", "at once")
 
@@ -172,10 +172,10 @@ def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
 _start_unbroken = Pace.start
 
 
-def _start(pace: Pace, transfer: Transfer) -> None:
-    version = transfer.version
+def _start(pace: Pace, transfer: Push | Pull | Load) -> None:
+    version = transfer.version if isinstance(transfer, Pull) else 0
     _start_unbroken(pace, transfer)
-    if transfer.kind == "pull":
+    if isinstance(transfer, Pull):
         transfer.version = version  # what comes, and not what the step demands
 
 

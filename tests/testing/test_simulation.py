@@ -208,6 +208,17 @@ def test_a_seed_that_fails_comes_with_the_command_that_shows_it_again(
     assert "coordinator  starts" in again, "it shows the last events"
 
 
+def test_a_defect_in_a_machine_fails_its_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_down(*args: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("zmqps.core.worker.transfers.Transfers.handle", break_down)
+    assert main(["--scenario", "async-crashes", "--seeds", "5:6", "--jobs", "1"]) == 1
+    assert "seed 5: a defect" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["7", "7:7", "a:b"])
 def test_a_range_without_seeds_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

@@ -24,8 +24,9 @@ from zmqps.client.finite import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread
 from zmqps.core.job.data import DataShard, DataSpec
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
-from zmqps.core.worker.operations import AskStatus, Enter, Finish, Join, Operation, Statistics, Take, Transfer
+from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
 from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
 from zmqps.net.identity import check_peer, new_identity
 from zmqps.net.lane.arena import Arenas
@@ -279,7 +280,7 @@ class Connection:
             raise ClosedError("the worker is closed")
         return self._thread.submit(operation, self._seconds(timeout), result)
 
-    def _submit_each(self, pull: Transfer, timeout: float | None, values: dict[int, Any]) -> dict[int, Future[Any]]:
+    def _submit_each(self, pull: Exchange, timeout: float | None, values: dict[int, Any]) -> dict[int, Future[Any]]:
         if self._closed:
             raise ClosedError("the worker is closed")
         return self._thread.submit_each(pull, self._seconds(timeout), values)

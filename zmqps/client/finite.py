@@ -31,7 +31,7 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     """
     arrays = _joined(arrays)
     if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
-        return all(all_finite(array, "numba") for array in arrays)
+        return _look(arrays)
     blocks = list(_blocks(arrays))
     middle = len(blocks) // 2
     other = _helper().submit(_look, blocks[middle:])
@@ -46,7 +46,10 @@ def _joined(arrays: Sequence[Array]) -> list[Array]:
 
 
 def _look(blocks: Iterable[Array]) -> bool:
-    return all(all_finite(block, "numba") for block in blocks)
+    for block in blocks:
+        if not all_finite(block, "numba"):
+            return False
+    return True
 
 
 def _blocks(arrays: Iterable[Array]) -> Iterator[Array]:

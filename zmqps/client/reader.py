@@ -12,7 +12,8 @@ from zmqps.client.inplace import GradientBuffers
 from zmqps.client.requests import Params, Requests
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.worker.operations import Attached, Init, Statistics
+from zmqps.core.worker.operations import Attached, Exchange, Init
+from zmqps.core.worker.statistics import Statistics
 from zmqps.gpu.handover import Handover
 
 
@@ -131,8 +132,8 @@ class Reader(Connection):
         timeout: float | None = None,
     ) -> Future[Params]:
         """`pull`, as a future."""
-        transfer, result = self._job(timeout).pull(names, out, at_least, exact, codec, copy)
-        return self._submit(transfer, timeout, result)
+        pull, result = self._job(timeout).pull(names, out, at_least, exact, codec, copy)
+        return self._submit(Exchange(pull=pull), timeout, result)
 
     def pull_each(
         self,
@@ -184,6 +185,6 @@ class Reader(Connection):
     ) -> dict[str, Future[Any]]:
         """`pull_each`, as a future for each parameter."""
         requests = self._job(timeout)
-        transfer, values = requests.pull_each(names, out, at_least, codec)
-        futures = self._submit_each(transfer, timeout, values)
+        pull, values = requests.pull_each(names, out, at_least, codec)
+        futures = self._submit_each(Exchange(pull=pull), timeout, values)
         return {requests.job.parameters[number].name: future for number, future in futures.items()}

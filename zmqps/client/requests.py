@@ -9,11 +9,13 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
-from zmqps.client.tensors import Tables, Target, check_names, flatten, look
+from zmqps.client.tensors import Destination, Tables, check_names, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check as check_codec
-from zmqps.core.worker.operations import Attached, Cargo, Transfer, in_order, plan
+from zmqps.core.worker.operations import Attached
+from zmqps.core.worker.plan import Cargo, in_order, plan
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.core.worker.views import Views
 from zmqps.errors import ConfigurationError
 from zmqps.gpu.encoder import Encoder
@@ -37,9 +39,9 @@ class Params(dict[str, Any]):
         their slices had absorbed.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], transfer: Transfer) -> None:
+    def __init__(self, arrays: Mapping[str, Any], target: Target) -> None:
         super().__init__(arrays)
-        self.version = min(transfer.versions.values(), default=0)
+        self.version = min(target.versions.values(), default=0)
 
 
 Result = Callable[[Any], Params]
@@ -75,6 +77,15 @@ class Requests:
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
         self._plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._tables = Tables()
+        tables = self._placement.keyspace.tables
+        self._shapes = tuple((table.size, table.dtype) for table in tables)
+        places = {
+            number: (table, start, start + self.job.parameters[number].size)
+            for table, members in enumerate(tables)
+            for number, start in zip(members.parameters, members.offsets, strict=False)
+        }
+        #: Of each parameter its name, table, first and one-past-last element there, and shape.
+        self._layout = [(p.name, *places[number], p.shape) for number, p in enumerate(self.job.parameters)]
         self._handover = handover
         self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty = empty
@@ -95,7 +106,7 @@ class Requests:
         exact: int | None,
         codec: str | Codec | None,
         copy: bool = True,
-    ) -> tuple[Transfer, Result]:
+    ) -> tuple[Pull, Result]:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
             raise ConfigurationError("a pull has at_least or exact, not both")
@@ -111,14 +122,13 @@ class Requests:
             if missing:
                 raise ConfigurationError(f"out has no array for {missing[0]!r}, which is to be pulled")
             out = {name: out[name] for name in wanted}
-        transfer = Transfer(0.0, kind="pull", version=version or 0, exact=exact is not None)
-        transfer.reply_codec = self.job.pull_codec if codec is None else check_codec(codec, pulls=True)
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
-        result = self._receive(transfer, numbers, out, copy)
-        if numbers is not None:
-            transfer.cargoes = self._plan(numbers, ordered=True)
-        return transfer, result
+        target, result = self._receive(numbers, out, codec, copy)
+        if not copy and self._in_place():
+            target.in_place = NOTHING_COPIED_NBYTES
+        cargoes = self._plan(numbers, ordered=True)
+        return Pull(cargoes=cargoes, target=target, version=version or 0, exact=exact is not None), result
 
     def pull_each(
         self,
@@ -126,56 +136,47 @@ class Requests:
         out: Mapping[str, Any] | None,
         at_least: int | None,
         codec: str | Codec | None,
-    ) -> tuple[Transfer, dict[int, Any]]:
+    ) -> tuple[Pull, dict[int, Any]]:
         """Return the transfer of `zmqps.Worker.pull_each`, and its arrays by parameter number, in the order wanted."""
         parameters, wanted = self.job.parameters, _several(names)
         if out is None:
             numbers = range(len(parameters)) if wanted is None else check_names(wanted, self._index)
             out = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
-        transfer, _ = self.pull(wanted, out, at_least, None, codec)
+        pull, _ = self.pull(wanted, out, at_least, None, codec)
         for name, array in out.items():
             if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
                 raise ConfigurationError(
                     f"{name!r}: only contiguous numpy arrays are filled one by one; use pull(out=…)"
                 )
         numbers = list(dict.fromkeys(check_names(out if wanted is None else wanted, self._index)))
-        transfer.missing = {number: parameters[number].size for number in numbers}
-        return transfer, {number: out[parameters[number].name] for number in numbers}
+        pull.target.missing = {number: parameters[number].size for number in numbers}
+        return pull, {number: out[parameters[number].name] for number in numbers}
 
-    def push(
-        self, kind: str, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False
-    ) -> Transfer:
-        """Return the transfer of a push, or of the first half of a push_pull."""
-        examples = checks.whole("examples", examples, 1)
+    def push(self, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False) -> Push:
+        """Return the transfer of `zmqps.Worker.push`."""
+        if type(examples) is not int or examples < 1:  # else there is nothing to say, in each step
+            examples = checks.whole("examples", examples, 1)
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
-        arrays: Mapping[int, Array | Remote]
         if self.buffers is not None and own:
-            arrays = dict(enumerate(self.buffers.flat))
+            plain: Mapping[int, Array] | None = dict(enumerate(self.buffers.flat))
         else:
-            arrays = look(grads, self.job.parameters, self._index, self._handover)
-        source: list[Array | None] = [None] * len(self.job.parameters)
-        transfer = Transfer(
-            0.0,
-            kind=kind,
-            cargoes=self._plan(list(arrays)),
-            source=source,
-            examples=examples,
-            atomic=atomic,
-            codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False),
-            whole=len(arrays) == len(source),
-        )
-        port = self._encoder.port_for(transfer.codec, arrays)
+            plain = plain_ones(grads, self.job.parameters, self._index)
+        arrays: Mapping[int, Array | Remote]
+        arrays = look(grads, self.job.parameters, self._index, self._handover) if plain is None else plain
+        flat: list[Array | None] = [None] * len(self.job.parameters)
+        source = Source(arrays=flat, codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False))
+        cargoes, whole = self._plan(list(arrays)), len(arrays) == len(flat)
+        push = Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
+        port = self._encoder.port_for(source.codec, arrays) if plain is None else None
         if port is not None:
-            transfer.nonfinite, transfer.encoded = self._encoder.encode(
-                port, transfer.codec, arrays, transfer.cargoes, atomic=atomic
-            )
-            return transfer
-        for number, array in flatten(arrays, self._handover).items():
-            source[number] = array
-        if self.buffers is not None and (own or self.buffers.hold(source)):
-            transfer.source_tables = self.buffers.tables
-            transfer.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
-        return transfer
+            source.nonfinite, source.encoded = self._encoder.encode(port, source.codec, arrays, cargoes, atomic=atomic)
+            return push
+        for number, array in (flatten(arrays, self._handover) if plain is None else plain).items():
+            flat[number] = np.ascontiguousarray(array).reshape(-1)
+        if self.buffers is not None and (own or self.buffers.hold(flat)):
+            source.tables = self.buffers.tables
+            source.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
+        return push
 
     def push_pull(
         self,
@@ -185,54 +186,47 @@ class Requests:
         codec: str | Codec | None,
         pull_codec: str | Codec | None,
         copy: bool = True,
-    ) -> tuple[Transfer, Result]:
-        """Return the transfer of `zmqps.Worker.push_pull`, and what makes its result."""
+    ) -> tuple[Push, Pull, Result]:
+        """Return the transfers of `zmqps.Worker.push_pull`, and what makes its result."""
         if out is not None and set(out) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
-        transfer = self.push("push_pull", grads, examples, codec)
-        transfer.reply_codec = self.job.pull_codec if pull_codec is None else check_codec(pull_codec, pulls=True)
-        return transfer, self._receive(transfer, check_names(grads, self._index), out, copy)
+        push = self.push(grads, examples, codec)
+        target, result = self._receive([self._index[name] for name in grads], out, pull_codec, copy)
+        if push.source.in_place:
+            push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
+        return push, Pull(cargoes=push.cargoes, target=target), result
 
     def _receive(
-        self, transfer: Transfer, numbers: list[int] | None, out: Mapping[str, Any] | None, copy: bool
-    ) -> Result:
-        """Say where a transfer's values go; return what makes the caller's dict of them."""
+        self, numbers: list[int] | None, out: Mapping[str, Any] | None, codec: str | Codec | None, copy: bool
+    ) -> tuple[Target, Result]:
+        """Return where values go, and what makes the caller's dict of them."""
         if not copy and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
-        if transfer.in_place and copy:
-            transfer.in_place = VALUES_COPIED_NBYTES
         parameters = self.job.parameters
-        transfer.cargoes = self._plan(numbers)
+        target = Target(codec=self.job.pull_codec if codec is None else check_codec(codec, pulls=True))
         if out is not None:
-            target = Target(out, parameters, self._index, self._handover)
-            transfer.out = target.flat
-            return lambda _: Params(target.deliver(), transfer)
+            destination = Destination(out, parameters, self._index, self._handover)
+            target.arrays = destination.flat
+            return target, lambda _: Params(destination.deliver(), target)
         if numbers is None or len(set(numbers)) == len(parameters):
-            keyspace = self._placement.keyspace
-            transfer.tables = self._tables.take(tuple((table.size, table.dtype) for table in keyspace.tables))
-            arrays: dict[str, Any] = {}
-            for flat, table in zip(transfer.tables, keyspace.tables, strict=True):
-                for number, start in zip(table.parameters, table.offsets, strict=False):
-                    parameter = parameters[number]
-                    arrays[parameter.name] = flat[start : start + parameter.size].reshape(parameter.shape)
-            ordered = {p.name: arrays[p.name] for p in ([parameters[n] for n in numbers] if numbers else parameters)}
+            tables = target.tables = self._tables.take(self._shapes)
+            wanted = [self._layout[number] for number in numbers] if numbers else self._layout
+            ordered = {name: tables[t][start:stop].reshape(shape) for name, t, start, stop, shape in wanted}
         else:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
-            transfer.out = Target(ordered, parameters, self._index, self._handover).flat
+            target.arrays = Destination(ordered, parameters, self._index, self._handover).flat
         if copy:
-            return lambda _: Params(ordered, transfer)
-        views = transfer.views = Views()
-        if transfer.kind == "pull" and self._in_place():
-            transfer.in_place = NOTHING_COPIED_NBYTES
+            return target, lambda _: Params(ordered, target)
+        views = target.views = Views()
 
         def look(_: Any) -> Params:
             arrays = views.arrays([array.reshape(-1) for array in ordered.values()])
             shaped = {
                 name: array.reshape(space.shape) for (name, space), array in zip(ordered.items(), arrays, strict=True)
             }
-            return Params(shaped, transfer)
+            return Params(shaped, target)
 
-        return look
+        return target, look
 
     def _plan(self, numbers: list[int] | None, *, ordered: bool = False) -> tuple[tuple[Cargo, ...], ...]:
         """Return the messages that move some parameters, if wanted in the order in which they are named."""

@@ -85,8 +85,6 @@ def look(
 ) -> Mapping[int, Array | Remote]:
     """Return gradients by parameter number, as arrays where they lie."""
     checks.mapping("gradients", grads, "name -> array")
-    if (plain := _plain_ones(grads, parameters, index)) is not None:
-        return plain
     _check_flat("gradients", grads)
     check_names(grads, index)
     arrays = _seen(grads, handover)
@@ -95,7 +93,7 @@ def look(
     return {index[name]: array for name, array in arrays.items()}
 
 
-def _plain_ones(
+def plain_ones(
     values: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
 ) -> dict[int, Array] | None:
     """Return arrays by parameter number if there is nothing about any of them to be looked at twice, else None.
@@ -103,6 +101,8 @@ def _plain_ones(
     That is what a training loop hands over in nearly every step: one look for each array.
     """
     plain: dict[int, Array] = {}
+    if not isinstance(values, Mapping):
+        return None
     for name, value in values.items():
         number = index.get(name, -1)
         if number < 0 or type(value) is not np.ndarray:
@@ -126,7 +126,7 @@ def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, A
     }
 
 
-class Target:
+class Destination:
     """The caller's arrays that values are put into.
 
     Arrays that are not contiguous, on a GPU, or of PyTorch's bfloat16, get their values at `deliver`, through a
@@ -145,7 +145,7 @@ class Target:
         self._spaces: list[Array] = []
         self._narrowed: dict[str, Any] = {}
         self._wide: dict[str, Array] = {}
-        if (plain := _plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
+        if (plain := plain_ones(out, parameters, index)) is not None and all(map(_is_ready, plain.values())):
             for number, flat in plain.items():
                 self.flat[number] = flat.reshape(-1)
             return

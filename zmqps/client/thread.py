@@ -16,7 +16,7 @@ from zmqps import checks
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Cancelled, Operation
 from zmqps.core.worker.session import SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, InternalError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
 from zmqps.trace.record import watch
@@ -115,6 +115,7 @@ class SessionThread:
         self._pending: dict[Future[Any], Pending] = {}
         self._lock = threading.Lock()
         self._ended = False
+        self._defect: InternalError | None = None
         self._thread = threading.Thread(target=self._main, name="zmqps", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -136,7 +137,7 @@ class SessionThread:
         self._loop = asyncio.get_running_loop()
         session = self.machine
         machine, transport = watch(session, self._make_transport(), session.member.identity, session.operation_of)
-        self._driver = Driver(machine, transport, log, self._resolve, self._landed)
+        self._driver = Driver(machine, transport, log, self._resolve, self._landed, self._fail)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
@@ -202,6 +203,8 @@ class SessionThread:
             self._driver.submit(operation)
 
         with self._lock:
+            if self._defect is not None:
+                raise self._defect
             if self._ended:
                 raise ClosedError("the worker is closed")
             self._call_soon(begin)
@@ -260,6 +263,14 @@ class SessionThread:
         try:
             entry.future.set_result(entry.result(value))
         except Exception as error:
+            entry.future.set_exception(error)
+
+    def _fail(self, error: InternalError) -> None:
+        """Fail all that waits, now and later: the session has met a defect, and nothing can be said of its state."""
+        with self._lock:
+            self._defect = error
+            pending, self._pending = self._pending, {}
+        for entry in pending.values():
             entry.future.set_exception(error)
 
     def stop(self, timeout: float) -> bool:

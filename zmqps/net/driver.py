@@ -35,11 +35,13 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import PSError
-from zmqps.net.transport import Transport
+from zmqps.errors import InternalError, PSError
+from zmqps.net.transport import INBOUND, Transport
 
 #: How long the last messages of a node (goodbyes) may take to leave.
 LINGER_S = 1.0
+#: What an exception says may be as long as what a peer has sent.
+MAX_CAUSE_CHARS = 300
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # tuples, because a union in the place of use is made anew for every message
@@ -62,6 +64,9 @@ class Driver:
         What to do with its `Resolve` actions: ``resolve(operation, value)``.
     landed
         The same for `Landed`: ``landed(operation, parameters)``.
+    failed
+        Called after a defect: nobody is to wait for this machine any more, which ends. Without it the
+        machine goes on, and the peer whose request it was is told.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class Driver:
         log: logging.Logger,
         resolve: Callable[[Any, Any], None] | None = None,
         landed: Callable[[Any, tuple[int, ...]], None] | None = None,
+        failed: Callable[[InternalError], None] | None = None,
     ) -> None:
         self.machine = machine
         self.transport = transport
@@ -78,6 +84,7 @@ class Driver:
         self.counters: Counter[str] = Counter()
         self._resolve = resolve
         self._landed = landed
+        self._failed = failed
         self._exit: asyncio.Future[Exit] | None = None
         self._time: Callable[[], float] = time.monotonic  # the loop's, once it runs
         self._timer: asyncio.TimerHandle | None = None
@@ -121,21 +128,33 @@ class Driver:
         self._do(self.machine.handle, event)
 
     def _do(self, ask: Callable[..., list[Action]], *events: Any) -> None:
-        """Execute what the machine says; a defect is logged, and the node and its other actions go on."""
+        """Execute what the machine says; a defect takes none of the other actions along."""
         try:
             actions = ask(*events, self._time())
-        except Exception:
-            self._log_defect()
+        except Exception as error:
+            self._defect(error, *events)
             return
         for action in actions:
             try:
                 self._execute(action)
-            except Exception:
-                self._log_defect()
+            except Exception as error:
+                self._defect(error, action)
 
-    def _log_defect(self) -> None:
+    def _defect(self, cause: Exception, *about: Any) -> None:
+        """Say that an event, or an action, has met a defect; those who wait for what would come of it are told."""
         self.counters["internal_errors"] += 1
-        self.log.exception("internal error; please report it")
+        self.log.error("internal error; please report it", exc_info=cause)
+        error = InternalError(node=self.machine.title, what=f"{type(cause).__name__}: {cause}"[:MAX_CAUSE_CHARS])
+        error.__cause__ = cause
+        for one in about:
+            peer, request = getattr(one, "peer", b""), getattr(getattr(one, "message", None), "request", 0)
+            if request and peer.startswith(INBOUND):
+                self.transport.send(peer, encode(Error(request, error.code, str(error), error.facts())), ())
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            failed(error)
+            self._do(self.machine.handle, Stop("closed"))  # a goodbye, so that others need not find out
+            self._execute(Exit(exits.FAILED, str(error)))
 
     def _execute(self, action: Action) -> None:
         match action:
@@ -199,8 +218,8 @@ class Driver:
         except PSError as error:
             send = Send(send.peer, Error(getattr(send.message, "request", 0), error.code, str(error), error.facts()))
             self.log.error("%s", error)
-        except Exception:
-            self._log_defect()
+        except Exception as error:
+            self._defect(error, send)
             return
         self._do(lambda now: [send])
 

@@ -7,6 +7,10 @@ from typing import Any, Protocol
 
 from zmqps.core.protocol.events import Peer, Reader
 
+#: Peers that connected here are named by this and their routing id, so that nobody can choose an
+#: identity that is the name of a connection we opened.
+INBOUND = b"@"
+
 #: Takes the frames that a peer sent. Array frames alias the transport's buffers, which live as
 #: long as somebody refers to them.
 Deliver = Callable[[Peer, Sequence[Any]], None]

@@ -15,15 +15,12 @@ from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.ports import owner_of
-from zmqps.net.transport import Deliver
+from zmqps.net.transport import INBOUND, Deliver
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
-#: Peers that connected here are named by this and their routing id, so that nobody can choose an
-#: identity that is the name of a connection we opened.
-INBOUND = b"@"
 
 # plain integers: to combine the members of an enumeration costs more than the call that they are for
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)

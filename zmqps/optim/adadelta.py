@@ -24,6 +24,7 @@ class Adadelta(Rule):
     """The rule of `adadelta`."""
 
     name = "adadelta"
+    steady = True
     slots = ("v", "a")
 
     rho: float = number(at_least=0.0, at_most=1.0)

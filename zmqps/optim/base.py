@@ -61,11 +61,17 @@ class Rule(ABC):
     name: ClassVar[str]
     #: Whether weight decay is a part of the gradient (L2); if not, the rule's own equation applies it.
     coupled_decay: ClassVar[bool] = True
+    #: Whether `scalars` are the same at every step as long as the learning rate is. Not inherited.
+    steady: ClassVar[bool] = False
 
     learning_rate: Rate = option(RateOption())
     weight_decay: float = number(at_least=0.0, default=0.0)
     clip_value: float | None = option(CLIP, None)
     frozen: bool = option(Flag(), False)
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.steady = vars(cls).get("steady", False)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class FTRL(Rule):
     """The rule of `ftrl`."""
 
     name = "ftrl"
+    steady = True
     slots = ("z", "n")
 
     #: Not a schedule: the rates decay by themselves, and what `z` holds is in units of the first.

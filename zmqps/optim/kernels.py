@@ -27,6 +27,7 @@ from ..errors import OptimizerError
 from ..jit import compiled
 from . import fused, loops
 from .base import Rule
+from .schedules import Schedule
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -49,6 +50,9 @@ class Kernel(ABC):
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
+        self._gradient_scalars = rule.gradient_scalars
+        steady = rule.steady and not isinstance(rule.learning_rate, Schedule)
+        self._scalars = rule.scalars(1) if steady else None  # where they are the same at every step
 
     def __call__(self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], step: int) -> None:
         """Write ``out = update(w, g)`` and update the slots in place.
@@ -69,8 +73,8 @@ class Kernel(ABC):
             return
         cast = w.dtype.type
         with np.errstate(all="ignore"):  # whether infinity is an error is decided by `all_finite`, before
-            scalars = tuple(cast(c) for c in rule.scalars(step))
-            self._run(w, g, out, slots, tuple(cast(c) for c in rule.gradient_scalars), scalars)
+            scalars = rule.scalars(step) if self._scalars is None else self._scalars
+            self._run(w, g, out, slots, tuple(map(cast, self._gradient_scalars)), tuple(map(cast, scalars)))
 
     @abstractmethod
     def _run(

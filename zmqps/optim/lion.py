@@ -23,6 +23,7 @@ class Lion(Rule):
     """The rule of `lion`."""
 
     name = "lion"
+    steady = True
     slots = ("m",)
     coupled_decay = False
 

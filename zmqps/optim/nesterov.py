@@ -22,6 +22,7 @@ class Nesterov(Rule):
     """The rule of `nesterov`."""
 
     name = "nesterov"
+    steady = True
     slots = ("u",)
 
     momentum: float = number(at_least=0.0, below=1.0)

@@ -16,6 +16,7 @@ class SGD(Rule):
     """The rule of `sgd`."""
 
     name = "sgd"
+    steady = True
 
     def scalars(self, step: int) -> tuple[float, ...]:
         return (self.rate(step),)

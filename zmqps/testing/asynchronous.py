@@ -11,7 +11,9 @@ import numpy as np
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Attached, Enter, Finish, Init, Join, Transfer, plan
+from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
@@ -114,13 +116,12 @@ class AsyncTraining(Training):
         both = rng.random() < 0.3
         if not both:
             seen = self.acknowledged(worker)
-            yield Transfer(0.0, kind="pull", cargoes=cargoes, out=out), t
+            yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
             self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
         self.attempt(worker, push)
-        kind, atomic = "push_pull" if both else "push", rng.random() < 0.2
-        transfer = Transfer(0.0, kind=kind, cargoes=cargoes, source=gradients, out=out, atomic=atomic)
-        yield transfer, t
+        whole = Push(cargoes=cargoes, source=Source(arrays=gradients), atomic=rng.random() < 0.2)
+        yield Exchange(push=whole, pull=Pull(cargoes=cargoes, target=Target(arrays=out)) if both else None), t
         self.acknowledge(worker, push)
 
     # --- what must hold ------------------------------------------------------------------------

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, Pull, Range, Released, Take, Withdraw
-from zmqps.core.worker.operations import Advance, Attached, Transfer, plan
+from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, Range, Released, Take, Withdraw
+from zmqps.core.protocol.messages import Pull as PullMessage
+from zmqps.core.worker.operations import Advance, Attached, Exchange
+from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Node, Program
 
@@ -52,18 +55,19 @@ class BoundedTraining(AsyncTraining):
         rng, t = simulation.rng, self._timeout
         cargoes, source = plan(attached.placement), self.gradients(worker.number, push)
         seen = self.acknowledged(worker)
-        yield Transfer(0.0, kind="pull", cargoes=cargoes, out=out), t
+        yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
         self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 4.0))
         self.attempt(worker, push)
         way = 0.0 if self._plain else rng.random()
         if way < 0.7:
-            kind = "push" if way < 0.5 else "push_pull"
-            yield Transfer(0.0, kind=kind, cargoes=cargoes, source=source, out=out, whole=True), t
+            pull = None if way < 0.5 else Pull(cargoes=cargoes, target=Target(arrays=out))
+            yield Exchange(push=Push(cargoes=cargoes, source=Source(arrays=source), whole=True), pull=pull), t
         else:
             for first in range(2):
                 half = frozenset(range(first, len(source), 2))
-                yield Transfer(0.0, kind="push", cargoes=plan(attached.placement, half), source=source), t
+                part = Push(cargoes=plan(attached.placement, half), source=Source(arrays=source))
+                yield Exchange(push=part), t
             yield Advance(0.0), t
         self.acknowledge(worker, push)
 
@@ -77,7 +81,7 @@ class BoundedTraining(AsyncTraining):
             self._pausing[who].add(message.request)
         elif isinstance(message, Withdraw):
             self._pausing[who].discard(message.request)
-        elif isinstance(message, Pull):
+        elif isinstance(message, PullMessage):
             self._check_bound(sender)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:

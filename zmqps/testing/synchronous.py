@@ -11,8 +11,10 @@ from zmqps.core.job.data import DataSpec
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Range
-from zmqps.core.worker.operations import Advance, Attached, Finish, Init, Join, Take, Transfer, plan
+from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Init, Join, Take
+from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.asynchronous import RETRIES
@@ -126,18 +128,19 @@ class SyncTraining(Training):
 
     def _read(self, simulation: SimulatedCluster, worker: Node, attached: Attached, out: list[Array]) -> Program:
         """Pull whatever the mode demands, sometimes an older version as well."""
-        pull = Transfer(0.0, kind="pull", cargoes=plan(attached.placement), out=out)
-        yield pull, self.timeout
+        pull = Pull(cargoes=plan(attached.placement), target=Target(arrays=out))
+        yield Exchange(pull=pull), self.timeout
         version = self._check_read(worker, pull, out)
         if self.plain or not self.retain or not version or simulation.rng.random() < 0.5:
             return
         older = max(0, version - simulation.rng.randint(1, self.retain))
-        exact = Transfer(0.0, kind="pull", cargoes=pull.cargoes, out=out, version=older, exact=True)
+        exact = Pull(cargoes=pull.cargoes, target=Target(arrays=out), version=older, exact=True)
         try:
-            yield exact, self.timeout
+            yield Exchange(pull=exact), self.timeout
         except VersionError:
             return  # others have gone on meanwhile
-        assert set(exact.versions.values()) == {older}, f"asked for version {older}, got {set(exact.versions.values())}"
+        versions = set(exact.target.versions.values())
+        assert versions == {older}, f"asked for version {older}, got {versions}"
         self._check_read(worker, exact, out)
 
     def _push(self, simulation: SimulatedCluster, attached: Attached, out: list[Array]) -> Program:
@@ -147,20 +150,19 @@ class SyncTraining(Training):
         examples = rng.choice((1, 1, 4))
         way = 0.0 if self.plain else rng.random()
         cargoes, atomic = plan(attached.placement), not self.plain and rng.random() < 0.2
+
+        def push(cargoes: tuple[tuple[Cargo, ...], ...], *, whole: bool) -> Push:
+            sent = Source(arrays=source)
+            return Push(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
+
         if way < 0.5:
-            push = Transfer(0.0, kind="push", cargoes=cargoes, source=source, whole=True, examples=examples)
-            push.atomic = atomic
-            yield push, t
+            yield Exchange(push=push(cargoes, whole=True)), t
         elif way < 0.7:
-            both = Transfer(0.0, kind="push_pull", cargoes=cargoes, source=source, out=out, whole=True)
-            both.examples, both.atomic = examples, atomic
-            yield both, t
+            yield Exchange(push=push(cargoes, whole=True), pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
         else:
             for first in range(2):
                 half = frozenset(range(first, self.parameters, 2))
-                part = Transfer(0.0, kind="push", cargoes=plan(attached.placement, half), source=source)
-                part.examples, part.atomic = examples, atomic
-                yield part, t
+                yield Exchange(push=push(plan(attached.placement, half), whole=False)), t
                 yield self.compute_s * rng.random()
             yield Advance(0.0), t
 
@@ -170,9 +172,9 @@ class SyncTraining(Training):
 
     # --- what must hold ------------------------------------------------------------------------
 
-    def _check_read(self, worker: Node, pull: Transfer, out: list[Array]) -> int:
+    def _check_read(self, worker: Node, pull: Pull, out: list[Array]) -> int:
         """Assert that a worker has read one version of everything, and the values of that version."""
-        versions = set(pull.versions.values())
+        versions = set(pull.target.versions.values())
         assert len(versions) == 1, f"{worker.name} has read versions {sorted(versions)} at once"
         (version,) = versions
         assert isinstance(worker.machine, SessionMachine)

@@ -25,8 +25,8 @@ from zmqps.core.protocol.messages import (
     Take,
     Withdraw,
 )
-from zmqps.core.worker.operations import Transfer
 from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.reference import Gradient, Reference
 from zmqps.testing.training import Life, life_of, loaded_shard
@@ -189,7 +189,8 @@ def _meant(worker: Node, push: Push) -> Pushed:
     machine = worker.machine
     assert isinstance(machine, SessionMachine)
     requests = (link.in_flight.get(push.request) for link in machine.transfers.links)
-    transfer: Transfer = next(request.transfer for request in requests if request is not None)
+    transfer = next(request.transfer for request in requests if request is not None)
+    assert isinstance(transfer, Pushing)
     pushed = {piece.parameter for cargoes in transfer.cargoes for cargo in cargoes for piece in cargo.pieces}
-    source = [array if i in pushed else None for i, array in enumerate(transfer.source)]
+    source = [array if i in pushed else None for i, array in enumerate(transfer.source.arrays)]
     return Pushed(push.step, (source, transfer.examples))

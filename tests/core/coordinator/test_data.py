@@ -129,6 +129,17 @@ def test_a_lost_range_goes_to_who_waits_for_it() -> None:
     assert position(got(coordinator.wait(TIMEOUT + 1, "w1", "s0"), "w1")) == position(lost)
 
 
+def test_what_a_worker_had_of_several_data_sets_goes_to_all_who_wait_for_it() -> None:
+    coordinator = training("w0", "w1", "w2")
+    train, validation = replace(SPEC, num_examples=4), replace(SPEC, name="validation", num_examples=4)
+    for request, spec in ((5, train), (6, validation)):
+        take(coordinator, "w0", request, spec=spec)
+    take(coordinator, "w1", 5, spec=train)
+    take(coordinator, "w2", 5, spec=validation)
+    actions = coordinator.take("w0", Leave("closed"))
+    assert [position(got(actions, name)) for name in ("w1", "w2")] == [(0, 0, 4)] * 2
+
+
 def test_a_worker_that_finishes_has_used_its_range() -> None:
     coordinator = training("w0", "w1")
     spec = replace(SPEC, num_examples=4)
@@ -232,6 +243,18 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
     assert got(actions, "w1").step == 3, "it goes on with the step that the others are at"
     actions = coordinator.take("w1", Arrive(6, 3, (1,)))
     assert receivers(actions, Proceed) == [peer("w1")], "now it is w0 who waits for a range"
+
+
+def test_a_synchronous_step_waits_again_for_who_has_given_up_to_wait_for_data() -> None:
+    coordinator = training("w0", "w1", staleness=0)
+    spec = replace(SPEC, num_examples=4)
+    take(coordinator, "w0", 5, spec=spec)
+    take(coordinator, "w1", 5, spec=spec)
+    coordinator.take("w1", Withdraw(5))
+    assert sent(coordinator.take("w0", Arrive(6, 0, (1,))), Proceed) == [], "w1 may push for this step now"
+    actions = coordinator.take("w1", Arrive(6, 0, (1,)))
+    assert sorted(receivers(actions, Proceed)) == [peer("w0"), peer("w1")]
+    assert len(sent(actions, Commit)[0].contributors) == 2
 
 
 def test_a_step_that_only_waits_for_who_begins_to_wait_for_data_is_complete() -> None:

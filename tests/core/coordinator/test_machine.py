@@ -253,9 +253,18 @@ def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_to
     coordinator.train("s0", "w0")
     actions = coordinator.take("s0", Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
     assert [lost.role for lost in sent(actions, Lost, peer("w0"))] == ["server"]
+    assert "lost server 0 (s0" in logged(actions)
     coordinator.join("w1")
     assert errors(coordinator.init("w1", job())) == [PeerLostError.code]
     assert "lost server 0 (s0" in coordinator.machine.status(coordinator.now)["jobs"]["default"]["state"]
+
+
+def test_a_coordinator_at_which_nobody_waits_does_not_wake_up_to_tell_for_whom() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0")
+    coordinator.wait(1.0, "s0", "w0")
+    assert len(sent(enter(coordinator, "w0"), Released)) == 1, "there is no other worker"
+    assert coordinator.machine.next_deadline() > coordinator.now + 1.0
 
 
 # --- the end ------------------------------------------------------------------------------------

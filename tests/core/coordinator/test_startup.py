@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
-from zmqps.core.protocol.messages import Assign, Error, Job, Leave, Take, Waiting, Withdraw
+from zmqps.core.protocol.messages import Assign, Error, Job, Leave, Status, StatusRequest, Take, Waiting, Withdraw
 from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, from_wire
 
 
@@ -36,6 +36,25 @@ def test_a_worker_uploads_the_values_once_all_shards_are_built_and_is_answered_o
     done = coordinator.ready("s1")
     assert receivers(done, Job) == [peer("w0"), peer("w1")]
     assert {message.load for message in sent(done, Job)} == {0}
+
+
+def test_the_status_names_who_the_start_waits_for_at_each_of_its_stages() -> None:
+    coordinator = Coordinator(servers=2)
+
+    def waiting() -> list[str]:
+        (status,) = sent(coordinator.take("w0", StatusRequest(9)), Status)
+        return list(status.status["waiting"])
+
+    coordinator.join("s0", "s1", "w0", "w1")
+    coordinator.init("w0", job())
+    servers = [f"server {rank} (s{rank}, host, pid 7)" for rank in range(2)]
+    assert waiting() == [f"job 'default': init waits for {', '.join(servers)} to build its shard"]
+    coordinator.ready("s0", loaded=False)
+    assert waiting() == [f"job 'default': init waits for {servers[1]} to build its shard"]
+    coordinator.ready("s1", loaded=False)
+    assert waiting() == ["job 'default': init waits for worker 0 (w0, host, pid 7) to upload the initial values"]
+    coordinator.ready("s0", "s1")
+    assert waiting() == []
 
 
 @pytest.mark.parametrize("goodbye", [Leave("closed"), Withdraw(1)])

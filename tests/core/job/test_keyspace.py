@@ -113,6 +113,14 @@ def test_a_large_tensor_is_split_where_it_must_be() -> None:
         assert 1 in {segment.parameter for piece in slices for segment in piece.segments}
 
 
+def test_a_cut_is_not_aligned_into_the_small_parameter_before_a_large_one() -> None:
+    small = SPLIT_NBYTES // 4 - 10
+    names_and_sizes = {"one": small, "two": small, "large": 2 * small}
+    keyspace = KeySpace([Parameter(name, (size,), "float32") for name, size in names_and_sizes.items()])
+    assert 2 * small * 4 % CUT_ALIGNMENT_NBYTES != 0
+    assert Placement.balance(keyspace, 2).cuts == ((0, 2 * small, 4 * small),)
+
+
 def test_dtypes_have_tables_of_their_own_and_halves_share_one_with_float32() -> None:
     dtypes = ["float32", "float64", "float16", "bfloat16", "float64"]
     keyspace = KeySpace([Parameter(f"p{i}", (i + 1,), dtype) for i, dtype in enumerate(dtypes)])

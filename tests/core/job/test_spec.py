@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,22 @@ def test_entries_missing_or_unknown_are_a_protocol_error() -> None:
             JobSpec.from_wire(wire)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"staleness": 0, "aggregate": 1},
+        {"staleness": 0, "retain": MAX_RETAIN},
+        {"staleness": 1},
+        {"parameters": (Parameter("n" * MAX_NAME_CHARS, (1,) * 32, "float32"),)},
+        {"parameters": (Parameter("w", ((1 << 48) - 1,), "float32"),)},
+        {"parameters": (Parameter("empty", (0, 3), "float32"), Parameter("scalar", (), "float64"))},
+    ],
+)
+def test_what_just_suffices_can_be_trained_and_travels(options) -> None:  # type: ignore[no-untyped-def]
+    spec = replace(JOB, **options)
+    assert JobSpec.from_wire(spec.to_wire()) == spec
+
+
 def test_half_precision_is_kept_in_float32() -> None:
     assert STORAGE_DTYPES["float16"] == STORAGE_DTYPES["bfloat16"] == "float32"
     assert Parameter("w", (), "bfloat16").storage_dtype == "float32"
@@ -134,6 +151,14 @@ def test_what_cannot_be_trained_is_refused(arguments, error, text) -> None:  # t
 def test_options_that_make_no_sense_are_refused(options, text) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigurationError, match=text):
         JobSpec(parameters=(W,), optimizer=OPTIMIZER, **options)
+
+
+def test_only_deterministic_training_must_know_how_many_workers_there_will_be() -> None:
+    replace(JOB, staleness=0).check_startable(None)
+    deterministic = replace(JOB, staleness=0, deterministic=True)
+    deterministic.check_startable(2)
+    with pytest.raises(ConfigurationError, match="--workers"):
+        deterministic.check_startable(None)
 
 
 def test_staleness_decides_the_mode() -> None:

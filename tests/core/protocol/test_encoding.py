@@ -90,6 +90,15 @@ def test_a_part_is_one_blob_of_all_its_pieces(spec: str, sizes: list[list[int]],
         np.testing.assert_array_equal(array, alone)
 
 
+def test_blobs_may_be_read_by_something_else_than_their_codec() -> None:
+    codec, parts = parse("bf16"), parts_of([[3, 4], [5]], [F4, F4])
+
+    def count(view: Any, size: int, dtype: Any) -> tuple[Any, int]:
+        return (size, dtype), codec.decode(view, size, dtype)[1]
+
+    assert decompress(codec, compress(codec, parts), sizes_of(parts), count) == [(7, F4), (5, F4)]
+
+
 def test_the_seed_decides_how_values_are_rounded() -> None:
     codec, parts = parse("int8:stochastic"), parts_of([[500, 500]], [F4])
     one, again, other = (compress(codec, parts, seed=seed)[0].tobytes() for seed in (1, 1, 2))

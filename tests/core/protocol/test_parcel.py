@@ -58,6 +58,12 @@ def test_floats_travel_in_a_codec_and_the_rest_as_it_is(codec: codecs.Codec, dty
     np.testing.assert_array_equal(found["small"], np.ones(3))
 
 
+@pytest.mark.parametrize("codec", ["raw", "bf16", "fp16", "int8"])
+def test_an_array_without_elements_travels_in_every_codec(codec: str) -> None:
+    found = unpack(Tensors(1, {"x": ["float32", [0, 3], codec, 0]}, ()))
+    assert (found["x"].shape, found["x"].dtype) == ((0, 3), np.float32)
+
+
 def test_a_large_array_is_sent_in_frames() -> None:
     large = np.arange(FRAME_NBYTES // 4 + 3, dtype=np.float32)
     message = pack(1, {"large": large, "more": np.arange(4)})
@@ -69,6 +75,11 @@ def test_a_large_array_is_sent_in_frames() -> None:
 def test_what_is_no_array_of_numbers_is_refused(value: Any) -> None:
     with pytest.raises(ConfigurationError, match="'x' is"):
         pack(1, {"x": value})
+
+
+def test_an_array_whose_name_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="send named arrays"):
+        pack(1, {7: np.zeros(2)})  # type: ignore[dict-item]
 
 
 def test_too_many_arrays_are_refused_at_both_ends() -> None:

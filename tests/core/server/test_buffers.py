@@ -69,6 +69,18 @@ def test_slices_that_are_lent_go_back_and_forth_side_by_side() -> None:
     assert shard.counters["spare_buffers"] == 0
 
 
+def test_a_slice_stays_where_it_is_once_nobody_looks_at_it_any_more() -> None:
+    shard, lent = new_shard(), Lent()
+    pull(shard, lent)
+    push(shard)
+    lent.over = True
+    push(shard)
+    here = places(shard)
+    for _ in range(3):
+        push(shard)
+        assert places(shard) == here
+
+
 def test_with_both_places_lent_a_spare_is_used_once_and_left_as_soon_as_one_is_free() -> None:
     shard, first, second = new_shard(), Lent(), Lent()
     old = pull(shard, first)

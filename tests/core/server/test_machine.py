@@ -11,7 +11,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.core.machines import assign, errors, exits_of, hello, identity, job, make_shard, peer, placement, sent
+from tests.core.machines import (
+    assign,
+    errors,
+    exits_of,
+    hello,
+    identity,
+    job,
+    logged,
+    make_shard,
+    peer,
+    placement,
+    sent,
+)
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
 from zmqps.core.protocol.messages import (
@@ -112,6 +124,14 @@ def test_a_shard_is_built_aside_and_reported() -> None:
     assert server.assign(build=False) == [], "asked again while it is built: it answers when it is done"
     assert [(m.epoch, m.loaded) for m in sent(server.build(run), Ready)] == [(1, 0)]
     assert [(m.epoch, m.loaded) for m in sent(server.assign(), Ready)] == [(1, 0)], "a repeated Assign"
+
+
+def test_the_counters_say_whether_the_shard_has_its_values() -> None:
+    server = Server()
+    server.assign()
+    assert server.machine.counters()["loaded"] is False, "built, and still empty"
+    server.train("w")
+    assert server.machine.counters()["loaded"] is True
 
 
 def test_a_shard_that_is_built_for_a_job_given_up_is_dropped() -> None:
@@ -247,6 +267,19 @@ def test_what_cannot_be_done_is_refused_with_its_reason_and_changes_nothing(mess
     assert (answer.request, answer.code) == (getattr(message, "request", 0), code)
     assert server.values() == [0.0] * 16
     assert server.machine.counters()["refused"] == 1
+
+
+def test_all_that_is_refused_is_counted_and_the_log_says_whose_it_was() -> None:
+    server = Server()
+    server.train("w")
+    pull, nonsense = (
+        Pull(7, 1, 0, 0, "zip", ((0, 0, ()),)),
+        replace(assign(server.spec, placement(server.spec), epoch=5), job={}),
+    )
+    stranger = f"peer {peer('stranger').hex()}"
+    for name, message, who in (("w", pull, "w"), ("stranger", pull, stranger), (None, nonsense, "the coordinator")):
+        assert logged(server.get(message, name)).startswith(f"refused a request of {who}")
+    assert server.machine.counters()["refused"] == 3
 
 
 def test_a_refused_push_may_be_sent_again_in_a_better_form() -> None:

@@ -14,8 +14,10 @@ from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
 from zmqps.core.protocol.events import Action, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome
+from zmqps.core.worker import transfer as transfers
 from zmqps.core.worker.link import RETRY_S, SLOWEST_RETRY_S, WINDOW_NBYTES, Link
-from zmqps.core.worker.operations import Transfer, plan
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.transfer import Source, Target, Transfer
 from zmqps.errors import PeerLostError, ProtocolError
 from zmqps.optim import sgd
 
@@ -35,11 +37,20 @@ class Connection:
         if welcome:
             self.link.on_welcome(WELCOME, 0.0)
 
-    def transfer(self, kind: str, *numbers: int, **options: Any) -> tuple[Transfer, list[Action]]:
+    def transfer(
+        self, kind: str, *numbers: int, reply_codec: str = "raw", in_place: int = 0, **options: Any
+    ) -> tuple[Any, list[Action]]:
         """Begin a transfer of some parameters, or of all."""
         arrays = [np.ones(p.size, np.float32) for p in self.spec.parameters]
         cargoes = plan(self.placement, frozenset(numbers) or None)
-        transfer = Transfer(0.0, kind=kind, cargoes=cargoes, source=arrays, out=arrays, **options)
+        source = Source(arrays=arrays, in_place=in_place)
+        target = Target(arrays=arrays, codec=reply_codec, in_place=in_place)
+        transfer = {
+            "pull": lambda: transfers.Pull(cargoes=cargoes, target=target, **options),
+            "push": lambda: transfers.Push(cargoes=cargoes, source=source, **options),
+            "push_pull": lambda: transfers.Push(cargoes=cargoes, source=source, target=target, **options),
+            "load": lambda: transfers.Load(cargoes=cargoes, source=source),
+        }[kind]()
         self.link.enqueue(transfer, transfer.cargoes[0])
         actions = self.link.pump(self.now)
         self.link.validate()
@@ -119,6 +130,21 @@ def test_what_is_not_answered_is_sent_again_ever_more_slowly() -> None:
     assert gaps.tolist() == [min(RETRY_S * 2**i, SLOWEST_RETRY_S) for i in range(7)]
 
 
+def test_after_an_answer_a_loss_is_noticed_as_soon_as_the_first_one_was() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push")
+    first = sent(actions, Push)[0]
+    connection.wait(RETRY_S + 1.0)
+    connection.answer(Ack(first.request, [1], [0]))
+    times = [connection.now]
+    while len(times) < 4:
+        due = connection.link.next_deadline()
+        assert due is not None
+        assert len(sent(connection.wait(due), Push)) == 2
+        times.append(due)
+    assert np.diff(times).tolist() == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+
+
 @pytest.mark.parametrize("kind", ["pull", "push", "push_pull", "load"])
 def test_the_first_message_on_an_idle_connection_is_retried_too(kind: str) -> None:
     connection = Connection()
@@ -153,8 +179,17 @@ def test_a_late_answer_to_what_was_given_up_lands_nowhere() -> None:
     pull.done = True
     (request, *_) = sent(actions, Pull)
     assert connection.answer(Values(request.request, "raw", [1], [], [np.zeros(8, np.float32)])) is None
-    assert pull.out is not None
-    assert all((array == 1.0).all() for array in pull.out if array is not None)
+    assert all((array == 1.0).all() for array in pull.target.arrays if array is not None)
+
+
+def test_a_late_answer_to_what_was_given_up_makes_room() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    given_up, actions = connection.transfer("push")
+    given_up.done = True
+    assert connection.transfer("pull")[1] == []
+    for push in sent(actions, Push)[:2]:
+        assert connection.answer(Ack(push.request, [1], [0])) is None
+    assert len(sent(connection.link.pump(0.0), Pull)) == 2
 
 
 def test_a_second_answer_is_ignored() -> None:
@@ -235,7 +270,7 @@ def test_what_stays_in_place_goes_in_few_messages_beside_the_window() -> None:
         values = [np.full(len(pull.parts) << 18, pull.request, np.float32)]
         connection.answer(Values(pull.request, "raw", [1] * len(pull.parts), (), values))
     assert transfer.remaining == 0
-    assert [float(transfer.out[0][number << 18]) for number in range(12)] == [1] * 5 + [2] * 5 + [3] * 2  # type: ignore[index]
+    assert [float(transfer.target.arrays[0][number << 18]) for number in range(12)] == [1] * 5 + [2] * 5 + [3] * 2  # type: ignore[index]
 
 
 def test_what_is_encoded_does_not_stay_in_place() -> None:
@@ -279,7 +314,7 @@ def test_a_pull_does_not_wait_behind_the_pushes_of_other_slices() -> None:
     assert len(connection.link.in_flight) == WINDOW_NBYTES >> 20
     spec = connection.spec
     first = connection.placement.slices[0][0]
-    pull = Transfer(0.0, kind="pull", cargoes=plan(connection.placement), out=[np.zeros(spec.parameters[0].size)])
+    pull = transfers.Pull(cargoes=plan(connection.placement), target=Target(arrays=[np.zeros(spec.parameters[0].size)]))
     connection.link.enqueue(pull, tuple(c for c in pull.cargoes[0] if c.slice.index in (first.index, 30)))
     leaves: list[Push | Pull] = []
     while connection.link.in_flight:
@@ -307,14 +342,20 @@ def test_a_push_that_was_lost_is_sent_again_as_soon_as_a_later_request_is_answer
 def test_a_pull_that_was_answered_without_an_earlier_push_is_asked_again_behind_it(kind: str) -> None:
     connection = Connection()
     (push, pull), (first, second) = lost(connection, (kind, 0), ("pull", 0))
-    assert pull.out is not None
     assert connection.answer(values(second, 5)) is None
-    assert pull.out[0] is not None
-    assert (pull.out[0] == 1.0).all(), "the values without the push have landed"
+    assert pull.target.arrays[0] is not None
+    assert (pull.target.arrays[0] == 1.0).all(), "the values without the push have landed"
     assert [m.request for m in messages(connection.link.pump(0.0))] == [first, second]
     assert connection.answer(ack(first) if kind == "push" else values(first, 6)) is push
     assert connection.answer(values(second, 6)) is pull
-    assert (pull.out[0] == 6.0).all()
+    assert (pull.target.arrays[0] == 6.0).all()
+
+
+def test_a_pull_is_asked_again_behind_its_push_whatever_else_was_pushed_since() -> None:
+    connection = Connection()
+    _, (first, other, last) = lost(connection, ("push", 0), ("push", 1), ("pull", 0))
+    assert connection.answer(values(last)) is None
+    assert [m.request for m in messages(connection.link.pump(0.0))] == [first, other, last]
 
 
 def test_what_was_sent_again_is_not_taken_for_lost_by_answers_to_what_was_sent_before() -> None:

@@ -7,17 +7,31 @@ import numpy as np
 from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Slice
-from zmqps.core.worker.operations import Cargo, Transfer
 from zmqps.core.worker.outbox import Outbox, Request
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target
 
 SLICES = [
-    Cargo(Slice(shard=0, index=i, table=0, start=i, stop=i + 1, segments=()), (), (), np.dtype("f4"), 4)
+    Cargo(
+        slice=Slice(shard=0, index=i, table=0, start=i, stop=i + 1, segments=()),
+        ranges=(),
+        pieces=(),
+        dtype=np.dtype("f4"),
+        nbytes=4,
+    )
     for i in range(5)
 ]
+KINDS = {
+    "push": lambda: Push(source=Source()),
+    "pull": lambda: Pull(target=Target()),
+    "push_pull": lambda: Push(source=Source(), target=Target()),
+    "load": lambda: Load(source=Source()),
+}
 
 
 def request(kind: str, slices: set[int]) -> Request:
-    return Request(Transfer(0.0, kind=kind), tuple(SLICES[i] for i in sorted(slices)), 4 * len(slices))
+    cargoes = tuple(SLICES[i] for i in sorted(slices))
+    return Request(transfer=KINDS[kind](), cargoes=cargoes, nbytes=4 * len(slices))
 
 
 #: What is asked for; None: one leaves.
@@ -25,7 +39,7 @@ STEPS = st.lists(
     st.none()
     | st.builds(
         request,
-        st.sampled_from(["push", "pull", "push_pull", "load"]),
+        st.sampled_from(list(KINDS)),
         st.sets(st.integers(0, 4), min_size=1, max_size=3),
     ),
     max_size=40,
@@ -42,8 +56,8 @@ def test_the_order_in_which_requests_leave(steps: list[Request | None]) -> None:
         elif waiting:
             leaves = box.pop()
             before = waiting[: waiting.index(leaves)]
-            pulls = [r for r in waiting if r.transfer.kind == "pull"]
-            pushes = [r for r in waiting if r.transfer.kind != "pull"]
+            pulls = [r for r in waiting if isinstance(r.transfer, Pull)]
+            pushes = [r for r in waiting if not isinstance(r.transfer, Pull)]
             if leaves in pulls:
                 assert leaves is pulls[0]
                 assert all(r.slices.isdisjoint(leaves.slices) for r in before if r in pushes)

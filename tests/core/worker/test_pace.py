@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from zmqps.core.protocol.messages import Proceed, Waiting
-from zmqps.core.worker.operations import Advance, Transfer
+from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
 
 
 def pace(mode: str = "sync", clock: int = 0) -> Pace:
@@ -17,15 +18,15 @@ def pace(mode: str = "sync", clock: int = 0) -> Pace:
     return pace
 
 
-def push(pace: Pace, *, whole: bool = True) -> Transfer:
+def push(pace: Pace, *, whole: bool = True) -> Push:
     """Begin a push."""
-    transfer = Transfer(0.0, kind="push", whole=whole)
+    transfer = Push(source=Source(), whole=whole)
     pace.start(transfer)
     pace.validate()
     return transfer
 
 
-def pushed(pace: Pace, *transfers: Transfer) -> None:
+def pushed(pace: Pace, *transfers: Push) -> None:
     for transfer in transfers:
         pace.pushed(transfer)
         pace.forget(transfer)
@@ -44,7 +45,7 @@ def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
     transfer = push(p)
     assert (transfer.step, transfer.attempt, p.closed, p.complete) == (0, 0, False, False)
     pushed(p, transfer)
-    pull = Transfer(0.0, kind="pull", version=3)
+    pull = Pull(target=Target(), version=3)
     p.start(pull)
     assert pull.version == 3
 
@@ -68,10 +69,10 @@ def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str)
 def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
     p = pace(clock=4)
     for version in (4, 5):
-        pull = Transfer(0.0, kind="pull")
+        pull = Pull(target=Target())
         p.start(pull)
         assert pull.version == version
-        later = Transfer(0.0, kind="pull", version=9)
+        later = Pull(target=Target(), version=9)
         p.start(later)
         assert later.version == 9
         step(p, version=version + 1)
@@ -79,7 +80,7 @@ def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
 
 def test_a_read_of_an_older_version_demands_that_one() -> None:
     p = pace(clock=5)
-    exact = Transfer(0.0, kind="pull", version=3, exact=True)
+    exact = Pull(target=Target(), version=3, exact=True)
     p.start(exact)
     assert exact.version == 3
 
@@ -87,7 +88,7 @@ def test_a_read_of_an_older_version_demands_that_one() -> None:
 def test_a_bounded_read_demands_none() -> None:
     p = pace("ssp", clock=4)
     step(p, version=0)
-    pull = Transfer(0.0, kind="pull")
+    pull = Pull(target=Target())
     p.start(pull)
     assert (p.clock, pull.version) == (5, 0)
 

@@ -34,8 +34,12 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Finish, Init, Join, Operation, Transfer, plan
+from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Exchange, Finish, Init, Join, Operation
+from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
+from zmqps.core.worker.transfer import Pull as Pulling
+from zmqps.core.worker.transfer import Push as Pushing
+from zmqps.core.worker.transfer import Source, Target
 from zmqps.errors import (
     ClosedError,
     DeadlineError,
@@ -99,15 +103,16 @@ class Session:
         for peer in (S0, S1):
             self.get(WELCOME, peer)
 
-    def transfer(self, kind: str, value: float = 1.0) -> Transfer:
+    def transfer(
+        self, kind: str, value: float = 1.0, parameters: frozenset[int] | None = None, *, whole: bool = False
+    ) -> Exchange:
         arrays = [np.full(p.size, value, np.float32) for p in self.spec.parameters]
-        return Transfer(0.0, kind=kind, cargoes=plan(self.placement), source=arrays, out=arrays)
-
-    def whole_push(self) -> Transfer:
-        """Return a push that completes a step."""
-        transfer = self.transfer("push")
-        transfer.whole = True
-        return transfer
+        cargoes = plan(self.placement, parameters)
+        out = [np.zeros(p.size, np.float32) for p in self.spec.parameters]
+        return Exchange(
+            push=Pushing(cargoes=cargoes, source=Source(arrays=arrays), whole=whole) if kind != "pull" else None,
+            pull=Pulling(cargoes=cargoes, target=Target(arrays=out)) if kind != "push" else None,
+        )
 
     def answer(self, actions: list[Action], peer: bytes) -> list[Action]:
         """Answer everything that went to a server."""
@@ -215,7 +220,7 @@ def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placemen
     first = Init(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(first)
     session.get(session.job(first.request, load=1))
-    session.get(WELCOME, S0)
+    before = sent(session.get(WELCOME, S0), Load)
     assert isinstance(resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))[0][1], PeerLostError)
     session.spec = job(*"efgh")
     second = Init(0.0, job=session.spec, values=zeros(session.spec))
@@ -225,9 +230,22 @@ def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placemen
     assert len(sent(actions, Hello, S0)) == 1, "the connection to s0 is open already"
     loads = sent(session.get(WELCOME, S0), Load)
     assert {m.epoch for m in loads} == {2}
+    assert not {m.request for m in before} & {m.request for m in loads}
     assert session.get(Ack(1, [1], []), S0) == [], "an answer to the first upload is not taken for one to the second"
     assert session.machine.attached is not None
     assert session.machine.attached.job == session.spec
+
+
+@pytest.mark.parametrize("names", ["", "0", "012"])
+def test_a_job_that_does_not_name_one_server_for_each_shard_fails_the_init(names: str) -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    ((operation, value),) = resolved(session.get(session.job(init.request, names=names)))
+    assert operation is init
+    assert isinstance(value, ProtocolError)
+    assert session.machine.attached is None
 
 
 def test_an_upload_to_a_server_that_refuses_us_fails_the_init() -> None:
@@ -276,9 +294,9 @@ def test_what_was_given_up_is_never_sent_again_and_what_was_not_is() -> None:
 def test_a_lost_server_fails_its_own_operations_only() -> None:
     session = Session()
     session.attach()
-    cargoes = session.transfer("pull").cargoes
     both, rest = session.transfer("pull"), session.transfer("pull")
-    rest.cargoes = (cargoes[0], ())
+    assert rest.pull is not None
+    rest.pull.cargoes = (rest.pull.cargoes[0], ())
     session.ask(both)
     actions = session.ask(rest)
     ((operation, value),) = resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))
@@ -287,6 +305,16 @@ def test_a_lost_server_fails_its_own_operations_only() -> None:
     assert str(value).startswith("lost server 1 (s1, tcp://s1:1): last sign of life 10.0 s ago")
     assert resolved(session.answer(actions, S0)) == [(rest, None)]
     assert isinstance(resolved(session.ask(session.transfer("push")))[0][1], PeerLostError)
+
+
+def test_the_loss_of_a_server_that_holds_nothing_of_the_job_fails_nothing() -> None:
+    session = Session()
+    session.attach()
+    pull = session.transfer("pull")
+    requests = session.ask(pull)
+    assert session.get(Lost("server", 2, "s2", b"x" * 16, 10.0)) == []
+    session.answer(requests, S0)
+    assert resolved(session.answer(requests, S1)) == [(pull, None)]
 
 
 def test_a_gradient_with_nan_is_refused_before_anything_is_sent() -> None:
@@ -321,6 +349,7 @@ def test_what_a_peer_sends_unasked_changes_nothing() -> None:
     session.attach()
     assert session.get(Ack(99, [1], [0]), S0) == []
     assert session.get(Released(99, 0)) == []
+    assert session.get(Released(99, 0), S0) == []
     assert session.get(Ack(1, [1], [0]), b"stranger") == []
     assert "dropped" in logged(session.handle(Undecodable(S0, ProtocolError("no"))))
 
@@ -347,6 +376,19 @@ def test_barrier_and_status_are_answered() -> None:
     enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
     session.ask(enter)
     session.ask(status)
+    assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
+    assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
+
+
+def test_an_answer_of_another_kind_than_was_asked_for_answers_nothing() -> None:
+    session = Session()
+    session.attach()
+    enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
+    session.ask(enter)
+    session.ask(status)
+    assert session.get(Released(status.request, 0)) == []
+    assert session.get(Status(enter.request, {"a": 1})) == []
+    assert session.get(session.job(enter.request)) == []
     assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
     assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
 
@@ -398,7 +440,8 @@ def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() ->
     session = Session()
     session.attach()
     pull, finish = session.transfer("pull"), Finish(0.0)
-    pull.version = 100  # parked at the servers
+    assert pull.pull is not None
+    pull.pull.version = 100  # parked at the servers
     asked = session.ask(pull)
     in_flight = session.machine.statistics().in_flight_bytes
     assert session.ask(finish) == []
@@ -409,7 +452,7 @@ def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() ->
     session.answer(asked, S0)
     session.answer(asked, S1)
     assert session.machine.statistics().in_flight_bytes == 0
-    assert all((array == 1.0).all() for array in pull.out or () if array is not None)
+    assert all((array == 0.0).all() for array in pull.pull.target.arrays if array is not None)
     assert session.handle(Cancelled(pull)) == [], "once"
 
 
@@ -465,7 +508,7 @@ def test_what_others_know_of_is_not_withdrawn() -> None:
 def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_does_not_wait_for_its_end() -> None:
     session = Session(job(*"abcd", staleness=0))
     session.attach()
-    requests = session.ask(session.whole_push(), timeout=60.0)
+    requests = session.ask(session.transfer("push", whole=True), timeout=60.0)
     session.answer(requests, S0)
     (arrive,) = sent(session.answer(requests, S1), Arrive)
     finish = Finish(0.0)
@@ -480,7 +523,7 @@ def test_finish_says_goodbye_when_the_coordinator_knows_of_the_last_step_and_doe
 def test_finish_does_not_wait_for_a_word_of_a_coordinator_that_is_gone() -> None:
     session = Session(job(*"abcd", staleness=0))
     session.attach()
-    requests = session.ask(session.whole_push(), timeout=60.0)
+    requests = session.ask(session.transfer("push", whole=True), timeout=60.0)
     session.answer(requests, S0)
     session.answer(requests, S1)
     finish = Finish(0.0)

@@ -67,8 +67,7 @@ def test_an_answer_that_did_not_wait_leaves_the_clock_as_it_is() -> None:
 
 
 def push(session: Session, *, whole: bool) -> list[Action]:
-    transfer = session.transfer("push")
-    transfer.whole = whole
+    transfer = session.transfer("push", whole=whole)
     actions = session.ask(transfer)
     return actions + [action for peer in (S0, S1) for action in session.answer(list(actions), peer)]
 

@@ -10,8 +10,10 @@ import pytest
 from tests.core.machines import job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, Session, error
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Resolve
+from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
-from zmqps.core.worker.operations import Advance, Cancelled, Finish, Transfer, plan
+from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
+from zmqps.core.worker.views import Views
 from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, VersionError
 
 
@@ -22,16 +24,11 @@ class Training(Session):
         super().__init__(job(*"abcd", staleness=staleness, **options))
         self.attach()
 
-    def whole(self, kind: str) -> Transfer:
-        transfer = self.transfer(kind)
-        transfer.whole = True
-        transfer.out = [np.zeros(p.size, np.float32) for p in self.spec.parameters]
-        return transfer
+    def whole(self, kind: str, value: float = 1.0) -> Exchange:
+        return self.transfer(kind, value, whole=True)
 
-    def partial(self, kind: str, *parameters: int) -> Transfer:
-        transfer = self.transfer(kind)
-        transfer.cargoes = plan(self.placement, frozenset(parameters))
-        return transfer
+    def partial(self, kind: str, *parameters: int) -> Exchange:
+        return self.transfer(kind, parameters=frozenset(parameters))
 
     def ack(self, actions: list[Action], *peers: bytes) -> list[Action]:
         """Acknowledge the pushes among the actions."""
@@ -119,7 +116,8 @@ def test_the_halves_of_a_push_pull_are_withdrawn_as_far_as_they_can_be() -> None
     assert len(sent(pulls, Pull)) == 4
     assert outcome(training.handle(Cancelled(both)), both) == Cancelled(both)
     training.read(pulls, {S0: 1, S1: 1})
-    assert all((array == 0.0).all() for array in both.out or () if array is not None)
+    assert both.pull is not None
+    assert all((array == 0.0).all() for array in both.pull.target.arrays if array is not None)
     assert training.ask(training.whole("push")), "the next step"
 
 
@@ -207,8 +205,8 @@ def test_a_push_pull_is_a_push_an_arrival_and_a_pull(staleness: int) -> None:
     pulls = training.proceed(acked)
     assert len(sent(pulls, Pull)) == 4
     assert outcome(training.read(pulls, {S0: 1, S1: 1}), both) is None
-    assert both.out is not None
-    assert [array[0] for array in both.out if array is not None] == [1.0] * 4
+    assert both.pull is not None
+    assert [array[0] for array in both.pull.target.arrays if array is not None] == [1.0] * 4
     statistics = training.machine.statistics()
     assert (statistics.pushes, statistics.pulls) == (1, 1)
 
@@ -259,9 +257,9 @@ def test_slices_that_are_older_than_the_rest_are_read_again() -> None:
     assert {(m.version, len(m.parts)) for m in again} == {(2, 1)}
     assert sent(actions, Pull, S1) == []
     assert outcome(training.read(actions, {S0: 2}), pull) is None
-    assert set(pull.versions.values()) == {2}
-    assert pull.out is not None
-    assert all((array == 2).all() for array in pull.out if array is not None)
+    assert pull.pull is not None
+    assert set(pull.pull.target.versions.values()) == {2}
+    assert all((array == 2).all() for array in pull.pull.target.arrays if array is not None)
     assert training.machine.statistics().pulls == 1
 
 
@@ -272,7 +270,25 @@ def test_they_are_read_again_as_often_as_it_takes() -> None:
     actions = training.read(actions, {S0: 3})
     assert {m.version for m in sent(actions, Pull, S1)} == {3}
     assert outcome(training.read(actions, {S1: 3}), pull) is None
-    assert set(pull.versions.values()) == {3}
+    assert pull.pull is not None
+    assert set(pull.pull.target.versions.values()) == {3}
+
+
+def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_memory() -> None:
+    training = Training()
+    pull = training.whole("pull")
+    assert pull.pull is not None
+    target = pull.pull.target
+    target.views = Views()
+    actions = training.ask(pull)
+    for request in sent(actions, Pull, S0):
+        memory = np.full(8, 1, np.float32).view(np.uint8)
+        memory.flags.writeable = False
+        training.get(Values(request.request, "raw", [1], [], [borrow(memory, 0, 32, object())]), S0)
+    again = training.read(actions, {S1: 2})
+    assert outcome(training.read(again, {S0: 2}), pull) is None  # this time copied: the server had no memory to lend
+    arrays = target.views.arrays([array for array in target.arrays if array is not None])
+    assert [array.tolist() for array in arrays] == [[2.0] * 8] * 4
 
 
 def test_in_the_asynchronous_mode_slices_may_have_different_versions() -> None:
@@ -284,7 +300,8 @@ def test_in_the_asynchronous_mode_slices_may_have_different_versions() -> None:
 def test_exactly_one_version_is_asked_for_and_its_refusal_reported() -> None:
     training = Training(retain=1)
     pull = training.whole("pull")
-    pull.version, pull.exact = 3, True
+    assert pull.pull is not None
+    pull.pull.version, pull.pull.exact = 3, True
     pulls = sent(training.ask(pull), Pull)
     assert {(m.version, m.exact) for m in pulls} == {(3, 1)}
     refused = training.get(error(VersionError, pulls[0].request, version=3, oldest=4, newest=5), S0)
@@ -348,7 +365,8 @@ def test_a_straggler_fails_what_waits_and_the_next_transfer_waits_again() -> Non
 def test_a_gradient_that_does_not_fit_its_parameters_dtype_is_refused_as_infinite() -> None:
     training = Training()
     push = training.whole("push")
-    push.source = [np.full(8, 1e300) for _ in training.spec.parameters]
+    assert push.push is not None
+    push.push.source.arrays = [np.full(8, 1e300) for _ in training.spec.parameters]
     actions = training.ask(push)
     assert sent(actions, Push) == []
     refused = outcome(actions, push)
@@ -393,10 +411,11 @@ def test_finish_waits_for_what_is_held() -> None:
     assert training.machine.operations == {finish: None}
 
 
-def each(training: Training) -> Transfer:
+def each(training: Training) -> Exchange:
     """Return a pull that wants to know of each parameter."""
     transfer = training.whole("pull")
-    transfer.missing = {number: parameter.size for number, parameter in enumerate(training.spec.parameters)}
+    assert transfer.pull is not None
+    transfer.pull.target.missing = {number: parameter.size for number, parameter in enumerate(training.spec.parameters)}
     return transfer
 
 
@@ -414,3 +433,40 @@ def test_a_synchronous_pull_that_tells_of_each_asks_for_one_version(staleness: i
     training = Training(staleness)
     pulls = sent(training.ask(each(training)), Pull)
     assert {pull.exact for pull in pulls} == {exact}
+
+
+# --- much at once -------------------------------------------------------------------------------
+
+MANY = 3000
+
+
+def test_many_that_are_held_and_end_as_soon_as_they_begin_are_all_resolved() -> None:
+    training = Training()
+    acked = training.ack(training.ask(training.whole("push")))
+    advances = [Advance(0.0) for _ in range(MANY)]
+    for advance in advances:
+        assert training.machine.handle(advance, training.now) == []
+    assert resolved(training.proceed(acked)) == [(advance, None) for advance in advances]
+
+
+def test_many_that_are_held_and_refused_as_soon_as_they_begin_are_all_told() -> None:
+    training = Training()
+    acked = training.ack(training.ask(training.whole("push")))
+    pushes = [training.whole("push", np.nan) for _ in range(MANY)]
+    for push in pushes:
+        assert training.machine.handle(push, training.now) == []
+    told = resolved(training.proceed(acked))
+    assert [push for push, _ in told] == pushes
+    assert {type(value) for _, value in told} == {NonFiniteGradientError}
+
+
+def test_many_that_are_held_when_the_step_fails_are_all_told() -> None:
+    training = Training(on_straggler="fail")
+    (arrive,) = sent(training.ack(training.ask(training.whole("push"))), Arrive)
+    held = [training.whole("pull"), *(Advance(0.0) for _ in range(MANY))]
+    for operation in held:
+        assert training.machine.handle(operation, training.now) == []
+    late = DeadlineError(operation="step", seconds=2.0, waiting_for="worker 1")
+    told = resolved(training.get(Error(arrive.request, late.code, str(late), late.facts())))
+    assert [operation for operation, _ in told] == held
+    assert {type(value) for _, value in told} == {DeadlineError}

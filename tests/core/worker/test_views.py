@@ -66,6 +66,15 @@ def test_an_array_over_frames_of_one_memory_is_a_view_that_keeps_all_their_holds
     assert all(ref() is None for ref in gone)
 
 
+def test_an_array_that_ends_where_its_last_frame_does_is_a_view_too() -> None:
+    values, buffer, views = np.arange(8, dtype=np.float32), np.zeros(8, np.float32), Views()
+    memory = memory_of(values)
+    landed(views, buffer, [borrow(memory, 0, 16, Hold()), borrow(memory, 16, 32, Hold())])
+    (array,) = views.arrays([buffer])
+    assert array.tolist() == values.tolist()
+    assert np.shares_memory(array, values)
+
+
 def test_what_was_copied_or_lies_elsewhere_is_put_together_read_only() -> None:
     one, two = np.arange(4, dtype=np.float32), np.arange(4, 8, dtype=np.float32)
     for frames in (

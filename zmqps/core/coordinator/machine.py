@@ -86,6 +86,11 @@ class CoordinatorMachine:
         self._now = 0.0  # of the event being handled
         self._end_due = 0.0
 
+    @property
+    def title(self) -> str:
+        """Who this coordinator is, for errors."""
+        return f"the coordinator ({self.identity.name}, {self.identity.host}, pid {self.identity.pid})"
+
     def start(self, now: float) -> list[Action]:
         """Begin to wait for members."""
         self.started_at = self._idle_since = now

@@ -43,6 +43,11 @@ class Inquiry:
         self._due: float | None = None
         self._retry_s = FIRST_RETRY_S
 
+    @property
+    def title(self) -> str:
+        """Who this is, for errors."""
+        return f"an inquiry at {self.endpoint}"
+
     def start(self, now: float) -> list[Action]:
         """Open the connection and ask."""
         return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]

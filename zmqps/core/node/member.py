@@ -58,8 +58,8 @@ class Handshake:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self._hello = identity.hello()
+        self.due: float | None = None  # when the next Hello is
         self._retry_s = FIRST_RETRY_S
-        self._due: float | None = None
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and say hello."""
@@ -68,19 +68,15 @@ class Handshake:
     def on_welcome(self, welcome: Welcome) -> None:
         """The other side knows us."""
         self.welcome = welcome
-        self._due = None
+        self.due = None
 
     def stop(self) -> None:
         """Say nothing any more."""
-        self._due = None
-
-    def next_deadline(self) -> float | None:
-        """Return when the next Hello is due."""
-        return self._due
+        self.due = None
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello (again)."""
-        self._due = now + self._retry_s
+        self.due = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
         return [Send(self.peer, self._hello)]
 
@@ -107,12 +103,19 @@ class Member:
         self.lost = False
         self.left = False
         self.heard_at = 0.0
+        self.due: float | None = None  # when `on_deadline` is to be called
         self._counters = counters
         self._reminder_due: float | None = None
         self._heartbeat_due: float | None = None
         self._goodbye: Leave | None = None
         self._goodbye_due: float | None = None
         self._num_goodbyes = 0
+
+    @property
+    def title(self) -> str:
+        """Who this node is, for errors."""
+        identity = self.identity
+        return f"{identity.role} {self.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
 
     @property
     def welcome(self) -> Welcome | None:
@@ -133,7 +136,9 @@ class Member:
         """Begin to join."""
         self.heard_at = now
         self._reminder_due = now + REMINDER_INTERVAL_S
-        return self.handshake.start(now)
+        actions = self.handshake.start(now)
+        self._set_due()
+        return actions
 
     def on_message(self, message: Message, now: float) -> list[Action]:
         """Take a message of the coordinator; any is a sign of life."""
@@ -144,11 +149,13 @@ class Member:
             self.num_workers, self.num_servers = message.num_workers, message.num_servers
             self._reminder_due = None
             self._heartbeat_due = now + message.heartbeat_interval
+            self._set_due()
             return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
         if isinstance(message, HeartbeatAck):
             self.num_workers = message.num_workers
         if isinstance(message, Left):
             self._goodbye_due = None
+            self._set_due()
         return []
 
     def leave(self, reason: str, now: float) -> list[Action]:
@@ -162,13 +169,16 @@ class Member:
         self._goodbye = Leave(reason)
         # the last word on what it has done, which the status keeps showing
         counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self._counters())))] if known else []
-        return [*counters, *self._say_goodbye(now)]
+        goodbye = self._say_goodbye(now)
+        self._set_due()
+        return [*counters, *goodbye]
 
     def abandon(self) -> None:
         """Have no more to do with the coordinator, and say nothing."""
         self.left = True
         self.handshake.stop()
         self._reminder_due = self._heartbeat_due = None
+        self._set_due()
 
     def _say_goodbye(self, now: float) -> list[Action]:
         assert self._goodbye is not None
@@ -182,14 +192,16 @@ class Member:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.handshake.next_deadline(), self._reminder_due, self._heartbeat_due, self._goodbye_due)
-        return min((due for due in dues if due is not None), default=None)
+        return self.due
+
+    def _set_due(self) -> None:
+        dues = (self.handshake.due, self._reminder_due, self._heartbeat_due, self._goodbye_due)
+        self.due = min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Repeat Hello or Leave, remind of whom we wait for, send heartbeats, notice silence (``lost``)."""
         actions: list[Action] = []
-        hello_due = self.handshake.next_deadline()
-        if hello_due is not None and now >= hello_due:
+        if self.handshake.due is not None and now >= self.handshake.due:
             actions += self.handshake.on_deadline(now)
         if self._reminder_due is not None and now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
@@ -205,4 +217,5 @@ class Member:
                 self._heartbeat_due = None
         if self._goodbye_due is not None and now >= self._goodbye_due:
             actions += self._say_goodbye(now)
+        self._set_due()
         return actions

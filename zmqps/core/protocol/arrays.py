@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,11 +45,11 @@ def gather(pieces: Iterable[Array]) -> list[Array]:
     return buffers
 
 
-def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]) -> Iterator[tuple[int, int, Array]]:
-    """Walk a payload along runs of ``(size, dtype)``.
+def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]) -> list[tuple[int, int, Array]]:
+    """Cut a payload into runs of ``(size, dtype)``.
 
-    Yields ``(run, offset, array)``: elements ``[offset, offset + array.size)`` of that run. The
-    arrays alias the payload, unless they would be unaligned.
+    Returns ``(run, offset, array)`` one behind the other: elements ``[offset, offset + array.size)`` of that run.
+    The arrays alias the payload, unless they would be unaligned.
 
     Raises
     ------
@@ -58,6 +58,7 @@ def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]
     """
     frames = iter([view for buffer in payload if (view := memoryview(buffer)).nbytes])
     frame, at, end = memoryview(b""), 0, 0  # the frame in hand, and which bytes of it are left
+    pieces: list[tuple[int, int, Array]] = []
     elements, first, aligned = np.empty(0), 0, True  # the frame as elements of one dtype, from which byte on
     for run, (size, dtype) in enumerate(runs):
         offset = 0
@@ -76,8 +77,9 @@ def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]
             if not count:
                 raise ProtocolError("an array frame ends inside an element")
             array = elements[index : index + count]
-            yield run, offset, array if aligned else array.copy()
+            pieces.append((run, offset, array if aligned else array.copy()))
             at += count * dtype.itemsize
             offset += count
     if at < end or next(frames, None) is not None:
         raise ProtocolError("the payload is longer than the ranges it is for")
+    return pieces

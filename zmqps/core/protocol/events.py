@@ -152,6 +152,10 @@ Action = Landed | Send | Connect | Log | Exit | Run | Resolve
 class Machine(Protocol):
     """The one door of every state machine of the core."""
 
+    @property
+    def title(self) -> str:
+        """Who this node is, for errors."""
+
     def handle(self, event: Any, now: float) -> list[Action]:
         """Take an event at time ``now`` (seconds of a monotonic clock) and say what to do."""
 

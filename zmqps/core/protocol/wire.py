@@ -107,7 +107,7 @@ def _texts(value: Any) -> Any:
 
 
 def _versions(value: Any) -> Any:
-    return tuple(_u64(item) for item in _list(value))
+    return tuple([_u64(item) for item in _list(value)])
 
 
 def _parts(value: Any) -> Any:
@@ -186,8 +186,8 @@ def encode(message: Message) -> list[Buffer]:
     the transport has let go of them; a payload of up to `INLINE_NBYTES` is copied into the header.
     """
     names, _, has_payload = SCHEMAS[type(message)]
-    header: list[Any] = [message.kind]
-    header.extend(getattr(message, name) if name != "text" else _cut(message.text) for name in names)  # type: ignore[attr-defined]
+    values = [getattr(message, name) if name != "text" else _cut(message.text) for name in names]  # type: ignore[attr-defined]
+    header: list[Any] = [message.kind, *values]
     if not has_payload:
         return [_pack(header)]
     payload: Sequence[Buffer] = message.payload  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -85,16 +85,12 @@ class Client:
 
     hello: Hello
     epoch: int = 0  # of the job it trains, once it has said so
+    name: str = field(init=False)  # how errors and logs call it
+    reader: bytes = field(init=False)  # who reads, for the copies of a treatment; an observer pushes nothing
 
-    @property
-    def name(self) -> str:
-        """How errors and logs call it."""
-        return f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
-
-    @property
-    def reader(self) -> bytes:
-        """Who reads, for the copies of a treatment; an observer pushes nothing that it computed from them."""
-        return self.hello.incarnation if self.hello.role == "worker" else b""
+    def __post_init__(self) -> None:
+        self.name = f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
+        self.reader = self.hello.incarnation if self.hello.role == "worker" else b""
 
 
 class ServerMachine:
@@ -129,6 +125,11 @@ class ServerMachine:
         self._ending = False
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
+
+    @property
+    def title(self) -> str:
+        """Who this server is, for errors."""
+        return self.member.title
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
@@ -165,7 +166,7 @@ class ServerMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        return self.member.next_deadline()
+        return self.member.due
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, and the end when the coordinator is gone."""
@@ -370,11 +371,11 @@ class ServerMachine:
         result = ledger.recall(message.seq)
         if message.reply and shard.stage is not None:
             raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
-        if message.reply:
+        if message.reply and message.reply_codec != RAW:
             check_for_values(message.reply_codec)  # before anything is applied
         if result is None:
             checked, payload = bool(message.checked), message.payload
-            codec = named(message.codec)
+            codec = None if message.codec == RAW else named(message.codec)
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
             if shard.stage is None:
@@ -384,10 +385,12 @@ class ServerMachine:
                 applied = shard.collect(
                     message.parts, payload, contributor, message.step, message.examples, client.name, checked=checked
                 )
-            result = tuple(v for v, _ in applied), tuple(s for _, s in applied)
+            versions, staleness = zip(*applied, strict=True) if applied else ((), ())
+            result = versions, staleness
             ledger.record(message.seq, result)
             tenant.counts["pushes"] += 1
-            tenant.counts["pushed_nbytes"] += sum(memoryview(buffer).nbytes for buffer in message.payload)
+            for buffer in message.payload:
+                tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
         else:
             tenant.counts["duplicates"] += 1
         if not message.reply:
@@ -442,11 +445,13 @@ class ServerMachine:
     ) -> Action:
         """Answer with values."""
         parts, versions, readers = found
-        codec = choose(codec_text, sum(array.nbytes for pieces in parts for array in pieces))
+        nbytes = sum([array.nbytes for pieces in parts for array in pieces])
+        codec = None if codec_text == RAW else choose(codec_text, nbytes)
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
-        tenant.counts["pulled_nbytes"] += sum(array.nbytes for array in out.payload)
+        for array in out.payload:
+            tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
         return Send(peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after)
 

@@ -7,7 +7,7 @@ kernel reads them, values back before they are sent. A shard only says when it n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -55,8 +55,8 @@ class Memory(Protocol):
         `zmqps.core.protocol.encoding.decompress` does; what it returns can be taken without error.
         """
 
-    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Any]]:
-        """Yield ``(run, offset, piece)`` as `zmqps.core.protocol.arrays.scatter` does."""
+    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterable[tuple[int, int, Any]]:
+        """Return ``(run, offset, piece)`` as `zmqps.core.protocol.arrays.scatter` does."""
 
     def take(self, piece: Any) -> Array:
         """Return a piece as an array that kernels can read, until the next is taken."""
@@ -100,20 +100,15 @@ class HostMemory:
         """Return the decoded arrays."""
         return self._coding.decompress(codec, payload, sizes)
 
-    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterator[tuple[int, int, Array]]:
-        """Yield pieces that alias the payload."""
-        return scatter(payload, runs)
-
-    def take(self, piece: Array) -> Array:
-        """Return the piece."""
-        return piece
+    scatter = staticmethod(scatter)  # pieces alias the payload
+    take = staticmethod(np.asarray)  # and are arrays as they are
 
     def send(
         self, codec: Codec | None, parts: Sequence[Sequence[Array]], seed: int, readers: Sequence[list[Reader]]
     ) -> Outgoing:
         """Return the arrays themselves; encoded they are a copy, which nobody else reads."""
         if codec is None:
-            return Outgoing(gather(array for pieces in parts for array in pieces), readers, None)
+            return Outgoing(gather([array for pieces in parts for array in pieces]), readers, None)
         return Outgoing(self._coding.compress(codec, parts, seed=seed), [], None)
 
     def counters(self) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from zmqps.core.protocol.events import Peer
 
@@ -19,6 +20,8 @@ class Peers:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._incarnations: OrderedDict[Peer, bytes] = OrderedDict()
+        #: Returns the incarnation behind a connection; None: nobody has said hello there.
+        self.find: Callable[[Peer], bytes | None] = self._incarnations.get
         self._of: dict[bytes, set[Peer]] = {}
 
     def add(self, peer: Peer, incarnation: bytes) -> None:
@@ -31,10 +34,6 @@ class Peers:
 
     def __len__(self) -> int:
         return len(self._incarnations)
-
-    def find(self, peer: Peer) -> bytes | None:
-        """Return the incarnation behind a connection."""
-        return self._incarnations.get(peer)
 
     def of(self, incarnation: bytes) -> frozenset[Peer]:
         """Return the connections of a node."""

@@ -21,7 +21,7 @@ from zmqps.core.protocol.messages import Contributor, Part
 from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, Stage
 from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.memory import HostMemory, Memory
-from zmqps.core.server.slices import Pin, SliceState, bounds_of
+from zmqps.core.server.slices import Pin, SliceState
 from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError, listed
 
@@ -123,12 +123,8 @@ class Shard:
             home = self._buffers.home(piece)
             self.slices.append(SliceState(piece, home, tuple(slot[where] for slot in slots), kernel_of))
         self._missing = {piece.index for piece in placement.slices[index]}
+        self.loaded = not self._missing  # whether every slice has its initial values
         self.stage = Stage(placement.nbytes(index), aggregate or 1, memory) if synchronous else None
-
-    @property
-    def loaded(self) -> bool:
-        """Whether every slice has its initial values."""
-        return not self._missing
 
     def load(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
         """Take initial values of whole slices; ignored once the shard is loaded."""
@@ -141,6 +137,7 @@ class Shard:
         for state, start, piece in pieces:
             state.value[start : start + piece.size] = self.memory.take(piece)
         self._missing.difference_update(index for index, _, _ in parts)
+        self.loaded = not self._missing
 
     def push(
         self,
@@ -223,7 +220,8 @@ class Shard:
     ) -> list[tuple[int, int]]:
         sources = {state.piece.index: state.value for state in states}
         for state, (_, _, ranges) in zip(states, parts, strict=True):
-            self._buffers.make_writable(state)
+            if state.readers or state.value is not state.places[0][0]:  # somebody reads it, or it is not at home
+                self._buffers.make_writable(state)
             if ranges and state.value is not sources[state.piece.index]:
                 state.value[:] = sources[state.piece.index]  # what this push leaves out stays
         for state, start, piece in pieces:
@@ -233,7 +231,9 @@ class Shard:
             self._apply(state, source, start, gradient)
         results = []
         for state, (_, read_version, ranges) in zip(states, parts, strict=True):
-            for start, stop in bounds_of(state, ranges):
+            if not ranges:
+                state.steps += 1
+            for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
                 first, last = state.segments(start, stop)
                 state.steps[first:last] += 1
             staleness = max(0, state.version - read_version)
@@ -246,7 +246,7 @@ class Shard:
         for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
             kernel = self._kernels[kernel_index]
             if kernel is not None:
-                slots, out = tuple(slot[lo:hi] for slot in state.slots), state.value[lo:hi]
+                slots, out = tuple([slot[lo:hi] for slot in state.slots]), state.value[lo:hi]
                 w = out if source is state.value else source[lo:hi]
                 kernel(w, gradient[lo - start : hi - start], out, slots, step + 1)
             elif source is not state.value:
@@ -302,7 +302,7 @@ class Shard:
             for state, _, piece in pieces:
                 gradients[state.piece.index].append(piece)
             brought = [
-                Contribution(state.piece, bounds_of(state, ranges), gradients[state.piece.index])
+                Contribution(state.piece, _bounds_of(state, ranges), gradients[state.piece.index])
                 for state, (_, _, ranges) in zip(states, parts, strict=True)
             ]
             self.stage.add(step, contributor, brought, examples)
@@ -348,7 +348,7 @@ class Shard:
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` where there is none."""
         states = self._resolve(parts)
-        bounds = [bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
+        bounds = [_bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         totals = (sum(stop - start for start, stop in pairs) for pairs in bounds)
         return [(total, state.value.dtype) for total, state in zip(totals, states, strict=True)]
 
@@ -397,15 +397,18 @@ class Shard:
         for state in states:
             if len(state.readers) >= MAX_DONE_READERS:  # many pulls, no push that would clear them
                 state.readers[:] = [reader for reader in state.readers if not reader.done]
-        found = [state.at(exact) for state in states]
+        if exact is None:
+            found = [(state.version, state.value, state.readers) for state in states]
+        else:
+            found = [state.at(exact) for state in states]
         if self.copies is not None and reader:
             for state, (version, value, _) in zip(states, found, strict=True):
                 self.copies.note(reader, state.piece.index, version, value)
         pieces = [
-            [value[start:stop] for start, stop in bounds_of(state, ranges)]
+            [value[start:stop] for start, stop in _bounds_of(state, ranges)]
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
         ]
-        return pieces, tuple(version for version, _, _ in found), [readers for _, _, readers in found]
+        return pieces, tuple([version for version, _, _ in found]), [readers for _, _, readers in found]
 
     def decode(self, codec: Codec, parts: Sequence[Part], payload: Sequence[Buffer], *, checked: bool) -> Sequence[Any]:
         """Return what `push` and `collect` take instead of a payload in a codec.
@@ -425,7 +428,7 @@ class Shard:
             if index >= len(self.slices):
                 raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, none is number {index}")
             state = self.slices[index]
-            size = state.piece.size
+            size = state.size
             for bound in ranges:
                 i = bisect_left(state.positions, bound)
                 if bound != size and (i == len(state.positions) or state.positions[i] != bound):
@@ -441,9 +444,9 @@ class Shard:
         runs = [
             (state, start, stop)
             for state, (_, _, ranges) in zip(states, parts, strict=True)
-            for start, stop in bounds_of(state, ranges)
+            for start, stop in _bounds_of(state, ranges)
         ]
-        sizes = ((stop - start, state.value.dtype) for state, start, stop in runs)
+        sizes = [(stop - start, state.value.dtype) for state, start, stop in runs]
         pieces = self.memory.scatter(payload, sizes)
         return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
 
@@ -473,3 +476,8 @@ class Shard:
             assert self.stage is None or state.version == self.version
         if self.stage is not None:
             self.stage.validate()
+
+
+def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the ranges of a part as pairs; none means the whole slice."""
+    return list(zip(ranges[::2], ranges[1::2], strict=True)) if ranges else [(0, state.size)]

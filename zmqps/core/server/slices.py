@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,10 +25,13 @@ class Pin:
 class SliceState:
     """A slice of the shard: its values, slots and version."""
 
-    __slots__ = ("groups", "history", "piece", "places", "positions", "readers", "slots", "steps", "value", "version")
+    __slots__ = (
+        *("groups", "history", "piece", "places", "positions", "readers", "size", "slots", "steps", "value", "version"),
+    )
 
     def __init__(self, piece: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
         self.piece = piece
+        self.size = piece.size
         self.value = value
         self.slots = slots
         self.version = 0
@@ -51,17 +54,16 @@ class SliceState:
                 return number, value, readers
         return self.version, self.value, self.readers
 
-    def runs(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield ``(start, stop, kernel, updates so far)`` of stretches that one kernel call can take."""
+    def runs(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
+        """Return ``(start, stop, kernel, updates so far)`` of stretches that one kernel call can take."""
         first, last = self.segments(start, stop)
         keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
-        while keys:
-            same = next((i for i, key in enumerate(keys) if key != keys[0]), len(keys))
-            end = stop if same == len(keys) else self.positions[first + same]
-            yield start, end, *keys[0]
-            start, first, keys = end, first + same, keys[same:]
-
-
-def bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the ranges of a part as pairs; none means the whole slice."""
-    return list(zip(ranges[::2], ranges[1::2], strict=True)) if ranges else [(0, state.piece.size)]
+        runs: list[tuple[int, int, int, int]] = []
+        for number, (kernel, steps) in enumerate(keys):
+            if number and keys[number - 1] == (kernel, steps):
+                continue
+            begin = self.positions[first + number] if number else start
+            if runs:
+                runs[-1] = runs[-1][0], begin, *runs[-1][2:]
+            runs.append((begin, stop, kernel, steps))
+        return runs

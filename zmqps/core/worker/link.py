@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zmqps.core.node.member import Handshake
-from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
-from zmqps.core.protocol.messages import Ack, Load, Message, Part, Pull, Push, Values, Welcome
-from zmqps.core.worker.operations import Cargo, Transfer
+from zmqps.core.protocol.messages import Ack, Message, Part, Values, Welcome
+from zmqps.core.protocol.messages import Load as LoadMessage
+from zmqps.core.protocol.messages import Pull as PullMessage
+from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError
 
 if TYPE_CHECKING:
@@ -76,16 +80,17 @@ class Link:
         self._num_sent = 0
         self._overtaken: list[Request] = []  # to be sent again, in this order
         self._retry_s = RETRY_S
-        self._retry_due: float | None = None
+        self.retry_due: float | None = None
 
-    def enqueue(self, transfer: Transfer, cargoes: tuple[Cargo, ...]) -> None:
+    def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
+        ends = [end for end in (transfer.source, transfer.target) if end is not None]
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
-        in_place = transfer.in_place if transfer.codec == transfer.reply_codec == RAW else 0
+        in_place = min(end.in_place if end.codec == RAW else 0 for end in ends)
         for group in [cargoes] if transfer.atomic else _batches(cargoes, in_place):
             if group:
                 nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
-                self.queue.add(Request(transfer, group, nbytes))
+                self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes))
                 transfer.remaining += 1
 
     def pump(self, now: float) -> list[Action]:
@@ -93,26 +98,27 @@ class Link:
         actions: list[Action] = []
         if self.handshake.welcome is None or self.lost is not None:
             return actions
-        actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
-        self._overtaken.clear()
-        while (next_one := self.queue.peek()) is not None:
-            request = next_one
+        if self._overtaken:
+            actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
+            self._overtaken.clear()
+        while self.queue.waiting and (request := self.queue.peek()) is not None:
             if request.transfer.done:
                 self.queue.pop()
                 continue
             if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
                 break
-            if request.transfer.kind in ("push", "push_pull"):
-                oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
-                if self._next_seq - oldest >= PUSH_WINDOW:
-                    break  # a resend of the oldest must still be inside the server's ledger
+            if isinstance(request.transfer, Push):
+                if self.in_flight:
+                    oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
+                    if self._next_seq - oldest >= PUSH_WINDOW:
+                        break  # a resend of the oldest must still be inside the server's ledger
                 request.seq = self._next_seq
                 self._next_seq += 1
             self.queue.pop()
             request.number = next(self._numbers)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
-            if self._retry_due is None:
+            if self.retry_due is None:
                 self._restart_retry(now)
             actions.append(self._send(request))
         return actions
@@ -131,35 +137,38 @@ class Link:
         parts: list[Part] = [
             (cargo.slice.index, self._versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
         ]
-        if transfer.kind == "pull":
-            return Pull(request.number, epoch, transfer.version, int(transfer.exact), transfer.reply_codec, parts)
-        if transfer.kind == "load":
-            payload = gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
+        if isinstance(transfer, Pull):
+            codec = transfer.target.codec
+            return PullMessage(request.number, epoch, transfer.version, int(transfer.exact), codec, parts)
+        if isinstance(transfer, Load):
+            payload = transfer.source.payload(request.cargoes)
             self.counts["bytes_sent"] += request.nbytes
-            return Load(request.number, epoch, parts, payload)
-        codec, payload = self._encoded(request)
-        self.counts["bytes_sent"] += sum(buffer.nbytes for buffer in payload)
-        return Push(
+            return LoadMessage(request.number, epoch, parts, payload)
+        source, target = transfer.source, transfer.target
+        codec, payload = self._encoded(request, source)
+        for buffer in payload:
+            self.counts["bytes_sent"] += buffer.nbytes
+        reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
+        return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
-            int(transfer.kind == "push_pull"), int(transfer.checked), codec, transfer.reply_codec, parts, payload,
+            reply, int(source.checked), codec, reply_codec, parts, payload,
         )  # fmt: skip
 
-    def _encoded(self, request: Request) -> tuple[str, list[Array]]:
+    def _encoded(self, request: Request, source: Source) -> tuple[str, list[Array]]:
         """Return the gradients of a request and the codec they are in.
 
         Encoding changes the residuals, so it is done once and kept for a resend.
         """
         if request.encoded is not None:
             return request.encoded
-        transfer = request.transfer
-        if transfer.encoded is not None:
-            found = [transfer.encoded[cargo] for cargo in request.cargoes]
+        if source.encoded is not None:
+            found = [source.encoded[cargo] for cargo in request.cargoes]
             return found[0][0], [blob for _, blob in found]
-        codec = choose(transfer.codec, request.nbytes)
+        codec = None if source.codec == RAW else choose(source.codec, request.nbytes)
         if codec is None:
-            return RAW, gather(piece for cargo in request.cargoes for piece in transfer.pieces(cargo))
+            return RAW, source.payload(request.cargoes)
         residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
-        blobs = self._coding.compress(codec, map(transfer.pieces, request.cargoes), residuals, request.seq)
+        blobs = self._coding.compress(codec, map(source.pieces, request.cargoes), residuals, request.seq)
         request.encoded = codec.spec, blobs
         return request.encoded
 
@@ -175,7 +184,7 @@ class Link:
         self.heard_at = now
         return self.pump(now)
 
-    def on_answer(self, message: Ack | Values, now: float) -> Transfer | None:
+    def on_answer(self, message: Ack | Values, now: float) -> Push | Pull | Load | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
         request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
@@ -184,32 +193,34 @@ class Link:
         if self._note_overtaken(request, now):
             return None
         transfer = request.transfer
+        target = transfer.target
         if isinstance(message, Values):
-            if transfer.kind not in ("pull", "push_pull") or len(message.versions) != len(request.cargoes):
+            if target is None or len(message.versions) != len(request.cargoes):
                 raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
-            self._land(request, message)
+            self._land(request, target, message)
             for cargo, version in zip(request.cargoes, message.versions, strict=True):
                 self._versions[cargo.slice.index] = version
-                transfer.landed(cargo, version)
-        elif transfer.kind in ("pull", "push_pull"):
+        elif target is not None:
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
-        transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
+        if isinstance(transfer, Push):
+            transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
         return transfer
 
     def _note_overtaken(self, request: Request, now: float) -> bool:
         """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""
-        pull = request.transfer.kind == "pull"
+        pull = isinstance(request.transfer, Pull)
         unseen = False
         for earlier in self.in_flight.values():  # in the order of sending, so this ends at once where nothing was lost
             if earlier is request:
                 break
-            if earlier.transfer.done or earlier.transfer.kind == "pull" or earlier.sent_as > request.sent_as:
+            push = earlier.transfer
+            if push.done or isinstance(push, Pull) or earlier.sent_as > request.sent_as:
                 continue
             missed = pull and not request.slices.isdisjoint(earlier.slices)
             # values leave when they have been copied, acknowledgements at once
-            if missed or earlier.transfer.kind == "push":
+            if missed or (isinstance(push, Push) and push.target is None):
                 self._overtaken.append(earlier)
             unseen |= missed
         if unseen:
@@ -226,24 +237,17 @@ class Link:
         self._restart_retry(now)
         return request
 
-    def _land(self, request: Request, message: Values) -> None:
-        transfer = request.transfer
-        targets = [(t, cargo.dtype) for cargo in request.cargoes for t in transfer.targets(cargo)]
+    def _land(self, request: Request, target: Target, message: Values) -> None:
         payload: Sequence[Buffer] = message.payload
-        self.counts["bytes_received"] += sum(memoryview(buffer).nbytes for buffer in payload)
-        codec = named(message.codec)
+        for buffer in payload:
+            self.counts["bytes_received"] += memoryview(buffer).nbytes
+        codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
             sizes = ((cargo.nbytes // cargo.dtype.itemsize, cargo.dtype) for cargo in request.cargoes)
             payload = self._coding.decompress(codec, payload, sizes)
-        # the wire has the table's dtype, the caller's arrays may have another
-        for run, offset, array in scatter(payload, ((t.size, dtype) for t, dtype in targets)):
-            target = targets[run][0][offset : offset + array.size]
-            if transfer.views is None:
-                np.copyto(target, array, casting="unsafe")
-            else:
-                transfer.views.land(target, array)
+        target.land(request.cargoes, payload, message.versions)
 
-    def fail(self, error: PSError) -> list[Transfer]:
+    def fail(self, error: PSError) -> list[Push | Pull | Load]:
         """The server is gone: return the transfers that now fail."""
         self.lost = error
         self.handshake.stop()
@@ -252,7 +256,7 @@ class Link:
         self._overtaken.clear()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
-        self._retry_due = None
+        self.retry_due = None
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
@@ -266,18 +270,17 @@ class Link:
 
     def _restart_retry(self, now: float) -> None:
         self._retry_s = RETRY_S
-        self._retry_due = now + RETRY_S if self.in_flight else None
+        self.retry_due = now + RETRY_S if self.in_flight else None
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self._retry_due, self.handshake.next_deadline())
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in (self.retry_due, self.handshake.due) if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or send again what was not answered."""
-        due = self.handshake.next_deadline()
+        due = self.handshake.due
         actions: list[Action] = self.handshake.on_deadline(now) if due is not None and now >= due else []
-        if self._retry_due is None or now < self._retry_due:
+        if self.retry_due is None or now < self.retry_due:
             return actions
         for number, request in list(self.in_flight.items()):
             if request.transfer.done:  # given up: make room, never send it again
@@ -286,7 +289,7 @@ class Link:
             else:
                 actions.append(self._again(request))
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        self._retry_due = now + self._retry_s if self.in_flight else None
+        self.retry_due = now + self._retry_s if self.in_flight else None
         return actions + self.pump(now)
 
     def validate(self) -> None:
@@ -294,7 +297,7 @@ class Link:
         self.queue.validate()
         assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
-        assert (self._retry_due is not None) == bool(self.in_flight)
+        assert (self.retry_due is not None) == bool(self.in_flight)
         assert all(number == request.number for number, request in self.in_flight.items())
 
 

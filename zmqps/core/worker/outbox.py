@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from itertools import chain
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.worker.operations import Cargo, Transfer
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Load, Pull, Push, Transfer
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One message and its answer."""
 
-    transfer: Transfer
+    transfer: Push | Pull | Load
     cargoes: tuple[Cargo, ...]
     nbytes: int
     number: int = 0
@@ -43,50 +44,54 @@ class Outbox:
         self._pulls: deque[Request] = deque()
         self._last_push: dict[int, int] = {}  # slice -> place
         self._next_place = 1
+        self.waiting = 0  # how many there are
 
     def add(self, request: Request) -> None:
         """Queue a request."""
         request.place = self._next_place
         self._next_place += 1
-        if request.transfer.kind == "pull":
+        self.waiting += 1
+        if isinstance(request.transfer, Pull):
             request.behind = max((self._last_push.get(number, 0) for number in request.slices), default=0)
             self._pulls.append(request)
         else:
             self._last_push.update(dict.fromkeys(request.slices, request.place))
             self._pushes.append(request)
 
-    @property
-    def _next(self) -> deque[Request]:
-        waits = self._pulls and self._pushes and self._pushes[0].place <= self._pulls[0].behind
-        return self._pulls if self._pulls and not waits else self._pushes
-
     def peek(self) -> Request | None:
         """Return what leaves next; None: there is nothing."""
-        return self._next[0] if self else None
+        if self._pulls and not (self._pushes and self._pushes[0].place <= self._pulls[0].behind):
+            return self._pulls[0]
+        return self._pushes[0] if self._pushes else None
 
     def pop(self) -> Request:
         """Take out what leaves next."""
-        return self._next.popleft()
+        self.waiting -= 1
+        pull = self._pulls and self.peek() is self._pulls[0]
+        return (self._pulls if pull else self._pushes).popleft()
 
     def drop(self, transfer: Transfer) -> None:
         """Forget the requests of a transfer."""
         if any(request.transfer is transfer for request in self):
             self._pushes = deque(request for request in self._pushes if request.transfer is not transfer)
             self._pulls = deque(request for request in self._pulls if request.transfer is not transfer)
+            self.waiting = len(self._pushes) + len(self._pulls)
 
     def clear(self) -> None:
         """Forget everything."""
         self._pushes.clear()
         self._pulls.clear()
+        self.waiting = 0
 
     def __bool__(self) -> bool:
-        return bool(self._pushes or self._pulls)
+        return self.waiting > 0
 
     def __iter__(self) -> Iterator[Request]:
         return chain(self._pushes, self._pulls)
 
     def validate(self) -> None:
         """Assert that what was asked first is first, and that no pull waits for a later push."""
+        assert self.waiting == len(self._pushes) + len(self._pulls)
         for queue in (self._pushes, self._pulls):
             places = [request.place for request in queue]
             assert places == sorted(places)

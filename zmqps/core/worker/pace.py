@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 
 from zmqps.core.protocol.messages import Arrive, Message, Proceed
-from zmqps.core.worker.operations import Advance, Operation, Transfer
+from zmqps.core.worker.operations import Advance, Exchange
+from zmqps.core.worker.transfer import Load, Pull, Push
 
 
 class Pace:
@@ -20,11 +21,11 @@ class Pace:
         self.mode = "async"
         self.clock = 0  # the step the next gradients belong to
         self.version = 0  # what reads demand at least
-        self.closing: Operation | None = None
+        self.closing: Push | Advance | None = None
         self.arrive: Arrive | None = None
         self.awaited = ""
-        self.held: deque[Transfer | Advance] = deque()
-        self._unacknowledged: set[Operation] = set()  # pushes of this step that are under way
+        self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they begin
+        self._unacknowledged: set[Push] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
         self._next_attempt = 1
         self._failed = False  # the last wait ended with an error; the worker has still arrived
@@ -53,30 +54,31 @@ class Pace:
         """Whether a message of the coordinator is about our arrival."""
         return self.arrive is not None and getattr(message, "request", 0) == self.arrive.request
 
-    def start(self, transfer: Transfer) -> None:
+    def start(self, transfer: Push | Pull | Load) -> None:
         """A transfer leaves; say which step it belongs to."""
         if self.mode == "async":
             return
-        if transfer.kind == "push":
+        if isinstance(transfer, Push):
             transfer.step, transfer.attempt = self.clock, self._next_attempt
             self._next_attempt += 1
             self._unacknowledged.add(transfer)
             if transfer.whole:
                 self.closing = transfer
-        elif transfer.kind == "pull" and not transfer.exact:  # who asks for an older version wants that one
+        elif isinstance(transfer, Pull) and not transfer.exact:  # who asks for an older version wants that one
             transfer.version = max(transfer.version, self.version)
 
-    def pushed(self, transfer: Transfer) -> None:
+    def pushed(self, transfer: Push) -> None:
         """All shards have acknowledged a push."""
         if self.mode != "async":
             self._unacknowledged.discard(transfer)
             self._attempts.append(transfer.attempt)
 
-    def forget(self, operation: Operation) -> None:
-        """An operation has ended, well or not; a push that failed completes no step, and may be repeated."""
-        if operation is self.closing and (isinstance(operation, Advance) or operation in self._unacknowledged):
+    def forget(self, ended: Push | Advance) -> None:
+        """A push, or an advance, has ended, well or not; a push that failed completes no step, and may be repeated."""
+        if ended is self.closing and (isinstance(ended, Advance) or ended in self._unacknowledged):
             self.closing = None
-        self._unacknowledged.discard(operation)
+        if isinstance(ended, Push):
+            self._unacknowledged.discard(ended)
 
     @property
     def complete(self) -> bool:
@@ -131,4 +133,4 @@ class Pace:
     def validate(self) -> None:
         """Assert that nothing is held without a reason."""
         assert self.closed or not self.held
-        assert all(not transfer.done for transfer in self.held)
+        assert all(not operation.done for operation in self.held)

@@ -50,16 +50,16 @@ from zmqps.core.worker.operations import (
     Attached,
     Cancelled,
     Enter,
+    Exchange,
     Finish,
     Init,
     Join,
     Operation,
-    Statistics,
     Take,
-    Tally,
-    Transfer,
-    plan,
 )
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.statistics import Statistics, Tally
+from zmqps.core.worker.transfer import Load, Source
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
@@ -144,21 +144,29 @@ class SessionMachine:
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
         requests = [link.in_flight.get(request) for link in self.transfers.links if link.peer == peer]
-        return next((found.transfer.outermost for found in requests if found), None)
+        return next((self.transfers.operation(found.transfer) for found in requests if found), None)
 
     @property
     def title(self) -> str:
         """Who this worker is, for errors."""
-        identity = self.member.identity
-        return f"{identity.role} {self.member.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
+        return self.member.title
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(
         self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
     ) -> list[Action]:
-        """Take an event."""
+        """Take an event, then all that it makes possible."""
         self.now = now
+        actions = self._take(event, now)
+        pace = self.transfers.pace
+        if pace.held or pace.closing is not None or self._finishing is not None:
+            actions += self._go_on(now)
+        return actions
+
+    def _take(
+        self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
+    ) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Cancelled):
@@ -176,22 +184,17 @@ class SessionMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [
-            self.member.next_deadline(),
-            self._reminder_due,
-            self._resend_due,
-            self._farewell_due,
-            self.transfers.next_deadline(),
-        ]
+        dues = [self.member.due, self._reminder_due, self._resend_due, self._farewell_due]
+        for link in self.transfers.links:
+            dues += (link.handshake.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, resends, timeouts."""
         self.now = now
         actions: list[Action] = []
-        due = self.member.next_deadline()
-        if due is not None and now >= due:
+        if self.member.due is not None and now >= self.member.due:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
@@ -207,7 +210,15 @@ class SessionMachine:
             actions += self._remind(now)
         for operation in [operation for operation in self.operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
-        return actions
+        return [*actions, *self._go_on(now)]
+
+    def _go_on(self, now: float) -> list[Action]:
+        """Do what waited for something that has just ended.
+
+        Here only, once an event is dealt with: what ends in the course of it may let others begin, which may end at
+        once and let yet others begin, as many as there are.
+        """
+        return [*self.transfers.go_on(now), *self._finish_if_idle()]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -228,13 +239,13 @@ class SessionMachine:
         self.operations[operation] = None
         if self._reminder_due is None:
             self._reminder_due = now + REMINDER_INTERVAL_S
-        if isinstance(operation, (Transfer, Advance)):
+        if isinstance(operation, (Exchange, Advance)):
             return self.transfers.begin(operation, now)
         if isinstance(operation, Join):
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._finishing = operation
-            return self._finish_if_idle()
+            return []
         assert isinstance(operation, (Init, Enter, Take, AskStatus))
         operation.request = self.new_request()
         self._requests[operation.request] = operation
@@ -271,9 +282,9 @@ class SessionMachine:
         actions: list[Action] = [Resolve(operation, value)]
         if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
             actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
-        actions += self.transfers.forget(operation)
-        if operation is not self._finishing:
-            actions += self._finish_if_idle()
+        pace = self.transfers.pace
+        if operation.transfer is not None or pace.held or pace.closing is not None:
+            self.transfers.forget(operation)
         return actions
 
     def _give_up(self, operation: Operation, now: float) -> list[Action]:
@@ -297,13 +308,11 @@ class SessionMachine:
     def _awaited(self, operation: Operation, now: float) -> str:
         """Say whom an operation waits for."""
         pace = self.transfers.pace
-        if isinstance(operation, (Transfer, Advance)) and operation in pace.held:
+        if isinstance(operation, (Exchange, Advance)) and operation in pace.held:
             return pace.awaited or "the step before it"
-        if operation.child is not None and not operation.child.done:
-            operation = operation.child
-        if isinstance(operation, Transfer):
-            return self.transfers.waiting_for(operation, now)
-        others = [other.title for other in self.operations if isinstance(other, Transfer)]
+        if operation.transfer is not None:
+            return self.transfers.waiting_for(operation.transfer, now)
+        others = [other.title for other in self.operations if isinstance(other, Exchange)]
         if isinstance(operation, Finish) and others:
             return f"operations under way: {', '.join(others)}"
         if isinstance(operation, Join) or not self.member.joined:
@@ -316,9 +325,11 @@ class SessionMachine:
         Not before the coordinator has our last step: it counts although we do not wait for its end.
         """
         finishing = self._finishing
-        busy = any(isinstance(operation, (Transfer, Advance)) for operation in self.operations)
+        if finishing is None or finishing.done:
+            return []
+        busy = any(isinstance(operation, (Exchange, Advance)) for operation in self.operations)
         unheard = self.member.joined and self.transfers.pace.unheard
-        if finishing is None or finishing.done or busy or unheard:
+        if busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
@@ -363,7 +374,7 @@ class SessionMachine:
         elif self.transfers.pace.waits_for(message):
             if not isinstance(message, Waiting):
                 del self._unanswered[message.request]  # type: ignore[attr-defined]
-            actions += [*self.transfers.proceed(message, now), *self._finish_if_idle()]
+            actions += self.transfers.proceed(message)
         else:
             operation = self._requests.get(getattr(message, "request", 0))
             if operation is not None:
@@ -401,16 +412,15 @@ class SessionMachine:
             self.transfers.pace.attach(self.attached.job.mode, message.step)
             actions += [Log("warning", message.note)] if message.note else []
             return actions + self.resolve(init, self.attached)
-        if init.child is None:
+        if not init.loads:
+            init.loads = True
             assert init.job is not None
             # our order of the parameters may differ from the job's
             index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
             values = [init.values[index[parameter.name]] for parameter in self.attached.job.parameters]
             cargoes = plan(self.attached.placement)
-            init.child = Transfer(init.deadline, kind="load", cargoes=cargoes, source=values, owner=init)
-            init.child.started_at = now
-            self.operations[init.child] = None
-            actions += self.transfers.start(init.child, now)
+            load = Load(cargoes=cargoes, source=Source(arrays=values))
+            actions += self.transfers.start(init, load, now)
         return actions
 
     def coordinator_lost(self, now: float) -> PSError | None:
@@ -426,7 +436,7 @@ class SessionMachine:
         error = self._coordinator_lost(now)
         actions: list[Action] = [Log("error", str(error))]
         for operation in list(self.operations):
-            goes_on = isinstance(operation, Transfer) and operation not in self.transfers.pace.held
+            goes_on = isinstance(operation, Exchange) and operation not in self.transfers.pace.held
             if not goes_on and not isinstance(operation, Finish) and not operation.done:
                 actions += self.resolve(operation, error)
-        return actions + self._finish_if_idle()
+        return actions

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.job.spec import Parameter
 from zmqps.core.node.member import Handshake, Identity
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import Coding
@@ -19,8 +17,11 @@ from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
 from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import Link
-from zmqps.core.worker.operations import Advance, Attached, Cargo, Operation, Tally, Transfer
+from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.statistics import Tally
+from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import LimitError, NonFiniteGradientError, PeerLostError, ProtocolError, PSError, from_wire, listed
 
 
@@ -68,6 +69,7 @@ class Transfers:
         self._host = host
         self._all_finite = all_finite
         self._coding = coding
+        self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
         self._by_peer: dict[Peer, Link] = {}
         self._endpoints: dict[str, Peer] = {}  # connections to servers
         self._numbers = count(1)  # of requests to servers
@@ -82,10 +84,6 @@ class Transfers:
         """Bytes sent or asked for and not yet answered."""
         return sum(link.in_flight_nbytes for link in self.links)
 
-    def next_deadline(self) -> float | None:
-        """Return when a link wants to do something."""
-        return min((due for link in self.links if (due := link.next_deadline()) is not None), default=None)
-
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
         actions: list[Action] = []
@@ -95,21 +93,37 @@ class Transfers:
                 actions += link.on_deadline(now)
         return actions
 
-    def waiting_for(self, transfer: Transfer, now: float) -> str:
+    def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self.links]
         return "; ".join(text for text in texts if text) or "nobody"
 
-    def forget(self, operation: Operation) -> list[Action]:
-        """An operation is done, well or not: have no more to do with it, and let others go on."""
-        for part in (operation, operation.child):
-            if isinstance(part, Transfer):
-                self.drop(part)
-            if part is not None:
-                self.pace.forget(part)
-        if isinstance(operation, (Transfer, Advance)) and operation in self.pace.held:
-            self.pace.held.remove(operation)
-        return [*self._arrive_if_complete(self._host.now), *self.release(self._host.now)]
+    def operation(self, transfer: Push | Pull | Load) -> Operation | None:
+        """Return on whose behalf a transfer is under way; None if it has ended."""
+        return self._asked.get(transfer)
+
+    def forget(self, operation: Operation) -> None:
+        """An operation is done, well or not: have no more to do with it."""
+        if operation.transfer is not None:
+            self.drop(operation.transfer)
+        if isinstance(operation, Advance):
+            self.pace.forget(operation)
+        if isinstance(operation, (Exchange, Advance)):
+            self.pace.held.pop(operation, None)
+
+    def go_on(self, now: float) -> list[Action]:
+        """Arrive if the step is complete, and begin what is held, until something closes the gate."""
+        pace, actions = self.pace, list[Action]()
+        while True:
+            if pace.complete:
+                closing = pace.closing
+                actions += self._arrive(now)
+                if isinstance(closing, Advance):
+                    actions += self._host.resolve(closing, None)
+            elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
+                actions += self.begin(pace.held.popitem(last=False)[0], now)
+            else:
+                return actions
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -118,42 +132,39 @@ class Transfers:
         for link in self.links:
             link.validate()
         for operation in self._host.operations:
-            if isinstance(operation, Transfer):
-                assert operation.remaining == sum(request.transfer is operation for request in requests)
+            if (transfer := operation.transfer) is not None:
+                assert not transfer.done
+                assert self._asked[transfer] is operation
+                assert transfer.remaining == sum(request.transfer is transfer for request in requests)
 
-    def begin(self, operation: Transfer | Advance, now: float) -> list[Action]:
+    def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
-        pace = self.pace
-        actions = self._arrive(now) if pace.waits_again else []
-        if pace.closed:
-            if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
-                return actions + self._host.resolve(operation, lost)
-            pace.held.append(operation)
-            return actions
+        pace, actions = self.pace, list[Action]()
+        if pace.mode != "async" or pace.arrive is not None:
+            if pace.waits_again:
+                actions += self._arrive(now)
+            if pace.closed:
+                if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
+                    return actions + self._host.resolve(operation, lost)
+                pace.held[operation] = None
+                return actions
         if isinstance(operation, Advance):
             if pace.mode == "async" or not pace.brought:
                 return self._host.resolve(operation, None)
             pace.closing = operation
-            return self._arrive_if_complete(now)
-        if operation.kind == "push_pull" and pace.mode != "async":
-            push = replace(operation, kind="push", owner=operation, future=None, out=None, tables=None, versions={})
-            operation.child, operation.kind, operation.asked = push, "pull", "push_pull"
-            self._host.operations[push] = None
-            return self.start(push, now)
-        return self.start(operation, now)
-
-    def _arrive_if_complete(self, now: float) -> list[Action]:
-        """Arrive once everything that belongs to the step has been acknowledged."""
-        closing = self.pace.closing
-        if not self.pace.complete:
-            return []
-        actions = self._arrive(now)
-        return actions + self._host.resolve(closing, None) if isinstance(closing, Advance) else actions
+            return actions
+        push, pull = operation.push, operation.pull
+        if push is None or push.done:
+            assert pull is not None
+            return self.start(operation, pull, now)
+        if pull is not None and pace.mode == "async":
+            push.target = pull.target  # both in one round trip
+        return self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
         return self._host.ask(self.pace.arriving(self._host.new_request()), now)
 
-    def proceed(self, message: Message, now: float) -> list[Action]:
+    def proceed(self, message: Message) -> list[Action]:
         """Take what the coordinator says to our arrival."""
         pace = self.pace
         if isinstance(message, Waiting):
@@ -170,11 +181,10 @@ class Transfers:
         elif isinstance(message, Error):
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
-            held, pace.held = list(pace.held), deque()
+            held, pace.held = list(pace.held), OrderedDict()
             for operation in held:
-                waits = operation.outermost if isinstance(operation, Transfer) else operation
-                actions += self._host.resolve(waits, error)
-        return actions + self.release(now)
+                actions += self._host.resolve(operation, error)
+        return actions
 
     def resume(self, clock: int) -> list[Action]:
         """The others did not wait for this worker for a while."""
@@ -183,111 +193,109 @@ class Transfers:
         self._host.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
-    def release(self, now: float) -> list[Action]:
-        """Begin what was held, until something closes the gate again."""
-        actions: list[Action] = []
-        while self.pace.held and not self.pace.closed:
-            operation = self.pace.held.popleft()
-            if not operation.done:
-                actions += self.begin(operation, now)
-        return actions
-
-    def start(self, transfer: Transfer, now: float) -> list[Action]:
-        """Queue the requests of a transfer."""
-        self.pace.start(transfer)
-        if transfer.missing is not None and self.pace.mode == "sync":
+    def start(self, operation: Operation, transfer: Push | Pull | Load, now: float) -> list[Action]:
+        """Queue the requests of a transfer on behalf of an operation."""
+        operation.transfer = transfer
+        self._asked[transfer] = operation
+        if self.pace.mode != "async":
+            self.pace.start(transfer)
+        if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
-                return self._host.resolve(transfer.outermost, link.lost)
-        if transfer.kind in ("push", "push_pull") and (error := self._nonfinite(transfer)) is not None:
+                return self._host.resolve(operation, link.lost)
+        if isinstance(transfer, Push) and (error := self._nonfinite(transfer.source)) is not None:
             self._host.tally.refused()
-            return self._host.resolve(transfer.outermost, error)
-        shards = transfer.cargoes if transfer.atomic else ()
-        if (most := max((sum(len(cargo.pieces) for cargo in cargoes) for cargoes in shards), default=0)) > MAX_FRAMES:
-            too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
-            return self._host.resolve(transfer.outermost, too_much)
+            return self._host.resolve(operation, error)
+        if transfer.atomic:
+            most = max(sum(len(cargo.pieces) for cargo in cargoes) for cargoes in transfer.cargoes)
+            if most > MAX_FRAMES:
+                too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
+                return self._host.resolve(operation, too_much)
         actions: list[Action] = []
         for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
-            link.enqueue(transfer, cargoes)
-        for link in self.links:
-            actions += link.pump(now)
-        return [*actions, *self._complete(transfer)]  # of no arrays, it is complete already
+            if cargoes:
+                link.enqueue(transfer, cargoes)
+                actions += link.pump(now)
+        if not transfer.remaining:  # it is of no arrays
+            actions += self._complete(transfer)
+        return actions
 
-    def _nonfinite(self, transfer: Transfer) -> PSError | None:
-        if self._host.attached is None or self._host.attached.job.nonfinite != "reject":
+    def _nonfinite(self, source: Source) -> PSError | None:
+        attached = self._host.attached
+        if attached is None or attached.job.nonfinite != "reject":
             return None
-        if transfer.nonfinite:
-            names = [repr(name) for name in transfer.nonfinite]
+        if source.nonfinite:
+            names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
-        pairs = [
-            (parameter, array)
-            for parameter, array in zip(self._host.attached.job.parameters, transfer.source, strict=True)
-            if array is not None
-        ]
-        as_sent = [array for parameter, array in pairs if array.dtype == parameter.storage_dtype]
-        others = [pair for pair in pairs if pair[1].dtype != pair[0].storage_dtype]
-        if transfer.source_tables is not None:  # the same, in fewer pieces
-            as_sent = list(transfer.source_tables)
-        if self._all_finite(as_sent) and all(self._all_finite([_converted(*pair)]) for pair in others):
-            transfer.checked = True
+        pairs = list(zip(source.arrays, attached.dtypes, strict=True))
+        as_sent = [array for array, dtype in pairs if array is not None and array.dtype == dtype]
+        others = [(array, dtype) for array, dtype in pairs if array is not None and array.dtype != dtype]
+        if source.tables is not None:  # the same, in fewer pieces
+            as_sent = list(source.tables)
+        if self._all_finite(as_sent) and (not others or all(self._all_finite([_converted(*pair)]) for pair in others)):
+            source.checked = True
             return None
-        names = [repr(pair[0].name) for pair in pairs if not np.isfinite(_converted(*pair)).all()]
+        names = [
+            repr(parameter.name)
+            for parameter, array in zip(attached.job.parameters, source.arrays, strict=True)
+            if array is not None and not np.isfinite(_converted(array, parameter.storage_dtype)).all()
+        ]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
-    def _complete(self, transfer: Transfer) -> list[Action]:
-        """Go on after an answer, if it was the last one."""
-        if transfer.remaining:
-            return []
-        now, owner = self._host.now, transfer.owner
-        if transfer.kind == "load":
-            self.drop(transfer)
-            return []  # the coordinator answers the init
-        if self.pace.mode == "sync" and transfer.kind == "pull" and (outdated := transfer.outdated()):
+    def _complete(self, transfer: Push | Pull | Load) -> list[Action]:
+        """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
+        if isinstance(transfer, Pull) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
             return self._read_again(transfer, outdated)
-        self._host.tally.completed(transfer)
-        if transfer.kind != "pull" and self._host.attached and self._host.attached.drops(transfer.staleness):
-            self._host.tally.dropped()
-        if transfer.kind == "push":
+        operation = self._asked[transfer]
+        if isinstance(transfer, Push) and transfer.attempt:
             self.pace.pushed(transfer)
-        actions = self._arrive_if_complete(now)
-        if owner is None:
-            return actions + self._host.resolve(transfer, None)
-        assert isinstance(owner, Transfer)  # the push of a push_pull is done: now its pull
         self.drop(transfer)
-        owner.child = None
-        return actions + self.begin(owner, now)
+        if isinstance(transfer, Load):
+            return []  # the coordinator answers the init
+        self._host.tally.completed(transfer)
+        if isinstance(transfer, Push):
+            attached = self._host.attached
+            if attached is not None and attached.treatment is not None:
+                if attached.treatment.drops(transfer.staleness):
+                    self._host.tally.dropped()
+            if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
+                self.pace.held[operation] = None  # now for the values after it
+                return []
+        return self._host.resolve(operation, None)
 
-    def _read_again(self, transfer: Transfer, outdated: tuple[Cargo, ...]) -> list[Action]:
+    def _read_again(self, pull: Pull, outdated: tuple[Cargo, ...]) -> list[Action]:
         """A step was committed between two slices: read the older ones again, so that all are of one version."""
-        transfer.version = max(transfer.versions.values())
+        pull.version = max(pull.target.versions.values())
         for cargo in outdated:
-            del transfer.versions[cargo]
-            if transfer.views is not None:
-                for target in transfer.targets(cargo):
-                    transfer.views.forget(target)
+            pull.target.forget(cargo)
         actions: list[Action] = []
         for rank, link in enumerate(self.links):
-            link.enqueue(transfer, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
+            link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
             actions += link.pump(self._host.now)
         return actions
 
     def can_withdraw(self, operation: Operation) -> bool:
         """Whether an operation that is not done can end as if it had never been asked for."""
-        part = operation.child or operation
-        if part in self.pace.held:
+        if operation in self.pace.held:
             return True
-        if not isinstance(part, Transfer) or part.kind == "load":
+        transfer = operation.transfer if isinstance(operation, Exchange) else None
+        if isinstance(transfer, Pull):
+            return True
+        if not isinstance(transfer, Push):
             return False
-        queued = sum(len(request.cargoes) for link in self.links for request in link.queue if request.transfer is part)
-        return part.kind == "pull" or queued == sum(map(len, part.cargoes))
+        queued = sum(len(r.cargoes) for link in self.links for r in link.queue if r.transfer is transfer)
+        return queued == sum(map(len, transfer.cargoes))
 
-    def drop(self, transfer: Transfer) -> None:
+    def drop(self, transfer: Push | Pull | Load) -> None:
         """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
         transfer.done = True
-        self._host.operations.pop(transfer, None)
-        for link in self.links:
-            link.queue.drop(transfer)
+        self._asked.pop(transfer).transfer = None
+        if isinstance(transfer, Push) and transfer.attempt:  # it belongs to a step
+            self.pace.forget(transfer)
+        if transfer.remaining:
+            for link in self.links:
+                link.queue.drop(transfer)
 
     def connect(self, identity: Identity, placement: Placement, message: Job, now: float) -> list[Action]:
         """Open the links to the servers of a job."""
@@ -329,7 +337,7 @@ class Transfers:
         actions: list[Action] = []
         for transfer in link.fail(error):
             if not transfer.done:
-                actions += self._host.resolve(transfer.outermost, error)
+                actions += self._host.resolve(self._asked[transfer], error)
         return actions
 
     def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
@@ -346,10 +354,11 @@ class Transfers:
                 return self._fail_link(link, broken)
             actions = link.pump(now)
             if transfer is not None:
-                if transfer.arrived:
-                    actions.append(Landed(transfer, tuple(transfer.arrived)))
-                    transfer.arrived.clear()
-                actions += self._complete(transfer)
+                if (target := transfer.target) is not None and target.arrived:
+                    actions.append(Landed(self._asked[transfer], tuple(target.arrived)))
+                    target.arrived.clear()
+                if not transfer.remaining:
+                    actions += self._complete(transfer)
             return actions
         if isinstance(message, Error):
             error = from_wire(message.code, message.text, message.facts)
@@ -360,13 +369,12 @@ class Transfers:
             request = link.answered(message.request, now)
             actions = link.pump(now)
             if request is not None and not request.transfer.done:
-                transfer = request.transfer
-                actions += self._host.resolve(transfer.outermost, error)
+                actions += self._host.resolve(self._asked[request.transfer], error)
             return actions
         return []
 
 
-def _converted(parameter: Parameter, array: Array) -> Array:
+def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return a gradient in the dtype it is sent in, which may hold less than its own."""
     with np.errstate(over="ignore"):
-        return array.astype(parameter.storage_dtype, copy=False)
+        return array.astype(dtype, copy=False)

@@ -149,6 +149,17 @@ def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
     assert {w: attempts for w, attempts in decision.commitment.contributors} == {A: (1,), B: (1,)}
 
 
+def test_who_may_bring_another_gradient_to_the_step_is_told_once_and_then_awaited() -> None:
+    policy = make(A, aggregate=3)
+    for attempt in (1, 2):
+        assert [entry.worker for entry in arrive(policy, A, 0, attempt=attempt).released] == [A]
+        assert decide(policy) == Decision(), "it has been told"
+    assert list(policy.awaited()) == []
+    decision = arrive(policy, A, 0, attempt=3)
+    assert decision.commitment is not None
+    assert decision.commitment.contributors == ((A, (1, 2, 3)),)
+
+
 def test_without_a_policy_for_stragglers_nobody_is_late() -> None:
     policy = warmed_up("wait")
     arrive(policy, A, WARM_UP, now=100.0)

@@ -1,0 +1,238 @@
+"""walk: which functions of zmqps a push_pull runs through, from the user's call to the resolved future and back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+import click
+import numpy as np
+
+import zmqps
+from bench.options import json_option, report
+from bench.results import Row
+from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
+from zmqps.core.protocol.events import Stop
+from zmqps.core.server.machine import ServerMachine
+from zmqps.net.driver import Driver
+from zmqps.net.identity import new_identity
+from zmqps.net.lane.shm import LaneTransport
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.server import ServerConfig, make_shard
+
+PACKAGE = str(Path(zmqps.__file__).parent) + "/"
+STALENESS = {"async": None, "sync": 0}
+#: Steps until buffers, plans and lanes are what they stay; and those that are looked at, of which the shortest
+#: counts: now and then a socket announces what has been read already.
+WARM_UP, LOOKS = 20, 15
+#: A heartbeat is no part of a step.
+NEVER_S = 3600.0
+PATIENCE_S = 60.0
+ARRIVES = ("zmqps/net/driver.py", "Driver._deliver")
+
+CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of zmqps that was called, at a depth below the one that the loop, or the user, called."""
+
+    depth: int
+    file: str
+    function: str
+
+
+class Walk:
+    """The calls of one step, in order: what a thread does before another goes on is in one piece."""
+
+    def __init__(self, turns: Sequence[Sequence[Call]]) -> None:
+        self.turns = turns
+        self.calls = [call for turn in turns for call in turn]
+
+    @property
+    def files(self) -> list[str]:
+        """The files, as they are first entered."""
+        return list(dict.fromkeys(call.file for call in self.calls))
+
+    @property
+    def changes(self) -> int:
+        """How often the next function called is one of another file."""
+        return sum(one.file != other.file for one, other in pairwise(self.calls))
+
+
+class Watcher:
+    """Notes the calls of zmqps's functions in every thread that was started since it was made."""
+
+    def __init__(self) -> None:
+        self._turns: list[tuple[int, list[Call]]] | None = None
+        self._local = threading.local()
+
+    def note(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Take what the interpreter says of a call."""
+        turns, code = self._turns, frame.f_code
+        if event != "call" or turns is None or not code.co_filename.startswith(PACKAGE):
+            return
+        if getattr(self._local, "looks_away", False):
+            return
+        fresh = getattr(self._local, "of", None) is not turns
+        # compiled code says nothing of its caller
+        depth = self._depth(frame) if fresh or frame.f_back is not None else self._local.turn[-1].depth + 1
+        if fresh or not depth:
+            self._local.of, self._local.turn = turns, []
+            turns.append((threading.get_ident(), self._local.turn))
+        file = "zmqps/" + code.co_filename.removeprefix(PACKAGE)
+        self._local.turn.append(Call(depth, file, code.co_qualname))
+
+    @staticmethod
+    def _depth(frame: FrameType) -> int:
+        above, depth = frame.f_back, 0
+        while above is not None and above.f_code.co_filename != asyncio.events.__file__:
+            depth += above.f_code.co_filename.startswith(PACKAGE)
+            above = above.f_back
+        return depth
+
+    @contextmanager
+    def looking(self, settle: Callable[[], None]) -> Iterator[list[tuple[int, list[Call]]]]:
+        """Note what happens meanwhile: for each turn its thread and calls, in the order in which they begin.
+
+        ``settle`` waits until the other threads have done what they still do; what it calls is not noted.
+        """
+        self._turns = turns = list[tuple[int, list[Call]]]()
+        try:
+            yield turns
+            self._local.looks_away = True
+            settle()
+        finally:
+            self._turns, self._local.looks_away = None, False
+
+    @contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """Watch this thread, and those that are started meanwhile."""
+        before = sys.getprofile(), threading.getprofile()
+        threading.setprofile(self.note)
+        sys.setprofile(self.note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before[0])
+            threading.setprofile(before[1])  # type: ignore[arg-type]
+
+
+@contextmanager
+def nodes(*, servers: int, workers: int) -> Iterator[tuple[str, list[CallSoon]]]:
+    """Run a coordinator and servers, each on a thread of its own.
+
+    Yields the coordinator's address, and for each of them what runs something on its thread.
+    """
+    log = logging.getLogger("zmqps.bench")
+    options = CoordinatorOptions(
+        servers=servers, workers=workers, heartbeat_interval=NEVER_S, heartbeat_timeout=2 * NEVER_S
+    )
+
+    def node(role: str, name: str) -> tuple[LaneTransport, Any]:
+        identity = new_identity(role, name=name)
+        transport = LaneTransport(ZmqTransport(identity.incarnation))
+        endpoint = transport.bind("tcp://127.0.0.1:0")
+        return transport, new_identity(role, name=name, endpoint=endpoint, incarnation=identity.incarnation)
+
+    def run(driver: Driver) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_until_complete, args=(driver.run(),))
+        thread.start()
+        return loop, thread
+
+    transport, identity = node("coordinator", "coordinator")
+    address = identity.endpoint
+    coordinator = Driver(CoordinatorMachine(identity, options), transport, log)
+    running = [run(coordinator)]
+    for number in range(servers):
+        transport, identity = node("server", f"server-{number}")
+        build = partial(make_shard, ServerConfig(coordinator=address))
+        running.append(run(Driver(ServerMachine(identity, address, build), transport, log)))
+    try:
+        yield address, [loop.call_soon_threadsafe for loop, _ in running]
+    finally:
+        with suppress(RuntimeError):  # its loop is closed: it has ended with its workers
+            running[0][0].call_soon_threadsafe(coordinator.submit, Stop("the walk is over"))
+        for loop, thread in running:
+            thread.join(PATIENCE_S)
+            loop.close()
+
+
+def walk(mode: str) -> Walk:
+    """Return the calls of one push_pull of a small parameter between a worker and a server.
+
+    Parameters
+    ----------
+    mode
+        ``async``, or ``sync``: then it is a whole step.
+    """
+    watcher, walks = Watcher(), list[Walk]()
+    with watcher.everywhere(), nodes(servers=1, workers=1) as (address, threads):
+        with zmqps.connect(address, timeout=PATIENCE_S, transport="tcp") as worker:
+            values = {"w": np.zeros(256, np.float32)}
+            worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=STALENESS[mode])
+            for _ in range(WARM_UP):
+                worker.push_pull(values)
+            threads.append(worker._thread._call_soon)
+
+            def settle() -> None:
+                for call_soon in threads:
+                    settled = threading.Event()
+                    call_soon(settled.set)
+                    assert settled.wait(PATIENCE_S)
+
+            for _ in range(LOOKS):
+                with watcher.looking(settle) as turns:
+                    worker.push_pull(values)
+                user, *others = [calls for _, calls in turns]
+                # a look at a socket that has nothing is in nobody's way
+                kept = [turn for turn in others if turn[0].function != "ZmqTransport._drain" or _delivers(turn)]
+                walks.append(Walk([user, *kept]))
+    return min(walks, key=lambda walk: len(walk.calls))
+
+
+def _delivers(turn: Sequence[Call]) -> bool:
+    return any((call.file, call.function) == ARRIVES for call in turn)
+
+
+def measure(mode: str, found: Walk) -> Row:
+    """Return the figures of a walk."""
+    figures = {"calls": len(found.calls), "files": len(found.files), "changes": found.changes}
+    return Row(case="walk", model=mode, servers=1, workers=1, extra=figures)
+
+
+def show(found: Walk) -> None:
+    """Print a walk, function by function; a line between two threads."""
+    for turn in found.turns:
+        file = ""
+        for call in turn:
+            click.echo(f"{call.file if call.file != file else '':38} {'  ' * call.depth}{call.function}")
+            file = call.file
+        click.echo("-" * 38)
+
+
+@click.command("walk")
+@click.option("--mode", type=click.Choice(list(STALENESS)), default="async", show_default=True, help="Of the job.")
+@click.option("--show", "shown", is_flag=True, help="Print every function on the way.")
+@json_option
+def command(mode: str, shown: bool, json_path: Path | None) -> None:
+    """Functions, files, and changes from file to file, on the way of one push_pull there and back.
+
+    One small parameter, one worker, one server, each in a thread of this process; in the synchronous
+    mode it is a whole step, the coordinator's part in it too. Code outside zmqps is not counted.
+    """
+    found = walk(mode)
+    if shown:
+        show(found)
+    report(measure(mode, found), json_path)

@@ -1,0 +1,105 @@
+"""What a worker has done so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from zmqps.core.worker.transfer import Pull, Push
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """What a worker has done so far; frozen, a copy.
+
+    Attributes
+    ----------
+    pushes, pulls
+        Operations completed; a push_pull counts as both.
+    bytes_sent, bytes_received
+        Payload bytes, resent ones included.
+    in_flight_bytes
+        Payload bytes sent or asked for and not yet answered, at this moment.
+    retries
+        Requests sent again because no answer came.
+    nonfinite
+        Pushes refused because of NaN or infinity.
+    dropped
+        Synchronous: steps whose gradients came after the step was over. Otherwise: pushes of which
+        a slice was too stale for the job's treatment.
+    clock
+        Steps completed (bounded), or the step the next gradients belong to (synchronous).
+    staleness_mean, staleness_max, staleness_last
+        Updates that others (and earlier pushes of this worker) had made to what a push changed,
+        between this worker's pull and the push's arrival; of a push the largest over its slices.
+    staleness_histogram
+        Staleness -> number of pushes.
+    mode
+        The mode in force.
+    pinned_bytes
+        Memory of this host that is page-locked for arrays on GPUs, in use or kept for the next.
+    shared_bytes
+        Memory of this worker that servers on its host may read in place (``gradient_buffers``).
+    borrowed_bytes
+        Memory of servers on this host that they keep as it is, because arrays of this worker are
+        views of it (``copy=False``).
+    """
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    in_flight_bytes: int = 0
+    retries: int = 0
+    nonfinite: int = 0
+    dropped: int = 0
+    clock: int = 0
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+    staleness_last: int = 0
+    staleness_histogram: Mapping[int, int] = field(default_factory=dict)
+    mode: str = ""
+    pinned_bytes: int = 0
+    shared_bytes: int = 0
+    borrowed_bytes: int = 0
+
+
+class Tally:
+    """Counts what becomes `Statistics`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.staleness: Counter[int] = Counter()
+        self.staleness_last = 0
+
+    def completed(self, transfer: Push | Pull) -> None:
+        """A transfer was completed."""
+        if transfer.target is not None:
+            self.counts["pulls"] += 1
+        if isinstance(transfer, Push):
+            self.counts["pushes"] += 1
+            self.staleness[transfer.staleness] += 1
+            self.staleness_last = transfer.staleness
+
+    def dropped(self) -> None:
+        """A step was over before our gradients were complete, or they were too stale."""
+        self.counts["dropped"] += 1
+
+    def refused(self) -> None:
+        """A push was refused because of NaN or infinity."""
+        self.counts["nonfinite"] += 1
+
+    def statistics(self, in_flight_bytes: int, mode: str, clock: int = 0) -> Statistics:
+        """Return a frozen copy."""
+        total = sum(staleness * n for staleness, n in self.staleness.items())
+        return Statistics(
+            **self.counts,
+            in_flight_bytes=in_flight_bytes,
+            clock=clock,
+            staleness_mean=total / max(1, self.counts["pushes"]),
+            staleness_max=max(self.staleness, default=0),
+            staleness_last=self.staleness_last,
+            staleness_histogram=dict(sorted(self.staleness.items())),
+            mode=mode,
+        )

@@ -1,0 +1,217 @@
+"""What goes to the servers and what comes from them: a push, a pull, the upload of initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.views import Views
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Source:
+    """What to send.
+
+    Parameters
+    ----------
+    arrays
+        Flat arrays by parameter; any floating dtype, converted slice by slice.
+    tables
+        The flat tables that all of them lie in, where they do.
+    codec
+        How they travel.
+    in_place
+        Servers read the tables where they lie, so they do not count as bytes in flight, and so many make a message.
+    checked
+        They are known to be finite.
+    encoded, nonfinite
+        Gradients that are encoded already, in place of arrays: for each cargo the codec and the blob. Or
+        the names of those that were found not to be finite; then nothing is sent.
+    """
+
+    arrays: Sequence[Array | None] = ()
+    tables: Sequence[Array] | None = None
+    codec: str = "raw"
+    in_place: int = 0
+    checked: bool = False
+    encoded: Mapping[Cargo, tuple[str, Array]] | None = None
+    nonfinite: Sequence[str] = ()
+
+    def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
+        """Return buffers that hold what to send of some cargoes."""
+        return gather([piece for cargo in cargoes for piece in self.pieces(cargo)])
+
+    def pieces(self, cargo: Cargo) -> list[Array]:
+        """Return what to send of a cargo, in the dtype of the wire."""
+        if self.tables is not None:
+            return _of_table(self.tables, cargo)
+        found = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.pieces]
+        with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
+            return [a[start:stop].astype(cargo.dtype, copy=False) for a, start, stop in found if a is not None]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Target:
+    """Where values go, and what has come.
+
+    Parameters
+    ----------
+    arrays
+        Flat writable arrays by parameter, or
+    tables
+        the flat tables themselves.
+    views
+        Leave values where they lie if they may stay there; what may not is put into ``arrays`` or ``tables``.
+    codec
+        How values travel.
+    in_place
+        Values stay where they lie, so they do not count as bytes in flight, and so many make a message.
+    missing
+        How many elements of each parameter are not there, for who wants to know when one is; else None.
+    arrived
+        The parameters that came to be there, and nobody was told yet.
+    versions
+        Those that were read of each slice.
+    """
+
+    arrays: Sequence[Array | None] = ()
+    tables: Sequence[Array] | None = None
+    views: Views | None = None
+    codec: str = "raw"
+    in_place: int = 0
+    missing: dict[int, int] | None = None
+    arrived: list[int] = field(default_factory=list)
+    versions: dict[Cargo, int] = field(default_factory=dict)
+
+    def places(self, cargo: Cargo) -> list[Array]:
+        """Return where the values of a cargo go, in their order on the wire."""
+        if self.tables is not None:
+            return _of_table(self.tables, cargo)
+        arrays = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.pieces]
+        return [array[start:stop] for array, start, stop in arrays if array is not None]
+
+    def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
+        """Put the values of some cargoes where they belong.
+
+        Raises
+        ------
+        ProtocolError
+            The payload is not of their size; nothing was put anywhere.
+        """
+        places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
+        # the wire has the table's dtype, the caller's arrays may have another
+        for run, offset, array in scatter(payload, [(place.size, dtype) for place, dtype in places]):
+            place = places[run][0][offset : offset + array.size]
+            if self.views is None:
+                np.copyto(place, array, casting="unsafe")
+            else:
+                self.views.land(place, array)
+        for cargo, version in zip(cargoes, versions, strict=True):
+            self.landed(cargo, version)
+
+    def landed(self, cargo: Cargo, version: int) -> None:
+        """Note that the values of a cargo are where they belong."""
+        self.versions[cargo] = version
+        if self.missing is not None:
+            for piece in cargo.pieces:
+                self.missing[piece.parameter] -= piece.stop - piece.start
+                if not self.missing[piece.parameter]:
+                    self.arrived.append(piece.parameter)
+
+    def outdated(self) -> tuple[Cargo, ...]:
+        """Return what was read of an older version than the rest."""
+        newest = max(self.versions.values(), default=0)
+        return tuple(cargo for cargo, version in self.versions.items() if version < newest)
+
+    def forget(self, cargo: Cargo) -> None:
+        """The values of a cargo are out of date, and will come again."""
+        del self.versions[cargo]
+        if self.views is not None:
+            for place in self.places(cargo):
+                self.views.forget(place)
+
+
+def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:
+    """Return the pieces of flat tables that make a cargo."""
+    table, origin = tables[cargo.slice.table], cargo.slice.start
+    return [table[origin + start : origin + stop] for start, stop in cargo.bounds]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Transfer:
+    """Arrays on their way; they are there when nothing is ``remaining``.
+
+    Parameters
+    ----------
+    cargoes
+        What to move, a tuple a shard (`zmqps.core.worker.plan.plan`).
+    source
+        What is sent, if anything is.
+    target
+        Where values go, if any come.
+    atomic
+        All cargoes of a shard make one message.
+    """
+
+    cargoes: tuple[tuple[Cargo, ...], ...] = ()
+    source: Source | None = None
+    target: Target | None = None
+    atomic: bool = False
+    done: bool = False
+    remaining: int = 0  # requests that are not answered
+
+    kind: ClassVar[str]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Load(Transfer):
+    """Upload initial values."""
+
+    source: Source
+
+    kind: ClassVar[str] = "load"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Push(Transfer):
+    """Send gradients; with a target it is answered with the values after them.
+
+    Parameters
+    ----------
+    whole
+        These are gradients of all parameters: they complete the worker's step where steps matter.
+    examples
+        How often the gradients count in a synchronous mean.
+    step, attempt
+        As in the message; set when it leaves.
+    staleness
+        The largest that a server told of.
+    """
+
+    source: Source
+    whole: bool = False
+    examples: int = 1
+    step: int = 0
+    attempt: int = 0
+    staleness: int = 0
+
+    kind: ClassVar[str] = "push"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Pull(Transfer):
+    """Fetch values, of at least a version or exactly that one."""
+
+    target: Target
+    version: int = 0
+    exact: bool = False
+
+    kind: ClassVar[str] = "pull"
