@@ -193,7 +193,8 @@ class SessionThread:
             handled.wait(CANCEL_S)
 
     def _submit(self, operation: Operation, timeout: float, entry: Pending) -> Future[Any]:
-        checks.seconds("a timeout", timeout)
+        if type(timeout) is not float or not timeout >= 0.0:  # else there is nothing to say, in each step
+            checks.seconds("a timeout", timeout)
         operation.future = entry
 
         def begin() -> None:
