@@ -193,7 +193,7 @@ class SessionThread:
             handled.wait(CANCEL_S)
 
     def _submit(self, operation: Operation, timeout: float, entry: Pending) -> Future[Any]:
-        if type(timeout) is not float or not timeout >= 0.0:  # else there is nothing to say, in each step
+        if type(timeout) is not float or not timeout > 0.0:  # else there is nothing to say, in each step
             checks.seconds("a timeout", timeout)
         operation.future = entry
 
