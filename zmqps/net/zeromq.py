@@ -147,12 +147,14 @@ class ZmqTransport:
     identity
         Routing id of the connections opened here; unique for each life of a process, because two
         connections with one id starve each other.
+    io_threads
+        How many threads of ZeroMQ read and write sockets; connections are spread over them.
     """
 
-    def __init__(self, identity: bytes) -> None:
+    def __init__(self, identity: bytes, io_threads: int = 1) -> None:
         keep_freed_memory()
         self.counters: Counter[str] = Counter()
-        self._context = zmq.Context(io_threads=1)
+        self._context = zmq.Context(io_threads=io_threads)
         self._identity = b"z" + identity
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
