@@ -87,9 +87,11 @@ class StepWitness:
     def check_freed(self, server: Node) -> None:
         """Assert that a server that frees its shard because the workers are done has every step."""
         shard, coordinator = loaded_shard(server, self._name), self._simulation.coordinator
-        how, _ = coordinator.ended.get(self._name, ("", 0.0))
-        life = life_of(server, self._name) if shard is not None else (b"", 0)
-        if shard is not None and how == FINISHED and life[0] == coordinator.identity.incarnation:
+        ended = coordinator.ended.get(self._name)
+        if shard is None or ended is None or ended.how != FINISHED:
+            return
+        life = life_of(server, self._name)
+        if life == (coordinator.identity.incarnation, ended.epoch):
             num_steps = len(self._commits[life])
             assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.discards import Discards
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
@@ -65,6 +65,14 @@ FINISHED = "its workers have finished"
 MAX_ENDED = 256
 
 
+class Ended(NamedTuple):
+    """A job that is over."""
+
+    how: str
+    at: float
+    epoch: int
+
+
 class CoordinatorMachine:
     """A coordinator process without its sockets."""
 
@@ -79,7 +87,7 @@ class CoordinatorMachine:
         self.started_at = 0.0
         self._epochs = count(1)
         self._discards = Discards()
-        self.ended: OrderedDict[str, tuple[str, float]] = OrderedDict()  # name -> how its last job ended, and when
+        self.ended: OrderedDict[str, Ended] = OrderedDict()  # by name, the last job of that name
         self._idle_since: float | None = None
         self._reminder_due = 0.0
         self._throttle = Throttle()
@@ -207,7 +215,7 @@ class CoordinatorMachine:
             return self.runs[name]
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
-        before = self.ended.get(name, ("", 0.0))[0]
+        before = self.ended[name].how if name in self.ended else ""
         return JobRun(name, self.options, self.servers, lambda: next(self._epochs), before)
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
@@ -324,7 +332,7 @@ class CoordinatorMachine:
         actions: list[Action] = []
         del self.runs[run.name]
         if run.startup.placement is not None:
-            self.ended[run.name] = how, now
+            self.ended[run.name] = Ended(how, now, run.startup.epoch)
             self.ended.move_to_end(run.name)
             while len(self.ended) > MAX_ENDED:
                 self.ended.popitem(last=False)
@@ -371,7 +379,7 @@ class CoordinatorMachine:
             self._note_idle(now)
             return [*actions, Send(peer, JobEnded(message.request, f"job {message.job!r} has ended"))]
         if message.job in self.ended:
-            how, at = self.ended[message.job]
+            how, at, _ = self.ended[message.job]
             text = f"job {message.job!r} had ended {now - at:.0f} s ago: {how}"
             return [Send(peer, JobEnded(message.request, text))]
         names = listed(sorted(map(repr, self.runs)), 8)
@@ -417,7 +425,7 @@ class CoordinatorMachine:
             "workers": self.options.workers or 0,
             "waiting": self._waiting(),
             "jobs": {name: run.status(list(self.servers), now) for name, run in self.runs.items()},
-            "ended": [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at) in self.ended.items()],
+            "ended": [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at, _) in self.ended.items()],
             "members": members_status([*self.servers, *of_jobs], now),
             "gone": gone_status(self.membership.gone, now),
             "counters": dict(self.counts),
