@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
+import time
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -123,6 +125,20 @@ def is_of_another_run(path: Path) -> bool:
     return False
 
 
+def leaked_files(before: set[Path]) -> list[Path]:
+    """Return the new files of shared memory that stay.
+
+    One whose process was killed may be another test's, which runs beside this one and has a server about to sweep it.
+    """
+    patience = threading.Event()  # which nobody sets
+    ends_at = time.monotonic() + ENDING
+    while found := [p for p in set(SHARED_MEMORY.glob("zmqps*")) - before if not is_of_another_run(p)]:
+        if time.monotonic() > ends_at:
+            return found
+        patience.wait(0.05)
+    return []
+
+
 @pytest.fixture(autouse=True, scope="session")
 def collector_of_pyzmq() -> Iterator[None]:
     """Start pyzmq's own helper of zero-copy sends here, so that no test is blamed for its sockets."""
@@ -145,6 +161,6 @@ def nothing_left_behind() -> Iterator[None]:
     yield
     left = leaked_processes(processes)
     left += [f"open {thing!r}" for thing in set(_zmq_objects) - zmq_objects if not thing.closed]
-    left += [f"file {path}" for path in set(SHARED_MEMORY.glob("zmqps*")) - files if not is_of_another_run(path)]
+    left += [f"file {path}" for path in leaked_files(files)]
     if left:
         pytest.fail("the test left behind:\n  " + "\n  ".join(left), pytrace=False)

@@ -268,13 +268,33 @@ def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it
     assert coordinator.run().workers.num_joined == 1
 
 
+def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it() -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1", "w2")
+    assert [m.epoch for m in sent(coordinator.init("w2", SYNC), Discard)] == [1]
+    assert errors(coordinator.init("w1", SYNC)) == []
+    answers = sent(begin(coordinator, "default", spec=SYNC), Job)
+    assert [(m.epoch, m.job) for m in answers if not m.load] == [(2, SYNC.to_wire())] * 2
+    assert [member.hello.name for member in coordinator.run().workers] == ["w1", "w2"]
+
+
 @pytest.mark.parametrize("there", ["w2", "o0"])
-def test_an_idle_job_is_not_replaced_while_others_are_there(there: str) -> None:
+def test_an_idle_job_is_not_replaced_once_somebody_uses_it(there: str) -> None:
     coordinator = train_alone()
     coordinator.take("w0", Leave("closed"))
     coordinator.join("w1", there)
+    coordinator.init(there, ASYNC if there == "w2" else None)
     assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
     assert coordinator.run().startup.epoch == 1
+
+
+def test_an_idle_job_is_not_replaced_while_a_worker_is_in_a_barrier() -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1", "w2")
+    coordinator.take("w2", Enter(5, "together"))
+    assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
 
 
 def test_a_worker_that_trains_does_not_replace_its_job() -> None:

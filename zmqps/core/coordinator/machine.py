@@ -363,13 +363,17 @@ class CoordinatorMachine:
         ]
 
     def _replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
-        """A worker begins another job under the name of one that its workers have left."""
-        del run.members[member.incarnation]
-        run.workers.leave(member, "moved")
+        """A worker begins another job under the name of one that was left alone; the others there move with it."""
+        moved = list(run.workers)
+        for worker in moved:
+            del run.members[worker.incarnation]
+            run.workers.leave(worker, "moved")
         actions = self._end_run(run, f"left by its workers, and {member.hello.name} began another one", now)
         new = self.runs[run.name] = self._run_for(run.name)
-        new.workers.take(member)
-        return [*actions, *new.join(member, now)]
+        for worker in moved:
+            new.workers.take(worker)
+            actions += new.join(worker, now)
+        return actions
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job."""

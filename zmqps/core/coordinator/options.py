@@ -24,7 +24,7 @@ class CoordinatorOptions:
     idle_timeout
         Seconds without a worker of any job after which the cluster ends; 0: it does not.
     once
-        End the cluster with its first job.
+        End the cluster when its first job has finished.
     slice_nbytes
         Size of a slice.
     """

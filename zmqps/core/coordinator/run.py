@@ -151,7 +151,9 @@ class JobRun:
         return ""
 
     def replaceable(self, member: MemberInfo, message: Init) -> bool:
-        """Whether a worker that comes alone to a job it does not want may begin its own under that name.
+        """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
+
+        Nobody may be there who looks at what was trained, or has begun to train it again.
 
         Raises
         ------
@@ -159,7 +161,8 @@ class JobRun:
             What it wants is no job that could begin.
         """
         ours = self.startup.job
-        if member.incarnation not in self._returned or len(self.members) > 1 or not message.job or ours is None:
+        unwanted = self._left_alone and self._returned == set(self.members) and not self.barriers.by_name
+        if not unwanted or member.role != "worker" or not message.job or ours is None:
             return False
         job = JobSpec.from_wire(message.job)
         job.check_startable(self._options.workers if job.workers is None else job.workers)
