@@ -1,4 +1,4 @@
-"""Two jobs at once on one cluster, and a name used again: what a notebook does, as a script.
+"""Two jobs at once on one cluster, a name used again, and a flood beside a small job: a notebook's cells, as a script.
 
     python examples/jobs.py
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 import numpy as np
 
@@ -39,8 +40,41 @@ def train_mean(worker: zmqps.Worker, size: int) -> float:
     return float(np.abs(worker.pull()["mean"] - 5.0).max())
 
 
+def small_steps(worker: zmqps.Worker) -> float:
+    """Return the median seconds of a push_pull of 1 KB."""
+    gradient, seconds = {"line": np.zeros(256, np.float32)}, []
+    for _ in range(STEPS):
+        began = time.perf_counter()
+        worker.push_pull(gradient)
+        seconds.append(time.perf_counter() - began)
+    return float(np.median(seconds))
+
+
+def beside_a_flood(address: str) -> tuple[float, float]:
+    """Return the median seconds of small steps alone, and while another job pushes 40 MB without a pause."""
+    large = {"flood": np.zeros(10_000_000, np.float32)}
+    stop = threading.Event()
+    with zmqps.connect(address, job="small") as small, zmqps.connect(address, job="flood") as other:
+        small.init({"line": np.zeros(256, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+        other.init(large, optimizer=zmqps.optim.sgd(0.1))
+        alone = small_steps(small)
+
+        def flood() -> None:
+            while not stop.is_set():
+                other.push_pull(large)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        beside = small_steps(small)
+        stop.set()
+        thread.join()
+        small.finish()
+        other.finish()
+    return alone, beside
+
+
 def main() -> None:
-    """Train two jobs side by side, then one of them again with another model."""
+    """Train two jobs side by side, then one of them again with another model, then measure one beside a flood."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     with zmqps.LocalCluster(servers=2) as cluster:
         found: dict[str, float] = {}
@@ -63,6 +97,8 @@ def main() -> None:
         with zmqps.connect(cluster.address, job="two") as worker:
             print(f"job two again, larger: off by {train_mean(worker, size=200_000):.3f}")
             worker.finish()
+        alone, beside = beside_a_flood(cluster.address)
+        print(f"a step of 1 KB: {1e3 * alone:.2f} ms alone, {1e3 * beside:.2f} ms beside a job that floods the servers")
         print("ended:", "; ".join(f"{entry['job']} ({entry['how']})" for entry in cluster.status()["ended"]))
 
 
