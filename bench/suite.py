@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.cases import apply, codecs, core, latency, memory, sync_step
+from bench.cases import apply, codecs, core, fairness, latency, memory, sync_step
 from bench.phases import phases_of, print_phases
 from bench.plots import OPERATIONS, write_plots
 from bench.results import Row, check_environment, read_rows, write_rows
@@ -127,6 +127,7 @@ def _others(optimizers: tuple[str, ...], codec_kernels: tuple[Any, ...]) -> Iter
     """Yield what runs in a moment: latency, and the parts alone."""
     for transport in EXPLICIT:
         yield _of("latency", latency.measure, Setup(model="1KB", transport=transport))
+    yield _of("fairness", fairness.measure, Setup(model="1KB"))
     for kernels in apply.BACKENDS:
         for optimizer in optimizers:
             run = partial(apply.measure, "resnet50", optimizer, kernels, 20)
