@@ -226,7 +226,7 @@ def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -
         kept.clear()
         for seed in range(4, 9):
             workers[0].push_pull(gradients(seed), copy=False)
-        assert [driver.machine.shard.counters["spare_nbytes"] for driver in cluster.drivers[1:]] == spare  # type: ignore[attr-defined]
+        assert [shard.counters["spare_nbytes"] for shard in cluster.shards()] == spare  # type: ignore[attr-defined]
 
 
 def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: Cluster) -> None:
