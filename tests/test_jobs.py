@@ -123,8 +123,8 @@ def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it
             small.init(ones(100_000), optimizer=SGD)
             with pytest.raises(zmqps.JobMemoryError) as caught:
                 big.init(ones(400_000), optimizer=zmqps.optim.adam(0.1))
-            assert caught.value.needed_nbytes == 400_000 * 4 // 2 * 3
-            assert caught.value.free_nbytes == 1_000_000 - 100_000 * 4 // 2
+            assert caught.value.needed_nbytes == 400_000 * 4 // 2 * 4
+            assert caught.value.free_nbytes == 1_000_000 - 100_000 * 4 // 2 * 2
             assert "end another job (zmqps jobs end NAME)" in str(caught.value)
             small.push(ones(100_000))
             assert not small.pull()["w"].any()

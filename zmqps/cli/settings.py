@@ -88,7 +88,7 @@ def cluster_settings(command: F) -> F:
         ),
         setting(
             "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
-            help="Seconds without a worker of any job after which the cluster ends; 0: it does not.",
+            help="Seconds without a worker or observer of any job after which the cluster ends; 0: it does not.",
         ),
         setting("--once", is_flag=True, help="End the cluster when its first job has finished."),
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),

@@ -204,7 +204,7 @@ class LocalCluster:
     lease : float
         Seconds that a job without workers is kept for them to come back; 0: until it is ended.
     idle_timeout : float
-        Seconds without a worker of any job after which the cluster ends; 0: it does not.
+        Seconds without a worker or observer of any job after which the cluster ends; 0: it does not.
     memory : int, optional
         The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
     slice_nbytes : int

@@ -228,7 +228,8 @@ class Driver:
         try:
             value = await asyncio.to_thread(work)
         except Exception as error:
-            value = error
+            self.log.debug("what was done aside has failed", exc_info=True)
+            value = error.with_traceback(None)  # whose frames hold whatever was allocated
         self.submit(Returned(tag, value))
 
     def _arm(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: What a container may use, and what it uses; psutil tells of the whole host only.
+#: What a container may use, what it uses, and what of that are files it has read, whose memory can be had at once;
+#: psutil tells of the whole host only.
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 CGROUP_USED = Path("/sys/fs/cgroup/memory.current")
+CGROUP_USES = Path("/sys/fs/cgroup/memory.stat")
 
 
 def available_nbytes() -> int:
@@ -15,6 +17,8 @@ def available_nbytes() -> int:
 
     available = int(psutil.virtual_memory().available)
     try:
-        return min(available, max(0, int(CGROUP_LIMIT.read_text()) - int(CGROUP_USED.read_text())))
+        uses = dict(line.split() for line in CGROUP_USES.read_text().splitlines())
+        files = int(uses.get("inactive_file", 0)) + int(uses.get("slab_reclaimable", 0))
+        return min(available, max(0, int(CGROUP_LIMIT.read_text()) - int(CGROUP_USED.read_text()) + files))
     except (OSError, ValueError):  # no container, or one without a limit
         return available

@@ -156,12 +156,14 @@ def make_shard(
         device = streams.device
     else:
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
+        needs["values while others are looked at"] = placement.nbytes(index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
     rules = CompiledRules(spec, config, device)
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         rules.warm_up(names, dtype)
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)
+    gc.collect()  # or what is garbage now would be kept for good
     gc.freeze()  # a look at all that numba has made of its modules would hold everybody up for 50 ms
     return Shard(
         placement,
@@ -179,9 +181,7 @@ def make_shard(
 
 def free_nbytes(config: ServerConfig, room: Room) -> int:
     """Return how many bytes a server may take for one more shard."""
-    if config.memory_nbytes is not None:
-        return config.memory_nbytes - room.reserved_nbytes
-    return available_nbytes() // max(1, room.sharing)
+    return room.available_nbytes if config.memory_nbytes is None else config.memory_nbytes - room.reserved_nbytes
 
 
 async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
@@ -215,7 +215,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         host = HostMemory(transport.arenas.empty, watched_coding())
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
-    machine = ServerMachine(identity, config.coordinator, build)
+    machine = ServerMachine(identity, config.coordinator, build, available_nbytes)
     driver = Driver(*watch(machine, transport, identity), log)
     return await run_node(driver, endpoint, parent_fd)
 

@@ -91,6 +91,27 @@ def test_an_end_that_is_asked_for_again_is_answered_again_and_an_unknown_name_is
     assert end_job(coordinator, "c")[0] == "there is no job 'c'; none runs"
 
 
+def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0")
+    first, _ = end_job(coordinator, "default")
+    coordinator.join("w1")
+    coordinator.init("w1", job())
+    again, actions = end_job(coordinator, "default")
+    assert (again, len(actions)) == (first, 1)
+    assert "default" in coordinator.machine.runs
+    coordinator.join("w2.never-placed")
+    assert end_job(coordinator, "never-placed", request=8)[0] == end_job(coordinator, "never-placed", request=8)[0]
+
+
+@pytest.mark.parametrize("reason", ["finished", "closed"])
+def test_a_cluster_for_one_job_does_not_end_with_a_worker_that_never_began_one(reason: str) -> None:
+    coordinator = Coordinator(once=True)
+    coordinator.join("s0", "w0")
+    assert exits_of(coordinator.take("w0", Leave(reason))) == []
+    assert coordinator.machine.ending is None
+
+
 def test_the_end_of_the_last_job_lets_the_cluster_be_idle() -> None:
     coordinator = Coordinator(idle_timeout=60.0)
     coordinator.train("s0", "w0")

@@ -279,6 +279,16 @@ def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it()
     assert [member.hello.name for member in coordinator.run().workers] == ["w1", "w2"]
 
 
+def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join("w1", "w2")
+    coordinator.take("w1", Leave("closed"))
+    coordinator.init("w2", SYNC)
+    assert [(member.hello.name, member.rank) for member in coordinator.run().workers] == [("w2", 1)]
+    assert [welcome.rank for welcome in sent(coordinator.join("w3"), Welcome)] == [0]
+
+
 @pytest.mark.parametrize("there", ["w2", "o0"])
 def test_an_idle_job_is_not_replaced_once_somebody_uses_it(there: str) -> None:
     coordinator = train_alone()

@@ -196,7 +196,27 @@ def test_the_room_for_a_shard_says_how_many_workers_and_servers_to_count_on() ->
     server = Host()
     (run,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC)), num_workers=5, sharing=3)))
     server.build(run)
-    assert server.rooms == [Room(0, num_workers=5, sharing=3)]
+    assert server.rooms == [Room(0, (1 << 62) // 3, 5)]
+
+
+def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jobs_have_yet_to_touch() -> None:
+    server = Host()
+    free = 1000
+    server.machine._available = lambda: free
+    (first,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC), epoch=1), sharing=2)))
+    server.get(replace(assign(ASYNC, placement(ASYNC), epoch=2), sharing=2))
+    free = 900  # a server beside this one has built its own meanwhile
+    built = server.build(first)
+    shard = server.machine.tenants[1].shard
+    assert shard is not None
+    (second,) = runs_of(built)
+    server.build(second)
+    assert [room.available_nbytes for room in server.rooms] == [500, 500 - shard.required_nbytes]
+    third = server.machine._new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
+    values = shard.placement.nbytes(0)
+    for tenant in server.machine.tenants.values():
+        assert tenant.untouched_nbytes == max(0, tenant.built().required_nbytes - (shard.arena_nbytes - values))
+    assert third.available_nbytes == 900 - sum(t.untouched_nbytes for t in server.machine.tenants.values())
 
 
 def test_a_shard_without_room_is_reported_with_the_facts_and_touches_no_other_job() -> None:

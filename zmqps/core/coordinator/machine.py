@@ -88,6 +88,7 @@ class CoordinatorMachine:
         self._epochs = count(1)
         self._discards = Discards()
         self.ended: OrderedDict[str, Ended] = OrderedDict()  # by name, the last job of that name
+        self._ended_for: OrderedDict[tuple[Peer, int, str], JobEnded] = OrderedDict()  # answers to those who ended jobs
         self._idle_since: float | None = None
         self._reminder_due = 0.0
         self._throttle = Throttle()
@@ -331,7 +332,8 @@ class CoordinatorMachine:
         """End a job: its members are told, its servers free what they keep of it."""
         actions: list[Action] = []
         del self.runs[run.name]
-        if run.startup.placement is not None:
+        trained = run.startup.placement is not None
+        if trained:
             self.ended[run.name] = Ended(how, now, run.startup.epoch)
             self.ended.move_to_end(run.name)
             while len(self.ended) > MAX_ENDED:
@@ -343,7 +345,7 @@ class CoordinatorMachine:
             actions.append(Send(member.peer, _error(0, error)))
         run.startup.give_up()
         actions += self._discard(run, now)
-        if self.options.once and run.finished:
+        if self.options.once and trained and how == FINISHED:
             actions += self._end(Exit(exits.OK, "the job is finished"), now)
         return actions
 
@@ -364,30 +366,36 @@ class CoordinatorMachine:
 
     def _replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
         """A worker begins another job under the name of one that was left alone; the others there move with it."""
-        moved = list(run.workers)
+        moved = list(run.workers)  # they keep their ranks: nobody would tell them others
         for worker in moved:
             del run.members[worker.incarnation]
             run.workers.leave(worker, "moved")
         actions = self._end_run(run, f"left by its workers, and {member.hello.name} began another one", now)
         new = self.runs[run.name] = self._run_for(run.name)
         for worker in moved:
-            new.workers.take(worker)
+            new.workers.take(worker, worker.rank)
             actions += new.join(worker, now)
         return actions
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
-        """Somebody asks for the end of a job."""
-        run = self.runs.get(message.job)
+        """Somebody asks for the end of a job; asked again, because the answer was lost, it ends no other one."""
+        known = self._ended_for.get((peer, message.request, message.job))
+        if known is not None:
+            return [Send(peer, known)]
+        run, ended = self.runs.get(message.job), self.ended.get(message.job)
         if run is not None:
             actions = self._end_run(run, "ended by zmqps jobs end", now)
             self._note_idle(now)
-            return [*actions, Send(peer, JobEnded(message.request, f"job {message.job!r} has ended"))]
-        if message.job in self.ended:
-            how, at, _ = self.ended[message.job]
-            text = f"job {message.job!r} had ended {now - at:.0f} s ago: {how}"
-            return [Send(peer, JobEnded(message.request, text))]
-        names = listed(sorted(map(repr, self.runs)), 8)
-        raise JobError(f"there is no job {message.job[:100]!r}; {f'these run: {names}' if names else 'none runs'}")
+            text = f"job {message.job!r} has ended"
+        elif ended is not None:
+            actions, text = [], f"job {message.job!r} had ended {now - ended.at:.0f} s ago: {ended.how}"
+        else:
+            names = listed(sorted(map(repr, self.runs)), 8)
+            raise JobError(f"there is no job {message.job[:100]!r}; {f'these run: {names}' if names else 'none runs'}")
+        answer = self._ended_for[peer, message.request, message.job] = JobEnded(message.request, text)
+        while len(self._ended_for) > MAX_ENDED:
+            self._ended_for.popitem(last=False)
+        return [*actions, Send(peer, answer)]
 
     # --- failures and the end ------------------------------------------------------------------
 

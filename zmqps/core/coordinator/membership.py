@@ -102,9 +102,11 @@ class Roster:
         self.take(member)
         return member
 
-    def take(self, member: MemberInfo) -> None:
-        """Give a member the lowest free rank here."""
-        member.roster, member.rank = self, next(rank for rank in range(len(self) + 1) if rank not in self._by_rank)
+    def take(self, member: MemberInfo, rank: int | None = None) -> None:
+        """Enter a member under a rank that is free here; by default the lowest."""
+        if rank is None:
+            rank = next(rank for rank in range(len(self) + 1) if rank not in self._by_rank)
+        member.roster, member.rank = self, rank
         self._by_rank[member.rank] = member
         if len(self._names) < MAX_MEMBERS:
             self._names.add(member.hello.name)
@@ -165,6 +167,7 @@ class Membership:
         del self._by_silence[member.incarnation]
         del self._peers[member.peer]
         member.roster.leave(member, how)
+        member.answered.clear()  # a job's description is large, and nobody asks any more
         self.gone.append(Departure(member, how, now))
         if barred is not None:
             self._barred[member.incarnation] = member.peer, barred

@@ -22,7 +22,7 @@ class CoordinatorOptions:
     lease
         Seconds that a job without workers is kept, so that they can come back; 0: until it is ended.
     idle_timeout
-        Seconds without a worker of any job after which the cluster ends; 0: it does not.
+        Seconds without a worker or observer of any job after which the cluster ends; 0: it does not.
     once
         End the cluster when its first job has finished.
     slice_nbytes

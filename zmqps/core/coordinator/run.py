@@ -161,7 +161,7 @@ class JobRun:
             What it wants is no job that could begin.
         """
         ours = self.startup.job
-        unwanted = self._left_alone and self._returned == set(self.members) and not self.barriers.by_name
+        unwanted = self._left_alone and self._returned == set(self.members) and not any(True for _ in self._waiters())
         if not unwanted or member.role != "worker" or not message.job or ours is None:
             return False
         job = JobSpec.from_wire(message.job)

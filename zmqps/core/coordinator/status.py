@@ -7,8 +7,10 @@ from typing import Any
 
 from zmqps.core.coordinator.membership import Departure, MemberInfo
 
-#: Of a member's counters, so many are kept, of as many jobs at most.
+#: Of a member's counters, so many are kept, of each job that it counts them of.
 MAX_COUNTERS = 64
+#: A server has no more jobs than the coordinator accepts.
+MAX_COUNTED_JOBS = 256
 
 
 def members_status(members: Iterable[MemberInfo], now: float) -> list[dict[str, Any]]:
@@ -48,5 +50,5 @@ def presentable(counters: Mapping[str, Any]) -> Mapping[str, Any]:
 def by_epoch(counters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return what a server counts of each job, by the job's epoch."""
     jobs = counters.get("jobs")
-    items = list(jobs.items())[:MAX_COUNTERS] if isinstance(jobs, dict) else []
+    items = list(jobs.items())[:MAX_COUNTED_JOBS] if isinstance(jobs, dict) else []
     return {epoch: presentable(of) for epoch, of in items if isinstance(of, dict)}

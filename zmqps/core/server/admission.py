@@ -14,17 +14,17 @@ from zmqps.errors import JobMemoryError
 class Room(NamedTuple):
     """What a server that builds a shard knows about the memory for it.
 
-    ``reserved_nbytes`` were admitted for other jobs on it; ``num_workers`` is how many the job counts on,
-    and ``sharing`` how many servers share its host's memory.
+    ``reserved_nbytes`` were admitted for other jobs on it; ``available_nbytes`` are its share of what is free on
+    its host; ``num_workers`` is how many the job counts on.
     """
 
     reserved_nbytes: int = 0
+    available_nbytes: int = 1 << 62
     num_workers: int = 1
-    sharing: int = 1
 
 
 def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
-    """Return the most bytes that a shard of a job takes, by what they are for."""
+    """Return the bytes that a shard of a job takes with so many workers, by what they are for."""
     values = placement.nbytes(index)
     treatment = make_treatment(job.treatment)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -71,7 +71,7 @@ from zmqps.errors import (
 MAX_PEERS = 4096
 #: Incarnations that may not come back; the coordinator keeps its own word, this one is a courtesy.
 MAX_EVICTED = 4096
-#: Pulls that wait for a version, all workers together.
+#: Pulls of a job that wait for a version, all workers together.
 MAX_PARKED = 1 << 16
 #: Jobs at the same time; the coordinator accepts no more.
 MAX_TENANTS = 256
@@ -105,6 +105,8 @@ class ServerMachine:
     make_shard
         Builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises
         is reported to the coordinator, and by it to the worker that started the job.
+    available
+        Returns the bytes of memory that can be had on this host.
     """
 
     def __init__(
@@ -112,10 +114,12 @@ class ServerMachine:
         identity: Identity,
         coordinator: str,
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
+        available: Callable[[], int] = lambda: 1 << 62,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self._make_shard = make_shard
+        self._available = available
         self._clients: dict[bytes, Client] = {}  # by incarnation
         self._peers = Peers(2 * MAX_PEERS)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
@@ -185,7 +189,7 @@ class ServerMachine:
             assert epoch not in self._discarded
             assert set(tenant.ledgers) <= set(self._clients)
             tenant.validate()
-        assert self._num_parked <= MAX_PARKED
+        assert all(len(tenant.parked) <= MAX_PARKED for tenant in self.tenants.values())
 
     # --- the coordinator -----------------------------------------------------------------------
 
@@ -218,9 +222,18 @@ class ServerMachine:
         if len(self.tenants) >= MAX_TENANTS:
             raise LimitError(what="number of jobs on a server", got=len(self.tenants) + 1, limit=MAX_TENANTS)
         _located(message)
-        self.tenants[message.epoch] = Tenant(message)
+        self.tenants[message.epoch] = self._new_tenant(message)
         self._to_build.append(message)
         return self._build() if len(self._to_build) == 1 else []
+
+    def _new_tenant(self, assign: Assign) -> Tenant:
+        """Return a job's entry, with its share of what is free now, before any server of this host builds for it."""
+        untouched = sum(tenant.untouched_nbytes for tenant in self.tenants.values())
+        return Tenant(assign, (self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
+
+    @property
+    def _built_epochs(self) -> Iterable[int]:
+        return (epoch for epoch, tenant in self.tenants.items() if tenant.shard is not None)
 
     def _build(self) -> list[Action]:
         """Begin with the next shard: one at a time, so that each is admitted beside all before it."""
@@ -229,9 +242,11 @@ class ServerMachine:
         if not self._to_build:
             return []
         assign = self._to_build[0]
-        reserved = sum(tenant.shard.required_nbytes for tenant in self.tenants.values() if tenant.shard is not None)
+        tenant = self.tenants[assign.epoch]
+        required = {e: t.shard.required_nbytes for e, t in self.tenants.items() if t.shard is not None}
+        since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
         job, placement = _located(assign)
-        room = Room(reserved, assign.num_workers, assign.sharing)
+        room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers)
         return [Run(assign, partial(self._make_shard, job, placement, assign.shard, room))]
 
     def _built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
@@ -404,14 +419,10 @@ class ServerMachine:
         check_for_values(message.codec)
         if shard.available(message.parts, message.version, exact=bool(message.exact)):
             return [self._values(peer, tenant, shard, message)]
-        if self._num_parked >= MAX_PARKED:
-            raise LimitError(what="number of waiting pulls", got=self._num_parked + 1, limit=MAX_PARKED)
+        if len(tenant.parked) >= MAX_PARKED:
+            raise LimitError(what="number of waiting pulls", got=len(tenant.parked) + 1, limit=MAX_PARKED)
         tenant.parked[peer, message.request] = message
         return []
-
-    @property
-    def _num_parked(self) -> int:
-        return sum(len(tenant.parked) for tenant in self.tenants.values())
 
     def _unpark(self, tenant: Tenant) -> list[Action]:
         """Answer the pulls whose version has come."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from zmqps.core.protocol.events import Peer
@@ -20,10 +20,16 @@ class Tenant:
     ----------
     assign
         What the coordinator has said about it.
+    available_nbytes
+        How much memory was free for it when it was assigned,
+    beside
+        where these epochs had their shards already.
     """
 
-    def __init__(self, assign: Assign) -> None:
+    def __init__(self, assign: Assign, available_nbytes: int = 0, beside: Set[int] = frozenset()) -> None:
         self.assign = assign
+        self.available_nbytes = available_nbytes
+        self.beside = beside
         self.shard: Shard | None = None  # while it is not built yet
         self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
         self.parked: dict[tuple[Peer, int], Pull] = {}  # pulls of a version that is not there yet
@@ -51,6 +57,16 @@ class Tenant:
         if not shard.loaded:
             raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
         return shard
+
+    @property
+    def untouched_nbytes(self) -> int:
+        """Memory that was admitted for the shard and does not show in what the host uses yet."""
+        shard = self.shard
+        if shard is None:
+            return 0
+        held = shard.arena_nbytes if shard.loaded else shard.arena_nbytes - shard.placement.nbytes(shard.index)
+        held += (shard.stage.nbytes if shard.stage else 0) + (shard.copies.nbytes if shard.copies else 0)
+        return max(0, shard.required_nbytes - held)
 
     def ledger(self, incarnation: bytes) -> Ledger:
         """Return the ledger of a worker."""
@@ -91,12 +107,17 @@ class Tenant:
 
 
 def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the counters of several jobs as one: sums, but the newest version, and whether all are loaded."""
+    """Return the counters of several jobs as one.
+
+    They are sums, but the newest version, whether all are loaded, and what the device they share has free.
+    """
     total: dict[str, Any] = {"loaded": True, "version": 0}
     for counters in of_jobs:
         for name, value in counters.items():
             if name == "version":
                 total[name] = max(total[name], value)
+            elif name == "device_free_nbytes":
+                total[name] = min(total.get(name, value), value)
             elif name == "loaded":
                 total[name] = total[name] and value
             else:

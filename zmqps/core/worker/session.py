@@ -118,6 +118,7 @@ class SessionMachine:
         self._next_request = 1
         self._fatal: PSError | None = None
         self._finishing: Finish | None = None
+        self._parted = False  # has said goodbye to the servers
         self._reminder_due: float | None = None
 
     def start(self, now: float) -> list[Action]:
@@ -335,12 +336,14 @@ class SessionMachine:
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
 
     def _goodbye(self, reason: str) -> list[Action]:
-        if self.member.left:
-            return []
         known = [link for link in self.transfers.links if link.handshake.welcome is not None and link.lost is None]
         reason = "finished" if reason == "finished" else "closed"
+        farewells: list[Action] = [] if self._parted else [Send(link.peer, LeaveMessage(reason)) for link in known]
+        self._parted = True
+        if self.member.left:
+            return farewells
         self._farewell_due = self.now + FAREWELL_S
-        return [*(Send(link.peer, LeaveMessage(reason)) for link in known), *self.member.leave(reason, self.now)]
+        return [*farewells, *self.member.leave(reason, self.now)]
 
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error

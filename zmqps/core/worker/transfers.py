@@ -324,7 +324,7 @@ class Transfers:
         if lost.rank >= len(self.links):
             return []
         link = self.links[lost.rank]
-        advice = "the values of its shard are gone; start the cluster again"
+        advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
         error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
         return [Log("error", str(error)), *self._fail_link(link, error)]
 

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import stat
+import threading
 import weakref
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +67,7 @@ class Arenas:
 
     def __init__(self) -> None:
         self._arenas: list[Arena] = []
+        self._lock = threading.Lock()
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +82,8 @@ class Arenas:
                 root, arena = _create(nbytes)
             except OSError:  # no memfd here, or no descriptors left: nobody will see it, and all goes on
                 return np.empty(size, dtype)
-            self._arenas = [*(a for a in self._arenas if a.alive), arena]  # others may be looking at the list
+            with self._lock:  # a shard may be built aside; and others may be looking at the list
+                self._arenas = [*(a for a in self._arenas if a.alive), arena]
             return root[:nbytes].view(dtype)
         return np.empty(size, dtype)
 
