@@ -284,6 +284,9 @@ class Simulation(SimulatedCluster):
         """When all has been calm for long, nothing waits in vain in a cluster that can work."""
         if self._began_at is None and isinstance(operation, Init):
             self._began_at = self.now
+        assert isinstance(node.machine, SessionMachine)
+        if node.machine.member.lost:
+            return  # it has lost the coordinator, and is not told what has become of its servers
         if isinstance(value, DeadlineError) and operation.started_at > self._calm_s + SETTLED_S and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
 

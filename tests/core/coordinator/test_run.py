@@ -279,6 +279,14 @@ def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it()
     assert [member.hello.name for member in coordinator.run().workers] == ["w1", "w2"]
 
 
+def test_a_job_that_has_lost_a_shard_is_not_called_finished() -> None:
+    coordinator = train_alone()
+    coordinator.wait(TIMEOUT + 1, "w0")
+    assert errors(coordinator.take("w0", Leave("finished"))) == []
+    (ended,) = coordinator.machine.status(0.0)["ended"]
+    assert "the values of its shard are gone" in ended["how"]
+
+
 def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
     coordinator = train_alone()
     coordinator.take("w0", Leave("closed"))

@@ -83,7 +83,7 @@ class JobRun:
         Those who were expected came, one has finished, and all servers have applied every step.
         """
         done = not self.members and self.workers.num_finished > 0 and not self.num_missing
-        return done and self.steps.settled
+        return done and self.lost_shard is None and self.steps.settled
 
     @property
     def vacant(self) -> bool:
