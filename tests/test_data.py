@@ -1,4 +1,4 @@
-"""`worker.shards` on real processes, killed ones among them, and the static split."""
+"""`worker.ranges` on real processes, killed ones among them, and the static split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
-from zmqps.data import DataShard, split
+from zmqps.data import DataRange, split
 from zmqps.errors import ConfigurationError, DeadlineError, JobMismatchError
 
 PARAMS = {"w": np.zeros(4, np.float32)}
@@ -27,12 +27,12 @@ address, stops_after = sys.argv[1], int(sys.argv[2])
 with zmqps.connect(address) as worker:
     worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0)
     worker.barrier("start", timeout=60)
-    for count, shard in enumerate(worker.shards(500, 25, passes=2, shuffle_seed=3, timeout=50)):
+    for count, taken in enumerate(worker.ranges(500, 25, passes=2, shuffle_seed=3, timeout=50)):
         if count == stops_after:
             print(json.dumps("stopped"), flush=True)
             sys.stdin.read()
-        worker.push({"w": np.ones(4, np.float32)}, examples=len(shard))
-        print(json.dumps([shard.data_pass, shard.indices.tolist()]), flush=True)
+        worker.push({"w": np.ones(4, np.float32)}, examples=len(taken))
+        print(json.dumps([taken.data_pass, taken.indices.tolist()]), flush=True)
     worker.finish()
 """
 
@@ -67,58 +67,58 @@ def cluster() -> Iterator[InProcessCluster]:
 
 
 def test_workers_share_a_data_set_and_see_each_pass_in_another_order(cluster: InProcessCluster) -> None:
-    def use(worker: zmqps.Worker) -> list[DataShard]:
-        return list(worker.shards(1000, 64, passes=2, shuffle_seed=1, name="shared"))
+    def use(worker: zmqps.Worker) -> list[DataRange]:
+        return list(worker.ranges(1000, 64, passes=2, shuffle_seed=1, name="shared"))
 
     with zmqps.connect(cluster.address) as a, zmqps.connect(cluster.address) as b, ThreadPoolExecutor(2) as pool:
-        shards = sorted([s for found in pool.map(use, (a, b)) for s in found], key=lambda s: (s.data_pass, s.number))
-    orders = [np.concatenate([s.indices for s in shards if s.data_pass == p]) for p in range(2)]
+        ranges = sorted([s for found in pool.map(use, (a, b)) for s in found], key=lambda s: (s.data_pass, s.number))
+    orders = [np.concatenate([s.indices for s in ranges if s.data_pass == p]) for p in range(2)]
     assert all(np.array_equal(np.sort(order), np.arange(1000)) for order in orders)
     assert not np.array_equal(*orders)
     assert np.array_equal(orders[0], split(1000, 0, 1, shuffle_seed=1))
-    assert [len(s) for s in shards[:16]] == [64] * 15 + [40]
+    assert [len(s) for s in ranges[:16]] == [64] * 15 + [40]
 
 
 def test_a_loop_that_was_left_goes_on_with_its_range(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        for shard in worker.shards(100, 30, name="left"):
-            if shard.number == 1:
+        for taken in worker.ranges(100, 30, name="left"):
+            if taken.number == 1:
                 break
-        assert [shard.number for shard in worker.shards(100, 30, name="left")] == [1, 2, 3]
-        assert list(worker.shards(100, 30, name="left")) == []
+        assert [taken.number for taken in worker.ranges(100, 30, name="left")] == [1, 2, 3]
+        assert list(worker.ranges(100, 30, name="left")) == []
 
 
 def test_without_a_seed_ranges_are_slices(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as worker:
-        shards = list(worker.shards(10, 4, name="plain"))
-    assert [shard.indices.tolist() for shard in shards] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert [(shard.start, shard.stop) for shard in shards] == [(0, 4), (4, 8), (8, 10)]
+        ranges = list(worker.ranges(10, 4, name="plain"))
+    assert [taken.indices.tolist() for taken in ranges] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [(taken.start, taken.stop) for taken in ranges] == [(0, 4), (4, 8), (8, 10)]
 
 
 def test_who_waits_in_vain_is_told_for_whom_and_the_range_comes_back(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as waiting:
         with zmqps.connect(cluster.address, name="holder") as holder:
-            next(holder.shards(10, 10, name="awaited"))
+            next(holder.ranges(10, 10, name="awaited"))
             with pytest.raises(DeadlineError, match=r"waiting for worker \d \(holder.*range 0"):
-                next(waiting.shards(10, 10, name="awaited", timeout=0.5))
+                next(waiting.ranges(10, 10, name="awaited", timeout=0.5))
             (data,) = [d for d in waiting.status()["jobs"]["default"]["data"] if d["name"] == "awaited"]
             assert list(data["taken"].values()) == [0]
-        assert next(waiting.shards(10, 10, name="awaited")).number == 0
+        assert next(waiting.ranges(10, 10, name="awaited")).number == 0
 
 
 def test_a_description_that_differs_or_makes_no_sense_is_refused(cluster: InProcessCluster) -> None:
     with zmqps.connect(cluster.address) as a, zmqps.connect(cluster.address) as b:
-        next(a.shards(10, 10, name="described"))
+        next(a.ranges(10, 10, name="described"))
         with pytest.raises(JobMismatchError, match="num_examples of the data set 'described'"):
-            next(b.shards(11, 10, name="described"))
-        with pytest.raises(ConfigurationError, match="shard_size"):
-            b.shards(11, 0)
+            next(b.ranges(11, 10, name="described"))
+        with pytest.raises(ConfigurationError, match="range_size"):
+            b.ranges(11, 0)
 
 
-def test_shards_can_be_iterated_in_a_loop_of_asyncio(cluster: InProcessCluster) -> None:
+def test_ranges_can_be_iterated_in_a_loop_of_asyncio(cluster: InProcessCluster) -> None:
     async def main() -> None:
         async with zmqps.aio.connect(cluster.address) as worker:
-            found = [shard.start async for shard in worker.shards(10, 3, name="aio")]
+            found = [taken.start async for taken in worker.ranges(10, 3, name="aio")]
             assert found == [0, 3, 6, 9]
 
     asyncio.run(main())
@@ -133,3 +133,20 @@ def test_a_static_split_gives_each_rank_its_part() -> None:
     for rank, workers in ((4, 4), (-1, 4), (0, 0), (0.5, 2)):
         with pytest.raises(ConfigurationError):
             split(10, rank, workers)  # type: ignore[arg-type]
+
+
+def test_the_old_names_still_work_and_name_the_new_ones(cluster: InProcessCluster) -> None:
+    with pytest.warns(DeprecationWarning, match=r"^zmqps\.data\.DataShard is now zmqps\.data\.DataRange$"):
+        assert zmqps.data.DataShard is DataRange
+    with zmqps.connect(cluster.address) as worker:
+        with pytest.warns(DeprecationWarning, match=r"^worker\.shards is now worker\.ranges$"):
+            taken = worker.shards(10, 4, passes=2, name="old")
+        assert [part.start for part in taken] == [0, 4, 8] * 2
+
+    async def main() -> list[int]:
+        async with zmqps.aio.connect(cluster.address) as worker:
+            with pytest.warns(DeprecationWarning, match=r"^worker\.shards is now worker\.ranges$"):
+                taken = worker.shards(10, shard_size=4, name="old in a loop")
+            return [part.start async for part in taken]
+
+    assert asyncio.run(main()) == [0, 4, 8]

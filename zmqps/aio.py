@@ -18,6 +18,7 @@ same, once, and its result is dropped; its arrays stay in use until it is done, 
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
@@ -25,7 +26,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from zmqps.codecs import Codec
-from zmqps.core.job.data import DataShard, DataSpec
+from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError
@@ -77,25 +78,28 @@ class AsyncWorker:
         """Return arrays that servers on this host read in place, as `zmqps.Worker.gradient_buffers` does."""
         return await self._ask(partial(self._worker.gradient_buffers, timeout=timeout))
 
-    async def shards(
+    async def ranges(
         self,
         num_examples: int,
-        shard_size: int,
+        range_size: int,
         *,
         passes: int = 1,
         shuffle_seed: int | None = None,
         name: str = "data",
         timeout: float | None = None,
-    ) -> AsyncIterator[DataShard]:
-        """`Worker.shards`, for ``async for``."""
-        data, shard = (
-            DataSpec(
-                name=name, num_examples=num_examples, shard_size=shard_size, passes=passes, shuffle_seed=shuffle_seed
-            ),
-            None,
+    ) -> AsyncIterator[DataRange]:
+        """`Worker.ranges`, for ``async for``."""
+        data = DataSpec(
+            name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
         )
-        while (shard := await asyncio.wrap_future(self._worker.take_async(data, shard, timeout=timeout))) is not None:
-            yield shard
+        taken: DataRange | None = None
+        while (taken := await asyncio.wrap_future(self._worker.take_async(data, taken, timeout=timeout))) is not None:
+            yield taken
+
+    def shards(self, num_examples: int, shard_size: int, **options: Any) -> AsyncIterator[DataRange]:
+        """`ranges`, by its old name; the next release is without it."""
+        warnings.warn("worker.shards is now worker.ranges", DeprecationWarning, stacklevel=2)
+        return self.ranges(num_examples, shard_size, **options)
 
     async def pull_each(
         self,

@@ -2,8 +2,8 @@
 
 ::
 
-    for shard in worker.shards(len(x), 256, passes=3, shuffle_seed=0):   # fast workers take more
-        for batch in np.array_split(shard.indices, 8):
+    for taken in worker.ranges(len(x), 256, passes=3, shuffle_seed=0):   # fast workers take more
+        for batch in np.array_split(taken.indices, 8):
             worker.push(gradients(worker.pull(), x[batch], y[batch]))
 
     mine = zmqps.data.split(len(x), worker.rank, worker.num_workers)     # the same for all, and for good
@@ -11,16 +11,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zmqps import checks
-from zmqps.core.job.data import DataShard, DataSpec
+from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.errors import ConfigurationError
 
-__all__ = ["DataShard", "split"]
+__all__ = ["DataRange", "split"]
 
 
 def split(
@@ -37,7 +38,7 @@ def split(
     num_examples, rank, num_workers : int
         ``worker.rank`` and ``worker.num_workers``; the latter must be the same on all.
     shuffle_seed, data_pass : int, optional
-        Split a permutation instead, another one in each pass; the same as that of `Worker.shards`.
+        Split a permutation instead, another one in each pass; the same as that of `Worker.ranges`.
 
     Returns
     -------
@@ -49,12 +50,20 @@ def split(
     if rank >= num_workers:
         raise ConfigurationError(f"ranks of {num_workers} workers are below {num_workers}, not {rank}")
     start, stop = num_examples * rank // num_workers, num_examples * (rank + 1) // num_workers
-    return DataShard(
+    return DataRange(
         data=DataSpec(
-            name="split", num_examples=num_examples, shard_size=num_examples, passes=1, shuffle_seed=shuffle_seed
+            name="split", num_examples=num_examples, range_size=num_examples, passes=1, shuffle_seed=shuffle_seed
         ),
         data_pass=data_pass,
         number=rank,
         start=start,
         stop=stop,
     ).indices
+
+
+def __getattr__(name: str) -> Any:
+    """Return `DataRange` by its old name; the next release is without it."""
+    if name != "DataShard":
+        raise AttributeError(f"module 'zmqps.data' has no attribute {name!r}")
+    warnings.warn("zmqps.data.DataShard is now zmqps.data.DataRange", DeprecationWarning, stacklevel=2)
+    return DataRange

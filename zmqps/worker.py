@@ -89,7 +89,7 @@ class Worker(Reader):
             Not synchronous: what servers do about stale gradients, from `zmqps.stale`.
         deterministic : bool
             Synchronous: refuse what would make the result depend on who comes first, which is
-            ``replicas_to_aggregate``, ``on_straggler="continue"``, `shards`, and a cluster that does
+            ``replicas_to_aggregate``, ``on_straggler="continue"``, `ranges`, and a cluster that does
             not know how many workers to expect. Contributions are always added in the order of ranks, so
             a run without these gives the same bits each time, as long as no worker comes or goes.
         workers : int, optional

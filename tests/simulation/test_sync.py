@@ -16,7 +16,7 @@ MODES = {
     "retain": lambda: SyncTraining(steps=4, retain=2),
     "backup": lambda: SyncTraining(steps=4, aggregate=2),
     "several": lambda: SyncTraining(steps=4, aggregate=5),
-    "data": lambda: SyncTraining(data=DataSpec(name="examples", num_examples=50, shard_size=10, passes=2)),
+    "data": lambda: SyncTraining(data=DataSpec(name="examples", num_examples=50, range_size=10, passes=2)),
     "ssp": lambda: BoundedTraining(2, steps=4),
 }
 
@@ -112,7 +112,7 @@ def test_ranges_of_a_dead_worker_are_used_by_the_others() -> None:
         1,
         2,
         3,
-        training=SyncTraining(data=DataSpec(name="examples", num_examples=100, shard_size=10, passes=2), lives=3),
+        training=SyncTraining(data=DataSpec(name="examples", num_examples=100, range_size=10, passes=2), lives=3),
     )
     kill_at(simulation, Arrive, 7, lambda sender, receiver: sender.name)
     report = simulation.run()

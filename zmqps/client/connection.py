@@ -11,6 +11,7 @@ import atexit
 import logging
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ import numpy as np
 from zmqps import checks
 from zmqps.client.finite import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread
-from zmqps.core.job.data import DataShard, DataSpec
+from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
 from zmqps.core.worker.session import SessionMachine
@@ -127,16 +128,16 @@ class Connection:
             raise ConfigurationError("an observer is not waited for, so it cannot enter a barrier")
         return self._submit(Enter(0.0, barrier=checks.name("a barrier's name", name)), timeout)
 
-    def shards(
+    def ranges(
         self,
         num_examples: int,
-        shard_size: int,
+        range_size: int,
         *,
         passes: int = 1,
         shuffle_seed: int | None = None,
         name: str = "data",
         timeout: float | None = None,
-    ) -> Iterator[DataShard]:
+    ) -> Iterator[DataRange]:
         """Yield ranges of a data set's examples, which the coordinator hands out to all workers as they ask.
 
         So fast workers take more. A range counts as used when the loop asks for the next one, or when
@@ -148,7 +149,7 @@ class Connection:
         ----------
         num_examples : int
             How many examples there are; the coordinator never sees them.
-        shard_size : int
+        range_size : int
             How many make a range: some batches, less than a worker could do again after another's death.
         passes : int
             How often every example is used.
@@ -161,7 +162,7 @@ class Connection:
 
         Yields
         ------
-        DataShard
+        DataRange
             With ``indices``, an array; ``number`` and ``data_pass`` say which range of which pass it is.
             A loop left early keeps its range; the next one of that name begins with it.
 
@@ -173,25 +174,30 @@ class Connection:
             Names those whose ranges were awaited.
         """
         data = DataSpec(
-            name=name, num_examples=num_examples, shard_size=shard_size, passes=passes, shuffle_seed=shuffle_seed
+            name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
         )
         return self._each_range(data, timeout)
 
-    def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataShard]:
+    def shards(self, num_examples: int, shard_size: int, **options: Any) -> Iterator[DataRange]:
+        """`ranges`, by its old name; the next release is without it."""
+        warnings.warn("worker.shards is now worker.ranges", DeprecationWarning, stacklevel=2)
+        return self.ranges(num_examples, shard_size, **options)
+
+    def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataRange]:
         """Yield range after range; each one counts as used when the next one is asked for."""
-        shard = self.take_async(data, timeout=timeout).result()
-        while shard is not None:
-            yield shard
-            shard = self.take_async(data, shard, timeout=timeout).result()
+        taken = self.take_async(data, timeout=timeout).result()
+        while taken is not None:
+            yield taken
+            taken = self.take_async(data, taken, timeout=timeout).result()
 
     def take_async(
-        self, data: DataSpec, used: DataShard | None = None, *, timeout: float | None = None
-    ) -> Future[DataShard | None]:
-        """Say which range was used and ask for the next; one step of `shards`. None: there is no more."""
+        self, data: DataSpec, used: DataRange | None = None, *, timeout: float | None = None
+    ) -> Future[DataRange | None]:
+        """Say which range was used and ask for the next; one step of `ranges`. None: there is no more."""
         if used is not None:
             self._used[data.name] = (used.data_pass, used.number)
         take = Take(0.0, data=data, used=self._used.get(data.name))
-        return self._submit(take, timeout, lambda message: DataShard.of(data, message))
+        return self._submit(take, timeout, lambda message: DataRange.of(data, message))
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it."""

@@ -96,7 +96,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         "several": _synchronous(aggregate=5),
         "continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
         "fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
-        "data": _synchronous(data=DataSpec(name="examples", num_examples=60, shard_size=10, passes=2), compute_s=0.5),
+        "data": _synchronous(data=DataSpec(name="examples", num_examples=60, range_size=10, passes=2), compute_s=0.5),
     }
     found |= {f"sync-{name}": Scenario(EVERYTHING, training) for name, training in policies.items()}
     for kind, faults in KINDS.items():

@@ -29,7 +29,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.errors import ConfigurationError, JobMismatchError, LimitError, ProtocolError
 
-SPEC = DataSpec(name="data", num_examples=10, shard_size=4)
+SPEC = DataSpec(name="data", num_examples=10, range_size=4)
 
 
 def training(*workers: str, staleness: int | None = None) -> Coordinator:
@@ -158,17 +158,17 @@ def test_data_sets_of_different_names_do_not_share() -> None:
 # --- refused ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"num_examples": 11}, {"shard_size": 5}, {"passes": 2}, {"shuffle_seed": 0}])
+@pytest.mark.parametrize("change", [{"num_examples": 11}, {"range_size": 5}, {"passes": 2}, {"shuffle_seed": 0}])
 def test_a_worker_that_describes_the_data_otherwise_is_refused(change: dict[str, int]) -> None:
     coordinator = training("w0", "w1")
     take(coordinator, "w0", 5)
     assert errors(take(coordinator, "w1", 5, spec=replace(SPEC, **change))) == [JobMismatchError.code]
 
 
-@pytest.mark.parametrize("change", [{"num_examples": 0}, {"shard_size": 0}, {"passes": 0}, {"num_examples": 1 << 60}])
+@pytest.mark.parametrize("change", [{"num_examples": 0}, {"range_size": 0}, {"passes": 0}, {"num_examples": 1 << 60}])
 def test_a_data_set_that_cannot_be_handed_out_is_refused(change: dict[str, int]) -> None:
     coordinator = training("w0")
-    fields = {"num_examples": 1, "shard_size": 1, "passes": 1, **change}
+    fields = {"num_examples": 1, "range_size": 1, "passes": 1, **change}
     message = Take(5, "data", **fields, shuffle=(), done=())
     assert errors(coordinator.take("w0", message)) == [ConfigurationError.code]
 
@@ -188,11 +188,11 @@ def test_an_observer_takes_no_range() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"name": ""}, {"name": 3}, {"num_examples": 0}, {"shard_size": 1.5}, {"passes": True}, {"shuffle_seed": -1}],
+    [{"name": ""}, {"name": 3}, {"num_examples": 0}, {"range_size": 1.5}, {"passes": True}, {"shuffle_seed": -1}],
 )
 def test_a_description_is_checked_before_it_travels(options: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError):
-        DataSpec(**{"name": "data", "num_examples": 1, "shard_size": 1, **options})  # type: ignore[arg-type]
+        DataSpec(**{"name": "data", "num_examples": 1, "range_size": 1, **options})  # type: ignore[arg-type]
 
 
 # --- waiting ------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_a_bounded_worker_does_not_wait_for_who_waits_for_data() -> None:
 class Handing(RuleBasedStateMachine):
     """Workers take, use, lose, close and finish at random; every example is used once in each pass."""
 
-    SPEC = DataSpec(name="data", num_examples=23, shard_size=4, passes=3)
+    SPEC = DataSpec(name="data", num_examples=23, range_size=4, passes=3)
 
     def __init__(self) -> None:
         super().__init__()

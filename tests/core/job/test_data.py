@@ -9,7 +9,7 @@ import pytest
 from zmqps.core.job.data import DataSpec
 from zmqps.errors import ConfigurationError, JobMismatchError
 
-SPEC = DataSpec(name="data", num_examples=10, shard_size=4, passes=3, shuffle_seed=5)
+SPEC = DataSpec(name="data", num_examples=10, range_size=4, passes=3, shuffle_seed=5)
 
 
 @pytest.mark.parametrize("seed", [None, 0, (1 << 63) - 1])
@@ -26,7 +26,7 @@ def test_a_description_arrives_as_it_was_sent_zero_being_a_seed_like_any_other(s
     [
         {"name": ""},
         {"num_examples": 0},
-        {"shard_size": True},
+        {"range_size": True},
         {"passes": 1 << 48},
         {"shuffle_seed": -1},
         {"shuffle_seed": 1 << 63},
@@ -40,15 +40,15 @@ def test_a_description_that_makes_no_sense_or_could_not_travel_is_refused(change
 
 @pytest.mark.parametrize(("examples", "size", "ranges"), [(10, 4, 3), (8, 4, 2), (1, 4, 1)])
 def test_the_last_range_of_a_pass_may_be_smaller(examples: int, size: int, ranges: int) -> None:
-    assert replace(SPEC, num_examples=examples, shard_size=size).num_ranges == ranges
+    assert replace(SPEC, num_examples=examples, range_size=size).num_ranges == ranges
 
 
 def test_who_describes_a_data_set_otherwise_is_told_what_and_by_whom_it_was_described() -> None:
     SPEC.check_same(replace(SPEC), "worker 0")
     with pytest.raises(JobMismatchError, match="worker 0") as caught:
-        SPEC.check_same(replace(SPEC, shard_size=5), "worker 0")
+        SPEC.check_same(replace(SPEC, range_size=5), "worker 0")
     assert (caught.value.what, caught.value.ours, caught.value.theirs) == (
-        "shard_size of the data set 'data'",
+        "range_size of the data set 'data'",
         "5",
         "4",
     )

@@ -14,7 +14,7 @@ from zmqps.core.worker.link import RETRY_S
 from zmqps.core.worker.operations import Advance, Take
 from zmqps.errors import DeadlineError
 
-SPEC = DataSpec(name="data", num_examples=100, shard_size=10, passes=2, shuffle_seed=7)
+SPEC = DataSpec(name="data", num_examples=100, range_size=10, passes=2, shuffle_seed=7)
 
 
 def synchronous() -> Session:
@@ -44,7 +44,7 @@ def test_a_wait_that_ends_names_who_has_the_ranges_and_withdraws() -> None:
     actions = session.wait(3.0, hear=True)
     ((_, error),) = resolved(actions)
     assert isinstance(error, DeadlineError)
-    assert (error.operation, error.waiting_for) == ("shards", "worker 1 (w1, h, pid 2) (range 4)")
+    assert (error.operation, error.waiting_for) == ("ranges", "worker 1 (w1, h, pid 2) (range 4)")
     assert [m.request for m in sent(actions, Withdraw)] == [take.request]
 
 

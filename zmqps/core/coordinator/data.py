@@ -84,9 +84,9 @@ class DataSet:
         """Return the answer that hands a range out, or says that there is none any more."""
         if number is None:
             return Range(request, self.data_pass, 0, 0, 0, step)
-        start = number * self.spec.shard_size
+        start = number * self.spec.range_size
         return Range(
-            request, self.data_pass, number, start, min(start + self.spec.shard_size, self.spec.num_examples), step
+            request, self.data_pass, number, start, min(start + self.spec.range_size, self.spec.num_examples), step
         )
 
     def validate(self) -> None:

@@ -26,7 +26,7 @@ class DataSpec:
     ----------
     name
         Of the data set in this job.
-    num_examples, shard_size
+    num_examples, range_size
         How many there are, and how many make a range; the last one of a pass may be smaller.
     passes
         How often every example is used.
@@ -36,13 +36,13 @@ class DataSpec:
 
     name: str
     num_examples: int
-    shard_size: int
+    range_size: int
     passes: int = 1
     shuffle_seed: int | None = None
 
     def __post_init__(self) -> None:
         checks.name("a data set's name", self.name, MAX_NAME_CHARS)
-        for what in ("num_examples", "shard_size", "passes"):
+        for what in ("num_examples", "range_size", "passes"):
             object.__setattr__(self, what, checks.whole(what, getattr(self, what), 1, (1 << 48) - 1))
         seed = checks.whole("shuffle_seed", self.shuffle_seed, 0, (1 << 63) - 1, optional=True)
         object.__setattr__(self, "shuffle_seed", seed)
@@ -54,7 +54,7 @@ class DataSpec:
         return cls(
             name=message.name,
             num_examples=message.num_examples,
-            shard_size=message.shard_size,
+            range_size=message.range_size,
             passes=message.passes,
             shuffle_seed=seed,
         )
@@ -62,16 +62,16 @@ class DataSpec:
     def take(self, request: int, used: Number | None) -> Take:
         """Return the request for the next range."""
         shuffle = () if self.shuffle_seed is None else (self.shuffle_seed,)
-        return Take(request, self.name, self.num_examples, self.shard_size, self.passes, shuffle, used or ())
+        return Take(request, self.name, self.num_examples, self.range_size, self.passes, shuffle, used or ())
 
     @property
     def num_ranges(self) -> int:
         """How many ranges make a pass."""
-        return -(-self.num_examples // self.shard_size)
+        return -(-self.num_examples // self.range_size)
 
     def check_same(self, ours: DataSpec, owner: str) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's word, is the same."""
-        for what in ("num_examples", "shard_size", "passes", "shuffle_seed"):
+        for what in ("num_examples", "range_size", "passes", "shuffle_seed"):
             if getattr(self, what) != getattr(ours, what):
                 raise JobMismatchError(
                     what=f"{what} of the data set {self.name!r}",
@@ -82,7 +82,7 @@ class DataSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataShard:
+class DataRange:
     """A range of a pass over a data set.
 
     Attributes
@@ -112,7 +112,7 @@ class DataShard:
         return permuted(self.start, self.stop, self.data.num_examples, self.data.shuffle_seed, self.data_pass)
 
     @classmethod
-    def of(cls, data: DataSpec, message: Range) -> DataShard | None:
+    def of(cls, data: DataSpec, message: Range) -> DataRange | None:
         """Return what the coordinator has handed out; None if there is no more."""
         if message.start >= message.stop:
             return None

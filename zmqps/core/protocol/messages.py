@@ -329,7 +329,7 @@ class Take(Message):
     request: U64
     name: Text
     num_examples: U64
-    shard_size: U64
+    range_size: U64
     passes: U64
     shuffle: Versions
     done: Versions

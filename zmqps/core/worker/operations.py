@@ -108,7 +108,7 @@ class Take(Operation):
     used: tuple[int, int] | None = None
     request: int = 0
 
-    title = "shards"
+    title = "ranges"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
