@@ -38,7 +38,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Kernel, Shard
+from zmqps.core.server.shard import Shard, UpdateKernel
 from zmqps.core.worker.operations import Attached, Exchange, Init, Operation
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
@@ -53,7 +53,7 @@ class NoRules:
 
     slot_fill: tuple[float, ...] = ()
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the one kernel there is, for all."""
         return [lambda w, g, out, slots, step: None], [0] * len(names)
 

@@ -177,7 +177,7 @@ def test_importing_the_codecs_does_not_import_numba() -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_warming_up_leaves_nothing_to_compile(spec: str, monkeypatch) -> None:
     # Other tests have run the same loops: forget what those have compiled. It is on disk, so this costs little.
-    for kernel in [thing for thing in gc.get_objects() if type(thing) is kernels.Kernel]:
+    for kernel in [thing for thing in gc.get_objects() if type(thing) is kernels.CodecKernel]:
         monkeypatch.setattr(kernel, "_compiled", {})
     codec = codecs.parse(spec)
     for dtype in DTYPES:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .kernels import VALUES, Kernel
+from .kernels import VALUES, CodecKernel
 from .twobyte import TwoByteCodec
 
 
@@ -48,8 +48,8 @@ class BF16(TwoByteCodec):
     """See `bf16`."""
 
     name: ClassVar[str] = "bf16"
-    encoder = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("u2",))
-    decoder = Kernel(_decode_loop, _decode_numpy, reads=("u2",), writes=(VALUES,))
+    encoder = CodecKernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("u2",))
+    decoder = CodecKernel(_decode_loop, _decode_numpy, reads=("u2",), writes=(VALUES,))
 
 
 def bf16() -> BF16:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ProtocolError
 from .base import Array, Bytes, Codec, block_size, num_blocks, padded_blocks
-from .kernels import VALUES, Backend, Kernel, namespace
+from .kernels import VALUES, Backend, CodecKernel, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -98,8 +98,8 @@ def _decode_numpy(xp: Any, scales: Any, codes: Any, out: Any, block: Any) -> boo
     return xp is not np or not (codes == -128).any()  # a device would be waited for, and `check` has looked
 
 
-ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("f4", "i1"), scalars=("i8", "?", "u4"))
-DECODE = Kernel(_decode_loop, _decode_numpy, reads=("f4", "i1"), writes=(VALUES,), scalars=("i8",), returns="?")
+ENCODE = CodecKernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("f4", "i1"), scalars=("i8", "?", "u4"))
+DECODE = CodecKernel(_decode_loop, _decode_numpy, reads=("f4", "i1"), writes=(VALUES,), scalars=("i8",), returns="?")
 
 
 @dataclass(frozen=True)

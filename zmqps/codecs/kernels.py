@@ -28,7 +28,7 @@ def namespace(backend: Backend | ModuleType) -> Any:
     return np if isinstance(backend, str) else backend
 
 
-class Kernel:
+class CodecKernel:
     """One loop over arrays.
 
     Parameters

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ProtocolError
 from .base import Array, Bytes, Codec, octets, real
-from .kernels import VALUES, Backend, Kernel, namespace
+from .kernels import VALUES, Backend, CodecKernel, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -74,9 +74,9 @@ def _magnitudes(values: Any) -> Any:
         return values.astype(np.float32).view(np.uint32) & np.uint32(0x7FFFFFFF)
 
 
-ADD = Kernel(_add_loop, _add_numpy, reads=(VALUES,), writes=(VALUES, "u4"))
-COLLECT = Kernel(_collect_loop, _collect_numpy, reads=(VALUES,), writes=("u4",), scalars=("u4",))
-SCATTER = Kernel(_scatter_loop, _scatter_numpy, reads=("u4", VALUES), writes=(VALUES,), returns="?")
+ADD = CodecKernel(_add_loop, _add_numpy, reads=(VALUES,), writes=(VALUES, "u4"))
+COLLECT = CodecKernel(_collect_loop, _collect_numpy, reads=(VALUES,), writes=("u4",), scalars=("u4",))
+SCATTER = CodecKernel(_scatter_loop, _scatter_numpy, reads=("u4", VALUES), writes=(VALUES,), returns="?")
 
 
 @dataclass(frozen=True)

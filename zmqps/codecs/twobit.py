@@ -10,7 +10,7 @@ import numpy as np
 
 from .base import Array, Bytes, Codec, block_size, num_blocks, padded_blocks
 from .bits import num_octets, pack, unpack
-from .kernels import VALUES, Backend, Kernel
+from .kernels import VALUES, Backend, CodecKernel
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -80,8 +80,10 @@ def _decode_numpy(xp: Any, low: Any, high: Any, negative: Any, large: Any, out: 
     out[:] = xp.where(negative, -sent, sent)
 
 
-ENCODE = Kernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=(VALUES, "f4", "f4", "u1", "u1"), scalars=("i8",))
-DECODE = Kernel(_decode_loop, _decode_numpy, reads=("f4", "f4", "u1", "u1"), writes=(VALUES,), scalars=("i8",))
+ENCODE = CodecKernel(
+    _encode_loop, _encode_numpy, reads=(VALUES,), writes=(VALUES, "f4", "f4", "u1", "u1"), scalars=("i8",)
+)
+DECODE = CodecKernel(_decode_loop, _decode_numpy, reads=("f4", "f4", "u1", "u1"), writes=(VALUES,), scalars=("i8",))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .base import Array, Bytes, Codec
-from .kernels import Backend, Kernel, namespace
+from .kernels import Backend, CodecKernel, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -23,8 +23,8 @@ class TwoByteCodec(Codec):
     """
 
     checkable: ClassVar[bool] = True
-    encoder: ClassVar[Kernel]
-    decoder: ClassVar[Kernel]
+    encoder: ClassVar[CodecKernel]
+    decoder: ClassVar[CodecKernel]
 
     def encoded_nbytes(self, size: int, dtype: DTypeLike) -> int:
         """Return the size of a blob: two bytes a value."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.shard import Kernel
+from zmqps.core.server.shard import UpdateKernel
 
 #: More than machines have cores to spare for one server.
 MAX_APPLY_THREADS = 64
@@ -32,7 +32,7 @@ class ApplyThreads:
         self._num_threads = num_threads
         self._others = ThreadPoolExecutor(num_threads - 1, "zmqps-apply") if num_threads > 1 else None
 
-    def over(self, kernel: Kernel) -> Kernel:
+    def over(self, kernel: UpdateKernel) -> UpdateKernel:
         """Return a kernel that does the same with all threads; small updates with the one that asks."""
         others = self._others
         if others is None:

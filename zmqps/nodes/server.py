@@ -18,7 +18,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
-from zmqps.core.server.shard import Kernel, Shard
+from zmqps.core.server.shard import Shard, UpdateKernel
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.staging import Streams, device_memory
@@ -91,13 +91,13 @@ class CompiledRules:
         self._threads = ApplyThreads(config.apply_threads if device is None else 1)
         self.slot_fill: tuple[float, ...] = ()
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use and which is each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
         return [None if rule.frozen else self._threads.over(self._kernel(rule)) for rule in rules], kernel_of
 
-    def _kernel(self, rule: Rule) -> Kernel:
+    def _kernel(self, rule: Rule) -> UpdateKernel:
         if self._device is None:
             return make_kernel(rule, self._kernels)
         return make_kernel(rule, "device", self._device.xp, self._elementwise)

@@ -11,7 +11,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Kernel, Shard
+from zmqps.core.server.shard import Shard, UpdateKernel
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.session import SessionMachine
@@ -37,7 +37,7 @@ class ReferenceRules:
         self._spec = spec
         self.slot_fill: tuple[float, ...] = ()
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use and which is each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array, gather, scatter
-from zmqps.core.server.shard import MAX_DONE_READERS, Kernel, Shard
+from zmqps.core.server.shard import MAX_DONE_READERS, Shard, UpdateKernel
 from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError
 
 
@@ -25,11 +25,11 @@ class Rules:
     def __init__(self, rates: dict[str, float | None] | None = None) -> None:
         self.rates = rates or {}  # None: frozen
 
-    def kernels(self, names: Sequence[str]) -> tuple[list[Kernel | None], list[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[list[UpdateKernel | None], list[int]]:
         distinct = list(dict.fromkeys(self.rates.get(name, 1.0) for name in names))
         return [self.kernel(rate) for rate in distinct], [distinct.index(self.rates.get(name, 1.0)) for name in names]
 
-    def kernel(self, rate: float | None) -> Kernel | None:
+    def kernel(self, rate: float | None) -> UpdateKernel | None:
         def run(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:
             assert w.dtype == g.dtype == out.dtype == slots[0].dtype
             slots[0][:] += g

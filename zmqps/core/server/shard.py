@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MAX_DONE_READERS = 64
 
 
-class Kernel(Protocol):
+class UpdateKernel(Protocol):
     """One optimizer rule, compiled: ``step`` is the number of this update, from 1."""
 
     def __call__(self, w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, /) -> None:
@@ -47,7 +47,7 @@ class Rules(Protocol):
     def slot_fill(self) -> tuple[float, ...]:
         """The initial value of each slot."""
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Kernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use (None: frozen) and, for each parameter, which one is its."""
 
     def all_finite(self, g: Array, /) -> bool:
