@@ -33,7 +33,7 @@ log = logging.getLogger("zmqps.worker")
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class Submitted:
     """What an operation's future is resolved with; runs on the background thread."""
 
     future: Future[Any]
@@ -112,7 +112,7 @@ class SessionThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._ready = threading.Event()
-        self._pending: dict[Future[Any], Pending] = {}
+        self._pending: dict[Future[Any], Submitted] = {}
         self._lock = threading.Lock()
         self._ended = False
         self._defect: InternalError | None = None
@@ -143,7 +143,7 @@ class SessionThread:
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Hand an operation to the session; its future fails at the timeout at the latest."""
-        entry = Pending(Answer(self._thread, self._withdraw), operation, result or (lambda value: value))
+        entry = Submitted(Answer(self._thread, self._withdraw), operation, result or (lambda value: value))
         return self._submit(operation, timeout, entry)
 
     def submit_each(self, operation: Operation, timeout: float, values: Mapping[int, Any]) -> dict[int, Future[Any]]:
@@ -171,7 +171,7 @@ class SessionThread:
 
         whole = Answer(self._thread, self._withdraw)
         pull = weakref.ref(whole)  # which refers to the parts
-        self._submit(operation, timeout, Pending(whole, operation, landed=landed)).add_done_callback(ended)
+        self._submit(operation, timeout, Submitted(whole, operation, landed=landed)).add_done_callback(ended)
         return dict(parts)
 
     def _withdraw(self, future: Future[Any]) -> None:
@@ -192,7 +192,7 @@ class SessionThread:
             self._call_soon(withdraw)
             handled.wait(CANCEL_S)
 
-    def _submit(self, operation: Operation, timeout: float, entry: Pending) -> Future[Any]:
+    def _submit(self, operation: Operation, timeout: float, entry: Submitted) -> Future[Any]:
         if type(timeout) is not float or not timeout > 0.0:  # else there is nothing to say, in each step
             checks.seconds("a timeout", timeout)
         operation.future = entry
@@ -216,7 +216,7 @@ class SessionThread:
         """Return what a question about the session returns; it is asked on the thread as long as that runs."""
         if threading.current_thread() is self._thread:
             return question()
-        entry = Pending(Future())
+        entry = Submitted(Future())
         try:
             with self._lock:
                 if self._ended:
@@ -250,7 +250,7 @@ class SessionThread:
         operation.future = None  # whose result may refer to the operation: no circle that keeps its arrays
         self._settle(entry, value)
 
-    def _settle(self, entry: Pending, value: Any) -> None:
+    def _settle(self, entry: Submitted, value: Any) -> None:
         with self._lock:
             if self._pending.pop(entry.future, None) is None:
                 return
