@@ -147,7 +147,7 @@ def test_a_coordinator_that_counts_gradients_of_another_step(monkeypatch: Patch)
 def test_a_coordinator_that_lies_about_what_counted(counted: bool, text: str, monkeypatch: Patch) -> None:
     def decide(original: Any, policy: Synchronous, *arguments: Any) -> Decision:
         decision: Decision = original(policy, *arguments)
-        return replace(decision, released=tuple(replace(r, counted=counted) for r in decision.released))
+        return replace(decision, granted=tuple(replace(r, counted=counted) for r in decision.granted))
 
     wrap(monkeypatch, Synchronous, "decide", decide)
     caught("sync-backup", text)

@@ -114,10 +114,10 @@ class Steps:
         actions: list[Action] = []
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
-        for released in decision.released:
-            member, request = self._members.get(released.worker), self._requests.pop(released.worker, None)
+        for grant in decision.granted:
+            member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)
             if member is not None and request is not None:
-                actions.append(member.answer(request, Proceed(request, released.version, int(released.counted))))
+                actions.append(member.answer(request, Proceed(request, grant.version, int(grant.counted))))
         actions += self._fail(decision, awaited, now)
         if not self._requests:
             self._since = None

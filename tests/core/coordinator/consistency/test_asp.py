@@ -12,7 +12,7 @@ def test_whoever_arrives_goes_on_at_once_however_far_ahead_it_is() -> None:
     for step in range(5):
         policy.arrive(b"a", step, (step + 1,), 0.0)
         decision = policy.decide(0, 0.0)
-        assert [(entry.worker, entry.counted) for entry in decision.released] == [(b"a", True)]
+        assert [(entry.worker, entry.counted) for entry in decision.granted] == [(b"a", True)]
         assert decision.commitment is None
     assert policy.decide(0, 0.0) == Decision()
     assert policy.join(b"c") == 0, "a late worker begins like all others"

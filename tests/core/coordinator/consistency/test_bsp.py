@@ -41,7 +41,7 @@ def test_a_step_is_committed_when_every_live_worker_has_arrived() -> None:
     assert list(policy.awaited()) == [B]
     decision = arrive(policy, B, 0)
     assert contributors(decision) == {A, B}
-    assert {(r.worker, r.version, r.counted) for r in decision.released} == {(A, 1, True), (B, 1, True)}
+    assert {(r.worker, r.version, r.counted) for r in decision.granted} == {(A, 1, True), (B, 1, True)}
     assert policy.step == 1
 
 
@@ -59,7 +59,7 @@ def test_a_worker_that_dies_after_it_arrived_still_contributes() -> None:
     arrive(policy, B, 0)
     decision = arrive(policy, C, 0)
     assert contributors(decision) == {A, B, C}
-    assert {r.worker for r in decision.released} == {B, C}
+    assert {r.worker for r in decision.granted} == {B, C}
 
 
 def test_the_first_steps_wait_for_workers_that_are_expected() -> None:
@@ -76,14 +76,14 @@ def test_with_a_backup_worker_the_last_gradient_is_dropped_and_its_worker_told()
     assert contributors(arrive(policy, B, 0)) == {A, B}
     late = arrive(policy, C, 0)
     assert late.commitment is None
-    assert [(r.worker, r.version, r.counted) for r in late.released] == [(C, 1, False)]
+    assert [(r.worker, r.version, r.counted) for r in late.granted] == [(C, 1, False)]
     assert policy.dropped == 1
 
 
 def test_with_more_gradients_than_workers_some_bring_several() -> None:
     policy = make(A, B, aggregate=3)
     first = arrive(policy, A, 0, attempt=1)
-    assert [(r.worker, r.version) for r in first.released] == [(A, 0)]  # one more is needed than B can bring
+    assert [(r.worker, r.version) for r in first.granted] == [(A, 0)]  # one more is needed than B can bring
     assert arrive(policy, A, 0, attempt=2) == Decision()
     decision = arrive(policy, B, 0)
     assert decision.commitment is not None
@@ -94,7 +94,7 @@ def test_backup_workers_that_die_do_not_stop_the_rest() -> None:
     policy = make(A, B, C, aggregate=2)
     policy.leave(B)
     policy.leave(C)
-    assert [r.version for r in arrive(policy, A, 0, attempt=1).released] == [0]
+    assert [r.version for r in arrive(policy, A, 0, attempt=1).granted] == [0]
     assert contributors(arrive(policy, A, 0, attempt=2)) == {A}
 
 
@@ -133,7 +133,7 @@ def test_a_late_worker_is_left_behind_when_the_policy_consents() -> None:
     assert due == pytest.approx(100.0 + FLOOR_S)
     assert contributors(decide(policy, now=due)) == {A}
     late = arrive(policy, B, WARM_UP, now=due + 1.0)
-    assert [(r.worker, r.counted) for r in late.released] == [(B, False)]
+    assert [(r.worker, r.counted) for r in late.granted] == [(B, False)]
 
 
 def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
@@ -152,7 +152,7 @@ def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
 def test_who_may_bring_another_gradient_to_the_step_is_told_once_and_then_awaited() -> None:
     policy = make(A, aggregate=3)
     for attempt in (1, 2):
-        assert [entry.worker for entry in arrive(policy, A, 0, attempt=attempt).released] == [A]
+        assert [entry.worker for entry in arrive(policy, A, 0, attempt=attempt).granted] == [A]
         assert decide(policy) == Decision(), "it has been told"
     assert list(policy.awaited()) == []
     decision = arrive(policy, A, 0, attempt=3)
@@ -199,7 +199,7 @@ def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
             assert not seen & set(brought), "a gradient counts once"
             assert len(set(brought)) == len(brought) > 0
             seen |= set(brought)
-        for entry in decision.released:
+        for entry in decision.granted:
             waiting.discard(entry.worker)
             if entry.worker in clocks:
                 clocks[entry.worker] = entry.version

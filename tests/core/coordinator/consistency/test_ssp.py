@@ -10,11 +10,11 @@ from zmqps.core.coordinator.consistency import Bounded
 A, B, C = b"a", b"b", b"c"
 
 
-def released(policy: Bounded, missing: int = 0) -> set[bytes]:
+def granted(policy: Bounded, missing: int = 0) -> set[bytes]:
     decision = policy.decide(missing, 0.0)
     policy.validate()
     assert decision.commitment is None
-    return {entry.worker for entry in decision.released}
+    return {entry.worker for entry in decision.granted}
 
 
 def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
@@ -23,13 +23,13 @@ def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
         policy.join(worker)
     for step in range(2):
         policy.arrive(A, step, (1,), 0.0)
-        assert released(policy) == {A}
+        assert granted(policy) == {A}
     policy.arrive(A, 2, (1,), 0.0)  # at clock 3, the slowest at 0
-    assert released(policy) == set()
+    assert granted(policy) == set()
     assert list(policy.awaited()) == [B]
     assert "clock 0" in policy.why(0)
     policy.arrive(B, 0, (1,), 0.0)
-    assert released(policy) == {A, B}
+    assert granted(policy) == {A, B}
 
 
 def test_a_worker_that_leaves_is_not_waited_for() -> None:
@@ -40,7 +40,7 @@ def test_a_worker_that_leaves_is_not_waited_for() -> None:
         policy.arrive(A, step, (1,), 0.0)
         policy.decide(0, 0.0)
     policy.leave(B)
-    assert released(policy) == {A}
+    assert granted(policy) == {A}
 
 
 def test_a_late_worker_begins_at_the_slowest_clock() -> None:
@@ -48,7 +48,7 @@ def test_a_late_worker_begins_at_the_slowest_clock() -> None:
     policy.join(A)
     for step in range(7):
         policy.arrive(A, step, (1,), 0.0)
-        assert released(policy) == {A}
+        assert granted(policy) == {A}
     assert policy.join(B) == 7
 
 
@@ -56,10 +56,10 @@ def test_workers_that_have_not_joined_yet_count_as_clock_zero() -> None:
     policy = Bounded(1)
     policy.join(A)
     policy.arrive(A, 0, (1,), 0.0)
-    assert released(policy, missing=1) == {A}
+    assert granted(policy, missing=1) == {A}
     policy.arrive(A, 1, (1,), 0.0)
-    assert released(policy, missing=1) == set()
-    assert released(policy, missing=0) == {A}
+    assert granted(policy, missing=1) == set()
+    assert granted(policy, missing=0) == {A}
 
 
 @given(
@@ -88,7 +88,7 @@ def test_no_released_worker_is_further_ahead_than_the_bound(bound: int, events: 
             policy.arrive(worker, clocks[worker], (1,), 0.0)
             clocks[worker] += 1
             waiting.add(worker)
-        for entry in released(policy):
+        for entry in granted(policy):
             waiting.remove(entry)
             assert clocks[entry] - min(clocks[other] for other in clocks if other not in paused) <= bound
         assert not waiting or waiting != set(clocks) - paused, "the slowest worker is never held"

@@ -9,12 +9,12 @@ coordinator carries their decisions out.
 from __future__ import annotations
 
 from zmqps.core.coordinator.consistency.asp import Asynchronous
-from zmqps.core.coordinator.consistency.base import Commitment, Decision, Policy, Released
+from zmqps.core.coordinator.consistency.base import Commitment, Decision, Grant, Policy
 from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.consistency.ssp import Bounded
 from zmqps.core.job.spec import JobSpec
 
-__all__ = ["Asynchronous", "Bounded", "Commitment", "Decision", "Policy", "Released", "Synchronous", "make_policy"]
+__all__ = ["Asynchronous", "Bounded", "Commitment", "Decision", "Grant", "Policy", "Synchronous", "make_policy"]
 
 
 def make_policy(job: JobSpec) -> Policy:

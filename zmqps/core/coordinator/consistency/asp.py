@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.coordinator.consistency.base import Decision, Policy, Released
+from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 
 
 class Asynchronous(Policy):
@@ -33,9 +33,9 @@ class Asynchronous(Policy):
 
     def decide(self, missing: int, now: float) -> Decision:
         """Let everybody go on."""
-        released = tuple(Released(worker, 0, True) for worker in self._arrived)
+        granted = tuple(Grant(worker, 0, True) for worker in self._arrived)
         self._arrived.clear()
-        return Decision(released)
+        return Decision(granted)
 
     def validate(self) -> None:
         """Nothing is kept between events."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
+class Grant:
     """A worker may go on; it reads version ``version`` or a later one."""
 
     worker: bytes
@@ -28,7 +28,7 @@ class Commitment:
 class Decision:
     """What follows from an event."""
 
-    released: tuple[Released, ...] = ()
+    granted: tuple[Grant, ...] = ()
     commitment: Commitment | None = None
     failed: tuple[bytes, ...] = ()  # workers whose wait ends with an error: the straggler policy is "fail"
 

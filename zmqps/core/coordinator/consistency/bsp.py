@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Policy, Released
+from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
 from zmqps.core.coordinator.consistency.deadline import ArrivalClock
 
 
@@ -42,7 +42,7 @@ class Synchronous(Policy):
         self._absent: dict[bytes, None] = {}  # live workers that have brought nothing to this step
         self._arrivals: dict[bytes, Arrival] = {}
         self._count = 0  # gradients brought to this step
-        self._late: list[Released] = []
+        self._late: list[Grant] = []
         self._first_at: float | None = None
         self._patient_from = 0.0  # when those who wait began to, as far as the deadline is concerned
 
@@ -73,7 +73,7 @@ class Synchronous(Policy):
         if step != self.step:
             # who only waits once more, after its wait had failed, had brought its gradient in time
             self.dropped += bool(attempts)
-            self._late.append(Released(worker, self.step, not attempts))
+            self._late.append(Grant(worker, self.step, not attempts))
             return
         if self._first_at is None:
             self._first_at = self._patient_from = now
@@ -88,7 +88,7 @@ class Synchronous(Policy):
 
     def decide(self, missing: int, now: float) -> Decision:
         """Commit the step if the quorum is there, or the deadline has passed and the policy consents."""
-        released = list(self._late)
+        granted = list(self._late)
         self._late.clear()
         due = self.next_deadline()
         overdue = due is not None and now >= due
@@ -97,18 +97,18 @@ class Synchronous(Policy):
                 failed = tuple(worker for worker, a in self._arrivals.items() if a.waiting)
                 for worker in failed:
                     self._arrivals[worker].waiting = False
-                return Decision(tuple(released), failed=failed)
-            return Decision((*released, *self._go_on()))
+                return Decision(tuple(granted), failed=failed)
+            return Decision((*granted, *self._go_on()))
         contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items())
         commitment = Commitment(self.step, contributors)
         self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
         self.step += 1
-        released += [Released(worker, self.step, True) for worker, a in self._arrivals.items() if a.waiting]
+        granted += [Grant(worker, self.step, True) for worker, a in self._arrivals.items() if a.waiting]
         self._arrivals.clear()
         self._absent = dict(self._live)
         self._count = 0
         self._first_at = None
-        return Decision(tuple(released), commitment)
+        return Decision(tuple(granted), commitment)
 
     def _complete(self, missing: int) -> bool:
         if not self._count:
@@ -118,16 +118,16 @@ class Synchronous(Policy):
             return self._count >= self.aggregate
         return not missing and not self._absent
 
-    def _go_on(self) -> list[Released]:
+    def _go_on(self) -> list[Grant]:
         """Let arrived workers bring another gradient to this step while too few are on their way."""
         if self.aggregate is None:
             return []
         waiting = [worker for worker, a in self._arrivals.items() if a.waiting and worker in self._live]
         needed = self.aggregate - self._count - (len(self._live) - len(waiting))
-        released = waiting[: max(0, needed)]
-        for worker in released:
+        granted = waiting[: max(0, needed)]
+        for worker in granted:
             self._arrivals[worker].waiting = False
-        return [Released(worker, self.step, True) for worker in released]
+        return [Grant(worker, self.step, True) for worker in granted]
 
     def awaited(self) -> Iterable[bytes]:
         """Return the live workers that have not arrived, once somebody waits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from zmqps.core.coordinator.consistency.base import Decision, Policy, Released
+from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 
 
 class Bounded(Policy):
@@ -72,7 +72,7 @@ class Bounded(Policy):
         slowest = 0 if missing else self.slowest
         clocks = [clock for clock in self._waiting if clock - self.staleness <= slowest]
         ready = [worker for clock in clocks for worker in self._waiting.pop(clock)]
-        return Decision(tuple(Released(worker, 0, True) for worker in ready))
+        return Decision(tuple(Grant(worker, 0, True) for worker in ready))
 
     def _move(self, worker: bytes, clock: int) -> None:
         """Set a worker's clock, wherever it counts."""
