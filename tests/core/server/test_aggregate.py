@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Segment, Slice
-from zmqps.core.server.aggregate import PART_NBYTES, PARTS_NBYTES, SPARE_GRADIENTS, Contribution, Contributor, Stage
+from zmqps.core.server.aggregate import PART_NBYTES, PARTS_NBYTES, SPARE_GRADIENTS, Contribution, PushId, Stage
 from zmqps.errors import LimitError, ProtocolError
 
 SIZE = 6
@@ -26,7 +26,7 @@ def make(gradients: int = 1) -> Stage:
 
 def add(
     stage: Stage,
-    contributor: Contributor,
+    push: PushId,
     value: Any,
     *bounds: tuple[int, int],
     step: int = 0,
@@ -36,14 +36,14 @@ def add(
     """Bring gradients of one value, or of an array's elements, by default of the whole slice."""
     bounds = bounds or ((0, SIZE),)
     values = np.broadcast_to(value, SIZE).astype(dtype)
-    stage.add(step, contributor, [Contribution(PIECE, bounds, [values[lo:hi] for lo, hi in bounds])], examples)
+    stage.add(step, push, [Contribution(PIECE, bounds, [values[lo:hi] for lo, hi in bounds])], examples)
     stage.validate()
 
 
-def mean(stage: Stage, *contributors: Contributor, step: int = 0) -> list[float | None]:
+def mean(stage: Stage, *pushes: PushId, step: int = 0) -> list[float | None]:
     """Return the mean by element; None where there is none."""
     found: list[float | None] = [None] * SIZE
-    for start, array in stage.mean(step, 0, contributors):
+    for start, array in stage.mean(step, 0, pushes):
         found[start : start + array.size] = array.tolist()
     return found
 

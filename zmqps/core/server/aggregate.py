@@ -1,4 +1,4 @@
-"""Gradients of a synchronous step, kept by contributor until the step is committed.
+"""Gradients of a synchronous step, kept apart by push until the step is committed.
 
 They are not added up on arrival: who contributes is known only at the commit (a worker may die
 between two slices, or be one too many), and a sum of floats cannot be taken back. Kept apart they
@@ -31,7 +31,7 @@ PART_NBYTES = 256
 PARTS_NBYTES = 16 << 20
 
 #: One push of one worker: (incarnation, attempt).
-Contributor = tuple[bytes, int]
+PushId = tuple[bytes, int]
 
 
 class Contribution(NamedTuple):
@@ -88,12 +88,12 @@ class Stage:
     def __init__(self, nbytes: int, gradients: int = 1, memory: Memory | None = None) -> None:
         self._memory = memory or HostMemory()
         self._limit = (gradients + SPARE_GRADIENTS) * nbytes + PARTS_NBYTES
-        self._steps: dict[int, dict[Contributor, dict[int, Brought]]] = {}
+        self._steps: dict[int, dict[PushId, dict[int, Brought]]] = {}
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
         self._spares: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._totals: dict[np.dtype[Any], Array] = {}
 
-    def add(self, step: int, contributor: Contributor, parts: Sequence[Contribution], examples: int) -> None:
+    def add(self, step: int, push: PushId, parts: Sequence[Contribution], examples: int) -> None:
         """Keep what a message brings: all of it, or nothing if that is too much.
 
         Raises
@@ -103,16 +103,16 @@ class Stage:
         ProtocolError
             This push has brought one of the slices before.
         """
-        slices = self._steps.get(step, {}).get(contributor, {})
+        slices = self._steps.get(step, {}).get(push, {})
         if any(part.piece.index in slices for part in parts):
             raise ProtocolError("a push has one message for each slice")
         nbytes = PART_NBYTES * max(1, len(parts)) + sum(piece.nbytes for part in parts for piece in part.pieces)
         used = self._used.setdefault(step, Counter())
-        if used[contributor[0]] + nbytes > self._limit:
-            got = used[contributor[0]] + nbytes
+        if used[push[0]] + nbytes > self._limit:
+            got = used[push[0]] + nbytes
             raise LimitError(what="bytes of one worker's gradients of a step", got=got, limit=self._limit)
-        used[contributor[0]] += nbytes
-        slices = self._steps.setdefault(step, {}).setdefault(contributor, {})
+        used[push[0]] += nbytes
+        slices = self._steps.setdefault(step, {}).setdefault(push, {})
         for part in parts:
             if part.pieces:
                 slices[part.piece.index] = self._keep(part, examples)
@@ -127,8 +127,8 @@ class Stage:
             start += piece.size
         return Brought(part, buffer, examples)
 
-    def mean(self, step: int, index: int, contributors: Sequence[Contributor]) -> list[tuple[int, Array]]:
-        """Return the mean of the contributors' gradients of a slice, added in their order.
+    def mean(self, step: int, index: int, pushes: Sequence[PushId]) -> list[tuple[int, Array]]:
+        """Return the mean of the gradients that some pushes brought to a slice, added in their order.
 
         Each counts as often as it has examples. Whoever did not push an element has no part in its mean,
         neither in the sum nor in the number of examples that divides it: so the workers of one
@@ -144,7 +144,7 @@ class Stage:
             the next call.
         """
         slices = self._steps.get(step, {})
-        brought = [slices[c][index] for c in contributors if c in slices and index in slices[c]]
+        brought = [slices[push][index] for push in pushes if push in slices and index in slices[push]]
         if len(brought) == 1:
             alone = brought[0]
             return [(lo, array) for lo, hi in alone.bounds if (array := alone.between(lo, hi)) is not None]
@@ -166,17 +166,17 @@ class Stage:
             self._totals[dtype] = self._memory.empty(size, dtype)
         return self._totals[dtype]
 
-    def close(self, step: int) -> set[Contributor]:
-        """Forget a step and all before it; return who had brought something to it."""
-        contributors: set[Contributor] = set()
+    def close(self, step: int) -> set[PushId]:
+        """Forget a step and all before it; return the pushes that had brought something to it."""
+        pushes: set[PushId] = set()
         for old in [number for number in self._used if number <= step]:
             del self._used[old]
         for old in [number for number in self._steps if number <= step]:
-            for contributor, slices in self._steps.pop(old).items():
-                contributors.add(contributor)
+            for push, slices in self._steps.pop(old).items():
+                pushes.add(push)
                 for buffer in (brought.buffer for brought in slices.values() if brought.whole):
                     self._spares.setdefault((buffer.size, buffer.dtype), []).append(buffer)
-        return contributors
+        return pushes
 
     @property
     def nbytes(self) -> int:

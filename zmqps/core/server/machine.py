@@ -396,9 +396,9 @@ class ServerMachine:
             if shard.stage is None:
                 applied = shard.push(message.parts, payload, client.name, checked=checked, reader=client.reader)
             else:
-                contributor = client.hello.incarnation, message.attempt
+                push = client.hello.incarnation, message.attempt
                 applied = shard.collect(
-                    message.parts, payload, contributor, message.step, message.examples, client.name, checked=checked
+                    message.parts, payload, push, message.step, message.examples, client.name, checked=checked
                 )
             versions, staleness = zip(*applied, strict=True) if applied else ((), ())
             result = versions, staleness

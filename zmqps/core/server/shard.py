@@ -18,7 +18,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.messages import Contributor, Part
-from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, Stage
+from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
 from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.slices import Pin, SliceState
@@ -66,7 +66,7 @@ class Shard:
     reject_nonfinite
         Whether gradients with NaN or infinity are refused.
     synchronous
-        Gradients are kept by contributor until `commit`; otherwise they are applied on arrival.
+        Gradients are kept apart by push until `commit`; otherwise they are applied on arrival.
     aggregate
         Synchronous: how many gradients make a step; None: one of every worker.
     retain
@@ -256,7 +256,7 @@ class Shard:
         self,
         parts: Sequence[Part],
         payload: Sequence[Buffer],
-        contributor: tuple[bytes, int],
+        push: PushId,
         step: int,
         examples: int,
         worker: str,
@@ -270,8 +270,8 @@ class Shard:
 
         Parameters
         ----------
-        contributor
-            Incarnation and attempt.
+        push
+            The push that they are a part of.
         step
             The step they belong to: this shard's version, or the next, if the commit in between is
             still on its way.
@@ -305,7 +305,7 @@ class Shard:
                 Contribution(state.piece, _bounds_of(state, ranges), gradients[state.piece.index])
                 for state, (_, _, ranges) in zip(states, parts, strict=True)
             ]
-            self.stage.add(step, contributor, brought, examples)
+            self.stage.add(step, push, brought, examples)
         return [(self.version, staleness)] * len(parts)
 
     def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
