@@ -20,11 +20,11 @@ Place = tuple[int, int]
 class Cell:
     """A slice as it should be, with all the versions it has had."""
 
-    def __init__(self, piece: Slice, values: Array, fill: Sequence[float]) -> None:
-        self.piece = piece
+    def __init__(self, slice_: Slice, values: Array, fill: Sequence[float]) -> None:
+        self.slice = slice_
         self.values = values
         self.slots = tuple(np.full(values.size, f, values.dtype) for f in fill)
-        self.steps = {segment.parameter: 0 for segment in piece.segments}
+        self.steps = {segment.parameter: 0 for segment in slice_.segments}
         self.history = [values.copy()]
 
     def of(self, arrays: Sequence[Array | None], parameters: set[int]) -> Array:
@@ -38,7 +38,7 @@ class Cell:
 
     def wanted(self, parameters: set[int]) -> list[Segment]:
         """Return the stretches of some parameters."""
-        return [segment for segment in self.piece.segments if segment.parameter in parameters]
+        return [segment for segment in self.slice.segments if segment.parameter in parameters]
 
     def where(self, parameters: set[int]) -> Array:
         """Return the positions of their elements."""
@@ -62,10 +62,10 @@ class Reference:
         self._kernels = [make_kernel(rule, "numpy") for rule in rules]
         self.cells: dict[Place, Cell] = {}
         for shard, slices in enumerate(placement.slices):
-            for piece in slices:
-                cell = Cell(piece, np.empty(piece.size, placement.keyspace.tables[piece.table].dtype), ())
-                start = cell.of(values, {s.parameter for s in piece.segments})
-                self.cells[shard, piece.index] = Cell(piece, start, rules[0].slot_fill)
+            for slice_ in slices:
+                cell = Cell(slice_, np.empty(slice_.size, placement.keyspace.tables[slice_.table].dtype), ())
+                start = cell.of(values, {s.parameter for s in slice_.segments})
+                self.cells[shard, slice_.index] = Cell(slice_, start, rules[0].slot_fill)
         self._residuals: dict[tuple[int, Place], Array] = {}  # by worker
 
     def places(self, parameters: set[int]) -> list[Place]:

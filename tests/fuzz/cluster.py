@@ -59,9 +59,9 @@ def ready_server() -> ServerMachine:
         if isinstance(action, Run):
             machine.handle(Returned(action.tag, action.work()), 0.0)
     machine.handle(Received(b"@loader", hello("worker", b"l" * 16)), 0.0)
-    for piece in PLACEMENT.slices[0]:
-        values = np.ones(piece.size, PLACEMENT.keyspace.tables[piece.table].dtype)
-        machine.handle(Received(b"@loader", Load(1, EPOCH, ((piece.index, 0, ()),), (values,))), 0.0)
+    for slice_ in PLACEMENT.slices[0]:
+        values = np.ones(slice_.size, PLACEMENT.keyspace.tables[slice_.table].dtype)
+        machine.handle(Received(b"@loader", Load(1, EPOCH, ((slice_.index, 0, ()),), (values,))), 0.0)
     assert machine.tenants[EPOCH].loaded
     return machine
 

@@ -45,7 +45,7 @@ from zmqps.core.server.machine import MAX_PEERS
 from zmqps.errors import BY_CODE
 
 OBSERVER = bytes(16)
-WHOLE = tuple((piece.index, 0, ()) for piece in PLACEMENT.slices[0])
+WHOLE = tuple((slice_.index, 0, ()) for slice_ in PLACEMENT.slices[0])
 ARRAYS = tuple(np.full(p.size, 7, PLACEMENT.keyspace.tables[p.table].dtype) for p in PLACEMENT.slices[0])
 LARGE = np.ones(5000, "<f4")
 

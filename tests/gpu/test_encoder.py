@@ -53,7 +53,7 @@ class Bench:
         return self.encoder.encode(self.port, codec, arrays, self.cargoes, atomic=atomic)
 
     def expected(self, codec: str, arrays: dict[int, Array], cargo: Cargo, seed: int = 0) -> Array:
-        pieces = [arrays[i][start:stop] for i, start, stop in cargo.pieces]
+        pieces = [arrays[i][start:stop] for i, start, stop in cargo.extents]
         residual = self._left_out.setdefault(cargo, np.zeros(cargo.nbytes // 4, "f4"))
         return compress(codecs.parse(codec), [pieces], [[residual]], seed)[0]
 
@@ -74,7 +74,7 @@ def test_blobs_are_those_of_this_host_step_after_step(codec: str, new_device: Ne
         for cargo, (name, blob) in encoded.items():
             if cargo.nbytes < codecs.MIN_NBYTES:
                 assert name == "raw"
-                raw = np.concatenate([arrays[i][start:stop] for i, start, stop in cargo.pieces])
+                raw = np.concatenate([arrays[i][start:stop] for i, start, stop in cargo.extents])
                 assert blob.tobytes() == raw.tobytes()
             else:
                 assert name == codecs.parse(codec).spec

@@ -56,9 +56,9 @@ class Pair:
         self.device = make_shard(CONFIG, spec, where, 0, streams=self.streams)
         self.rng = np.random.default_rng(0)
         for state in self.host.slices:
-            value = self.random(state.piece.index)
+            value = self.random(state.slice.index)
             for shard in self.shards:
-                shard.load([(state.piece.index, 0, ())], [value])
+                shard.load([(state.slice.index, 0, ())], [value])
 
     @property
     def shards(self) -> tuple[Shard, Shard]:
@@ -67,7 +67,7 @@ class Pair:
     def random(self, *indices: int) -> Array:
         """Return the bytes of gradients for whole slices."""
         states = [self.host.slices[index] for index in indices]
-        arrays = [self.rng.standard_normal(state.piece.size).astype(state.value.dtype) for state in states]
+        arrays = [self.rng.standard_normal(state.slice.size).astype(state.value.dtype) for state in states]
         return np.concatenate([array.view(np.uint8) for array in arrays])
 
     def push(self, *indices: int, read: int = 0, checked: bool = False, reader: bytes = b"") -> None:
@@ -77,7 +77,7 @@ class Pair:
         assert found[0] == found[1]
 
     def check(self, exact: int | None = None) -> None:
-        parts = [(state.piece.index, 0, ()) for state in self.host.slices]
+        parts = [(state.slice.index, 0, ()) for state in self.host.slices]
         ours, theirs = (fetch(shard, parts, exact) for shard in self.shards)
         for state, a, b in zip(self.host.slices, ours, theirs, strict=True):
             a, b = a.view(state.value.dtype), b.view(state.value.dtype)
@@ -104,14 +104,14 @@ def test_pushes_of_whole_slices_and_of_some_parameters_change_the_same(new_devic
     pair = Pair(new_device(), job())
     for _ in range(4):
         for state in pair.host.slices:
-            pair.push(state.piece.index)
+            pair.push(state.slice.index)
         pair.push(0, 1, checked=True)
         pair.check()
     state = next(state for state in pair.host.slices if len(state.positions) > 1)
-    bounds = [*state.positions, state.piece.size]
+    bounds = [*state.positions, state.slice.size]
     payload = pair.rng.standard_normal(bounds[1] - bounds[0]).astype(state.value.dtype)
     for shard in pair.shards:
-        shard.push([(state.piece.index, 0, (bounds[0], bounds[1]))], [payload], "worker")
+        shard.push([(state.slice.index, 0, (bounds[0], bounds[1]))], [payload], "worker")
     pair.check()
 
 
@@ -149,7 +149,7 @@ def test_treatments_compute_on_the_device(new_device: NewDevice) -> None:
 @on_every_device
 def test_a_gradient_that_is_not_finite_changes_nothing(new_device: NewDevice) -> None:
     pair = Pair(new_device(), job())
-    payload = np.full(pair.host.slices[0].piece.size, np.nan, np.float32)
+    payload = np.full(pair.host.slices[0].slice.size, np.nan, np.float32)
     for shard in pair.shards:
         with pytest.raises(NonFiniteGradientError, match=r"'v'.*pushed by worker"):
             shard.push([(0, 0, ())], [payload], "worker")
@@ -293,7 +293,7 @@ def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_devi
     pair, codec = Pair(new_device(), job()), parse(spec)
     for indices in ([0], [1], [0, 1, 2], [len(pair.host.slices) - 1]):
         states = [pair.host.slices[index] for index in indices]
-        blobs = [codec.encode(pair.random(s.piece.index).view(s.value.dtype), seed=7) for s in states]
+        blobs = [codec.encode(pair.random(s.slice.index).view(s.value.dtype), seed=7) for s in states]
         parts = [(index, 0, ()) for index in indices]
         for shard in pair.shards:
             payload = shard.decode(codec, parts, [np.concatenate(blobs)], checked=checked)
@@ -305,7 +305,7 @@ def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_devi
 def test_a_blob_may_hold_some_parameters_of_a_slice(new_device: NewDevice) -> None:
     pair, codec = Pair(new_device(), job(), slice_nbytes=1 << 20), parse("int8")
     first = pair.host.slices[0]
-    ranges = (*first.positions[:2], first.positions[2], first.piece.size)
+    ranges = (*first.positions[:2], first.positions[2], first.slice.size)
     parts = [(0, 0, ranges), (1, 0, ())]
     sizes = pair.host.sizes(parts)
     blobs = [codec.encode(pair.rng.standard_normal(size).astype(dtype)) for size, dtype in sizes]

@@ -190,7 +190,7 @@ class MatrixTraining(Training):
                     reference.apply((shard.index, index), *next(arrives[worker, (shard.index, index)]))
         for shard in shards:
             for state in shard.slices:
-                cell = reference.cells[shard.index, state.piece.index]
+                cell = reference.cells[shard.index, state.slice.index]
                 assert state.version == len(cell.history) - 1
                 assert state.value.tobytes() == cell.values.tobytes()
                 assert [s.tobytes() for s in state.slots] == [s.tobytes() for s in cell.slots]
@@ -230,7 +230,7 @@ class MatrixTraining(Training):
             workers = [self._incarnations[incarnation] for incarnation in contributors]
             examples = [self._pushes[worker][step].examples for worker in workers]
             for state in shard.slices:
-                place = shard.index, state.piece.index
+                place = shard.index, state.slice.index
                 came = [next(arrives[worker, place])[0] for worker in workers]
                 total = mean(came, examples)
                 reference.apply(place, total, set(range(len(PARAMETERS))))

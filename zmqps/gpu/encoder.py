@@ -120,7 +120,7 @@ class Encoder:
 
     def _blob(self, port: Port, codec: Codec | None, flat: Mapping[int, Any], cargo: Cargo) -> Any:
         xp = port.device.xp
-        pieces = [flat[parameter][start:stop] for parameter, start, stop in cargo.pieces]
+        pieces = [flat[parameter][start:stop] for parameter, start, stop in cargo.extents]
         if codec is None:
             return (pieces[0] if len(pieces) == 1 else xp.concatenate(pieces)).view(np.uint8)
         residuals = [self._residuals(port, cargo)] if codec.error_feedback else None
@@ -128,8 +128,7 @@ class Encoder:
         return blob
 
     def _residuals(self, port: Port, cargo: Cargo) -> list[Any]:
-        piece = cargo.slice
-        key = port.device.spec, piece.shard, piece.index
+        key = port.device.spec, cargo.slice.shard, cargo.slice.index
         if key not in self._left_out:
-            self._left_out[key] = port.device.xp.zeros(piece.size, cargo.dtype)
+            self._left_out[key] = port.device.xp.zeros(cargo.slice.size, cargo.dtype)
         return [self._left_out[key][start:stop] for start, stop in cargo.bounds]

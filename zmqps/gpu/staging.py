@@ -62,7 +62,7 @@ class Streams:
 def largest_slice(placement: Placement, index: int) -> int:
     """Return the bytes of the largest slice of a shard."""
     tables = placement.keyspace.tables
-    return max((piece.size * tables[piece.table].dtype.itemsize for piece in placement.slices[index]), default=1)
+    return max((slice_.size * tables[slice_.table].dtype.itemsize for slice_ in placement.slices[index]), default=1)
 
 
 def device_memory(
@@ -187,7 +187,7 @@ class _Blob:
 
 
 class _Stretch:
-    """A piece of a part that is still a blob."""
+    """A stretch of a part that is still a blob; a piece (`Memory`) like any other."""
 
     __slots__ = ("blob", "dtype", "size", "start")
 

@@ -162,9 +162,9 @@ class AsyncTraining(Training):
     def _values(self, shard: Shard) -> Iterator[tuple[Any, Any]]:
         """Yield the values of each slice, as integers, and whose they are."""
         for state in shard.slices:
-            segments = state.piece.segments
+            segments = state.slice.segments
             starts = np.repeat([s.start - s.position for s in segments], [s.size for s in segments])
-            yield state.value.astype(np.int64), (starts + np.arange(state.piece.size)) % self.lives
+            yield state.value.astype(np.int64), (starts + np.arange(state.slice.size)) % self.lives
 
     def _check_values(self, values: Any, attempted: Any) -> None:
         if self._base == 1.0:

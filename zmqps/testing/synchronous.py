@@ -194,7 +194,7 @@ class SyncTraining(Training):
         self._checked[node.name, life] = shard.version
         reference = self.witness.reference(life)
         for state in shard.slices:
-            for s in state.piece.segments:
+            for s in state.slice.segments:
                 got = state.value[s.position : s.position + s.size]
                 reference.check(shard.version, node.name, [(s.parameter, got)], s.start)
 

@@ -193,6 +193,6 @@ def _meant(worker: Node, push: Push) -> Pushed:
     requests = (link.in_flight.get(push.request) for link in machine.transfers.links)
     transfer = next(request.transfer for request in requests if request is not None)
     assert isinstance(transfer, Pushing)
-    pushed = {piece.parameter for cargoes in transfer.cargoes for cargo in cargoes for piece in cargo.pieces}
+    pushed = {extent.parameter for cargoes in transfer.cargoes for cargo in cargoes for extent in cargo.extents}
     source = [array if i in pushed else None for i, array in enumerate(transfer.source.arrays)]
     return Pushed(push.step, (source, transfer.examples))

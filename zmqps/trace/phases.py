@@ -38,7 +38,7 @@ ORDER = (
 OPERATIONS = ("push", "pull", "push_pull")
 
 #: Microseconds, from … to.
-Pieces: TypeAlias = list[tuple[float, float]]
+Intervals: TypeAlias = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +103,17 @@ def summarize(trace: Trace, operation: str | None = None, skip: int = 0) -> Summ
     if not steps:
         return None
     windows = _union([(step.begin_us, step.end_us) for step in steps])
-    found: dict[tuple[str, str], list[Pieces]] = {}
-    for role, name, pieces in _work(trace):
-        if any(first <= pieces[0][0] < last for first, last in windows):
-            found.setdefault((role, name), []).append(pieces)
+    found: dict[tuple[str, str], list[Intervals]] = {}
+    for role, name, intervals in _work(trace):
+        if any(first <= intervals[0][0] < last for first, last in windows):
+            found.setdefault((role, name), []).append(intervals)
     phases = [_phase(*key, found[key], len(steps), windows) for key in ORDER if key in found]
     return Summary(chosen, len(steps), float(np.median([s.end_us - s.begin_us for s in steps])) / 1e6, tuple(phases))
 
 
-def _phase(role: str, name: str, parts: Sequence[Pieces], steps: int, windows: Pieces) -> Phase:
-    durations = [sum(stop - start for start, stop in pieces) for pieces in parts]
-    under_way = _within(_union([piece for pieces in parts for piece in pieces]), windows)
+def _phase(role: str, name: str, parts: Sequence[Intervals], steps: int, windows: Intervals) -> Phase:
+    durations = [sum(stop - start for start, stop in intervals) for intervals in parts]
+    under_way = _within(_union([interval for intervals in parts for interval in intervals]), windows)
     return Phase(
         role=role,
         name=name,
@@ -125,7 +125,7 @@ def _phase(role: str, name: str, parts: Sequence[Pieces], steps: int, windows: P
     )
 
 
-def _work(trace: Trace) -> Iterator[tuple[str, str, Pieces]]:
+def _work(trace: Trace) -> Iterator[tuple[str, str, Intervals]]:
     """Yield role, phase and when, without what is nested in it."""
     for wire in trace.wires:
         yield wire.role, wire.name, [(wire.begin_us, wire.end_us)]
@@ -138,38 +138,38 @@ def _work(trace: Trace) -> Iterator[tuple[str, str, Pieces]]:
             else:
                 threads.setdefault(span.thread, []).append(span)
         for spans in threads.values():
-            for span, pieces in _own_time(spans):
+            for span, intervals in _own_time(spans):
                 # a codec does not know whose thread it runs in: it is the process's
-                yield (roles[0] if span.role == "codec" and roles else span.role), span.name, pieces
+                yield (roles[0] if span.role == "codec" and roles else span.role), span.name, intervals
 
 
-def _own_time(spans: Iterable[Span]) -> Iterator[tuple[Span, Pieces]]:
-    """Yield each span of a thread with the pieces of it in which nothing else was nested."""
-    stack: list[tuple[Span, Pieces, float]] = []  # span, its pieces, since when it works
+def _own_time(spans: Iterable[Span]) -> Iterator[tuple[Span, Intervals]]:
+    """Yield each span of a thread with the intervals of it in which nothing else was nested."""
+    stack: list[tuple[Span, Intervals, float]] = []  # span, its intervals, since when it works
     for span in sorted(spans, key=lambda span: (span.begin_us, -span.end_us)):
         while stack and stack[-1][0].end_us <= span.begin_us:
             yield _closed(stack)
         if stack:
-            outer, pieces, since = stack.pop()
-            pieces.append((since, span.begin_us))
-            stack.append((outer, pieces, span.begin_us))
+            outer, intervals, since = stack.pop()
+            intervals.append((since, span.begin_us))
+            stack.append((outer, intervals, span.begin_us))
         stack.append((span, [], span.begin_us))
     while stack:
         yield _closed(stack)
 
 
-def _closed(stack: list[tuple[Span, Pieces, float]]) -> tuple[Span, Pieces]:
-    span, pieces, since = stack.pop()
-    pieces.append((since, max(since, span.end_us)))
+def _closed(stack: list[tuple[Span, Intervals, float]]) -> tuple[Span, Intervals]:
+    span, intervals, since = stack.pop()
+    intervals.append((since, max(since, span.end_us)))
     if stack:
         outer, others, _ = stack.pop()
         stack.append((outer, others, span.end_us))
-    return span, pieces
+    return span, intervals
 
 
-def _union(pieces: Iterable[tuple[float, float]]) -> Pieces:
-    merged: Pieces = []
-    for start, stop in sorted(pieces):
+def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    merged: Intervals = []
+    for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(stop, merged[-1][1])
         else:
@@ -177,11 +177,11 @@ def _union(pieces: Iterable[tuple[float, float]]) -> Pieces:
     return merged
 
 
-def _within(pieces: Iterable[tuple[float, float]], windows: Pieces) -> Pieces:
-    """Return the parts of the pieces that lie in one of the windows."""
+def _within(intervals: Iterable[tuple[float, float]], windows: Intervals) -> Intervals:
+    """Return the parts of the intervals that lie in one of the windows."""
     return [
         (max(start, first), min(stop, last))
-        for start, stop in pieces
+        for start, stop in intervals
         for first, last in windows
         if start < last and stop > first
     ]

@@ -22,9 +22,9 @@ RESNET = KeySpace([Parameter(name, shape, "float32") for name, shape in RESNET50
 
 @given(placements())
 def test_every_element_is_in_exactly_one_slice_of_one_shard(placement) -> None:  # type: ignore[no-untyped-def]
-    pieces = [piece for slices in placement.slices for piece in slices]
+    found = [slice_ for slices in placement.slices for slice_ in slices]
     for number, table in enumerate(placement.keyspace.tables):
-        bounds = sorted((p.start, p.stop) for p in pieces if p.table == number)
+        bounds = sorted((p.start, p.stop) for p in found if p.table == number)
         assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds)][: len(bounds)]
         assert (bounds[-1][1] if bounds else 0) == table.size
     assert sum(placement.nbytes(shard) for shard in range(placement.num_shards)) == placement.keyspace.nbytes
@@ -34,16 +34,16 @@ def test_every_element_is_in_exactly_one_slice_of_one_shard(placement) -> None: 
 def test_segments_cover_every_element_of_every_parameter_once(placement) -> None:  # type: ignore[no-untyped-def]
     seen = [np.zeros(p.size, int) for p in placement.keyspace.parameters]
     for shard, slices in enumerate(placement.slices):
-        for index, piece in enumerate(slices):
-            assert (piece.shard, piece.index) == (shard, index)
-            assert 0 < piece.size * placement.keyspace.tables[piece.table].dtype.itemsize <= placement.slice_nbytes
+        for index, slice_ in enumerate(slices):
+            assert (slice_.shard, slice_.index) == (shard, index)
+            assert 0 < slice_.size * placement.keyspace.tables[slice_.table].dtype.itemsize <= placement.slice_nbytes
             position = 0
-            for segment in piece.segments:
+            for segment in slice_.segments:
                 assert segment.position == position
                 assert segment.size > 0
                 position += segment.size
                 seen[segment.parameter][segment.start : segment.start + segment.size] += 1
-            assert position == piece.size
+            assert position == slice_.size
     assert all((count == 1).all() for count in seen)
 
 
@@ -55,8 +55,8 @@ def test_slicing_then_gathering_is_the_identity(placement) -> None:  # type: ign
     values = [np.arange(p.size, dtype=dtype_of[i]) + i for i, p in enumerate(keyspace.parameters)]
     landed = [np.zeros_like(value) for value in values]
     for slices in placement.slices:
-        for piece in slices:
-            spans = [(s.parameter, s.start, s.start + s.size) for s in piece.segments]
+        for slice_ in slices:
+            spans = [(s.parameter, s.start, s.start + s.size) for s in slice_.segments]
             payload = gather(values[parameter][start:stop] for parameter, start, stop in spans)
             targets = [landed[parameter][start:stop] for parameter, start, stop in spans]
             for run, offset, array in scatter(payload, [(target.size, target.dtype) for target in targets]):
@@ -110,7 +110,7 @@ def test_a_large_tensor_is_split_where_it_must_be() -> None:
     keyspace = KeySpace([Parameter("small", (10,), "float32"), Parameter("large", (1_000_000,), "float32")])
     placement = Placement.balance(keyspace, 4)
     for slices in placement.slices:
-        assert 1 in {segment.parameter for piece in slices for segment in piece.segments}
+        assert 1 in {segment.parameter for slice_ in slices for segment in slice_.segments}
 
 
 def test_a_cut_is_not_aligned_into_the_small_parameter_before_a_large_one() -> None:

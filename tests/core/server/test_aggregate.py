@@ -15,7 +15,7 @@ from zmqps.core.server.aggregate import PART_NBYTES, PARTS_NBYTES, SPARE_GRADIEN
 from zmqps.errors import LimitError, ProtocolError
 
 SIZE = 6
-PIECE = Slice(shard=0, index=0, table=0, start=0, stop=SIZE, segments=(Segment(0, 0, 0, SIZE),))
+SLICE = Slice(shard=0, index=0, table=0, start=0, stop=SIZE, segments=(Segment(0, 0, 0, SIZE),))
 A, B, C = (b"a", 1), (b"b", 1), (b"c", 1)
 Array = np.ndarray[Any, Any]
 
@@ -36,7 +36,7 @@ def add(
     """Bring gradients of one value, or of an array's elements, by default of the whole slice."""
     bounds = bounds or ((0, SIZE),)
     values = np.broadcast_to(value, SIZE).astype(dtype)
-    stage.add(step, push, [Contribution(PIECE, bounds, [values[lo:hi] for lo, hi in bounds])], examples)
+    stage.add(step, push, [Contribution(SLICE, bounds, [values[lo:hi] for lo, hi in bounds])], examples)
     stage.validate()
 
 
@@ -130,13 +130,13 @@ def test_nothing_comes_of_nothing() -> None:
 
 def test_what_one_worker_can_bring_to_a_step_is_bounded_and_others_may_still_bring_theirs() -> None:
     stage = Stage(1 << 20, gradients=2)
-    piece = Slice(shard=0, index=0, table=0, start=0, stop=1 << 17, segments=())
-    gradient = Contribution(piece, [(0, piece.size)], [np.zeros(piece.size)])
+    slice_ = Slice(shard=0, index=0, table=0, start=0, stop=1 << 17, segments=())
+    gradient = Contribution(slice_, [(0, slice_.size)], [np.zeros(slice_.size)])
     most = 2 + SPARE_GRADIENTS + PARTS_NBYTES // (1 << 20) - 1  # whole ones; the last gives way to what parts cost
     for attempt in range(most):
         stage.add(0, (b"a", attempt), [gradient], 1)
     with pytest.raises(LimitError, match="one worker's gradients of a step"):
-        stage.add(0, (b"a", most), [gradient, gradient._replace(piece=replace(piece, index=1))], 1)
+        stage.add(0, (b"a", most), [gradient, gradient._replace(slice=replace(slice_, index=1))], 1)
     assert stage.nbytes == most << 20, "nothing of it is kept"
     stage.add(0, (b"b", 1), [gradient], 1)
     stage.add(1, (b"a", most), [gradient], 1)
@@ -150,7 +150,7 @@ def test_the_number_of_tiny_pushes_is_bounded() -> None:
     for attempt in range(PARTS_NBYTES // PART_NBYTES):
         stage.add(0, (b"a", attempt), [], 1)
     with pytest.raises(LimitError):
-        stage.add(0, (b"a", 0), [Contribution(PIECE, [], [])], 1)
+        stage.add(0, (b"a", 0), [Contribution(SLICE, [], [])], 1)
 
 
 BOUNDS = st.lists(st.integers(0, SIZE), max_size=4, unique=True).map(

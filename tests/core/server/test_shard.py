@@ -95,9 +95,9 @@ def initial(placement: Placement) -> dict[str, np.ndarray]:
 def loaded_shard(placement: Placement, rules: Rules | None = None, **options: bool) -> Shard:
     shard = Shard(placement, 0, rules or Rules(RATES), **options)
     values = initial(placement)
-    for piece in placement.slices[0]:
-        spans = [(placement.keyspace.parameters[s.parameter].name, s.start, s.start + s.size) for s in piece.segments]
-        shard.load([(piece.index, 0, ())], gather(values[name][start:stop] for name, start, stop in spans))
+    for slice_ in placement.slices[0]:
+        spans = [(placement.keyspace.parameters[s.parameter].name, s.start, s.start + s.size) for s in slice_.segments]
+        shard.load([(slice_.index, 0, ())], gather(values[name][start:stop] for name, start, stop in spans))
     assert shard.loaded
     shard.validate()
     return shard
@@ -114,11 +114,11 @@ def values_of(shard: Shard) -> dict[str, np.ndarray]:
     """Return each parameter's values, pulled."""
     placement = shard.placement
     landed = {name: np.empty_like(value) for name, value in initial(placement).items()}
-    parts = [(state.piece.index, 0, ()) for state in shard.slices]
+    parts = [(state.slice.index, 0, ()) for state in shard.slices]
     targets = [
         landed[placement.keyspace.parameters[s.parameter].name][s.start : s.start + s.size]
         for state in shard.slices
-        for s in state.piece.segments
+        for s in state.slice.segments
     ]
     pieces, _, _ = shard.pull(parts)
     payload = [piece for part in pieces for piece in part]
@@ -132,13 +132,13 @@ def push_parameters(shard: Shard, gradients: dict[str, np.ndarray], cut: int | N
     parts, pieces = [], []
     for state in shard.slices:
         ranges: list[int] = []
-        for s in state.piece.segments:
+        for s in state.slice.segments:
             name = shard.placement.keyspace.parameters[s.parameter].name
             if name in gradients:
                 ranges += [s.position, s.position + s.size]
                 pieces.append(gradients[name][s.start : s.start + s.size])
         if ranges:
-            parts.append((state.piece.index, state.version, tuple(ranges)))
+            parts.append((state.slice.index, state.version, tuple(ranges)))
     if cut:
         pieces = [piece[i : i + cut] for piece in pieces for i in range(0, piece.size, cut)]
     return shard.push(parts, pieces, "worker 0")
@@ -166,7 +166,7 @@ def test_pushes_do_what_plain_numpy_does(pushes, slice_nbytes) -> None:  # type:
         }
         gradients = {name: g.astype(reference.values[name].dtype) for name, g in gradients.items()}
         if read:
-            pieces, _, watchers = shard.pull([(state.piece.index, 0, ()) for state in shard.slices])
+            pieces, _, watchers = shard.pull([(state.slice.index, 0, ()) for state in shard.slices])
             payload = [piece for part in pieces for piece in part]
             reader = Reader()
             for readers in watchers:
@@ -179,7 +179,7 @@ def test_pushes_do_what_plain_numpy_does(pushes, slice_nbytes) -> None:  # type:
     for name, value in values_of(shard).items():
         np.testing.assert_array_equal(value, reference.values[name], err_msg=name)
     for state in shard.slices:
-        for s, steps in zip(state.piece.segments, state.steps, strict=True):
+        for s, steps in zip(state.slice.segments, state.steps, strict=True):
             name = placement.keyspace.parameters[s.parameter].name
             assert steps == reference.steps[name]
             slot = state.slots[0][s.position : s.position + s.size]
@@ -199,13 +199,13 @@ def test_every_shard_of_a_placement_holds_its_part(num_shards, seed) -> None:  #
     gradient = rng.standard_normal(table.size).astype(np.float32)
     for index, slices in enumerate(placement.slices):
         shard = Shard(placement, index, Rules())
-        for piece in slices:
-            shard.load([(piece.index, 0, ())], [table[piece.start : piece.stop]])
+        for slice_ in slices:
+            shard.load([(slice_.index, 0, ())], [table[slice_.start : slice_.stop]])
         assert shard.loaded
         shard.push([(p.index, 0, ()) for p in slices], [gradient[p.start : p.stop] for p in slices], "w")
         shard.validate()
-        for piece, state in zip(slices, shard.slices, strict=True):
-            np.testing.assert_array_equal(state.value, (table - gradient)[piece.start : piece.stop])
+        for slice_, state in zip(slices, shard.slices, strict=True):
+            np.testing.assert_array_equal(state.value, (table - gradient)[slice_.start : slice_.stop])
 
 
 # --- versions -----------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ def test_a_frame_that_ends_inside_an_element_is_refused() -> None:
 def test_one_bad_part_refuses_the_good_ones_too() -> None:
     shard = loaded_shard(small_placement(16))
     before = state_of(shard)
-    sizes = [state.piece.size for state in shard.slices]
+    sizes = [state.slice.size for state in shard.slices]
     gradients = [np.ones(size, state.value.dtype) for size, state in zip(sizes, shard.slices, strict=True)]
     gradients[-1][-1] = np.nan
     with pytest.raises(NonFiniteGradientError):

@@ -15,7 +15,7 @@ SLICES = [
     Cargo(
         slice=Slice(shard=0, index=i, table=0, start=i, stop=i + 1, segments=()),
         ranges=(),
-        pieces=(),
+        extents=(),
         dtype=np.dtype("f4"),
         nbytes=4,
     )

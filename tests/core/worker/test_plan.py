@@ -23,19 +23,19 @@ def test_pieces_cover_exactly_the_parameters_asked_for(where, data) -> None:  # 
         assert len({cargo.slice.index for cargo in cargoes}) == len(cargoes), "a slice is named once a shard"
         for cargo in cargoes:
             assert cargo.slice is where.slices[shard][cargo.slice.index]
-            for parameter, start, stop in cargo.pieces:
+            for parameter, start, stop in cargo.extents:
                 seen[parameter][start:stop] += 1
     for i, count in enumerate(seen):
         assert (count == (asked is None or i in asked)).all()
 
 
 @given(placements(), st.data())
-def test_ranges_ascend_end_at_parameters_and_hold_the_pieces(where, data) -> None:  # type: ignore[no-untyped-def]
+def test_ranges_ascend_end_at_parameters_and_hold_the_extents(where, data) -> None:  # type: ignore[no-untyped-def]
     asked = data.draw(st.frozensets(st.integers(0, len(where.keyspace.parameters) - 1)))
     for cargoes in plan(where, asked):
         for cargo in cargoes:
             size = sum(stop - start for start, stop in cargo.bounds)
-            assert size == sum(piece.stop - piece.start for piece in cargo.pieces)
+            assert size == sum(extent.stop - extent.start for extent in cargo.extents)
             assert cargo.nbytes == size * cargo.dtype.itemsize
             flat = [bound for pair in cargo.bounds for bound in pair]
             assert flat == sorted(set(flat)), "neighbours are joined"
@@ -46,7 +46,7 @@ def test_ranges_ascend_end_at_parameters_and_hold_the_pieces(where, data) -> Non
 def test_parameters_that_are_no_neighbours_in_a_slice_are_ranges_of_their_own() -> None:
     ((cargo,),) = plan(placement(job(*"abcd"), slice_nbytes=4 * 32), frozenset([0, 2]))
     assert cargo.bounds == ((0, 8), (16, 24))
-    assert [(piece.parameter, piece.start, piece.stop) for piece in cargo.pieces] == [(0, 0, 8), (2, 0, 8)]
+    assert [(extent.parameter, extent.start, extent.stop) for extent in cargo.extents] == [(0, 0, 8), (2, 0, 8)]
 
 
 @given(placements(), st.data())
@@ -73,18 +73,18 @@ def test_in_order_moves_the_same_and_what_is_named_first_first(where, data) -> N
     cargoes = plan(where, frozenset(asked))
     for before, after in zip(cargoes, in_order(cargoes, asked), strict=True):
         assert sorted(before, key=id) == sorted(after, key=id)
-        firsts = [min(asked.index(piece.parameter) for piece in cargo.pieces) for cargo in after]
+        firsts = [min(asked.index(extent.parameter) for extent in cargo.extents) for cargo in after]
         assert firsts == sorted(firsts)
 
 
 @given(placements(), st.data())
-def test_a_parameter_has_arrived_when_its_last_piece_has_landed(where, data) -> None:  # type: ignore[no-untyped-def]
+def test_a_parameter_has_arrived_when_its_last_extent_has_landed(where, data) -> None:  # type: ignore[no-untyped-def]
     parameters = where.keyspace.parameters
     target = Target(missing={i: p.size for i, p in enumerate(parameters)})
     rest = {i: p.size for i, p in enumerate(parameters)}
     for cargo in data.draw(st.permutations([cargo for row in plan(where) for cargo in row])):
         target.landed(cargo, 7)
-        for piece in cargo.pieces:
-            rest[piece.parameter] -= piece.stop - piece.start
+        for extent in cargo.extents:
+            rest[extent.parameter] -= extent.stop - extent.start
         assert sorted(target.arrived) == sorted(i for i in rest if not rest[i] and parameters[i].size)
     assert set(target.versions.values()) <= {7}

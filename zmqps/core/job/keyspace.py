@@ -4,7 +4,7 @@ All parameters of one storage dtype lie one behind the other in a *table*, a fla
 elements ``[0, N)``. S+1 *cuts* a table give each of S shards a key range of it. A shard's ranges
 are divided into *slices* of ``slice_nbytes`` (the last of a range is shorter), numbered through
 over its tables. A message addresses a slice, or ranges inside one, so what crosses the network
-and what one update kernel sees is a contiguous piece of 4 MiB, whatever the tensors are.
+and what one update kernel sees is a contiguous 4 MiB, whatever the tensors are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from zmqps.errors import ProtocolError
 #: it saves little and holds replies back; far below the 32 MiB where malloc faults every buffer anew.
 SLICE_NBYTES = 4 << 20
 #: A parameter smaller than this stays on one shard: its share of a balance of 1% is nil, and a
-#: tensor in one piece is one view less on every message.
+#: tensor on one shard is one view less on every message.
 SPLIT_NBYTES = 64 << 10
 #: Cuts inside a large parameter fall on cache lines, so that arenas copy and vectorise aligned.
 CUT_ALIGNMENT_NBYTES = 64
@@ -62,7 +62,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A contiguous piece of a table on one shard."""
+    """A contiguous stretch of a table on one shard: what one message carries."""
 
     shard: int
     index: int  # number within the shard
@@ -167,7 +167,7 @@ class Placement:
         rows = []
         total = self.keyspace.nbytes
         for shard, slices in enumerate(self.slices):
-            segments = [segment for piece in slices for segment in piece.segments]
+            segments = [segment for slice_ in slices for segment in slice_.segments]
             names = [self.keyspace.parameters[segment.parameter].name for segment in segments]
             rows.append(
                 {

@@ -37,7 +37,7 @@ PushId = tuple[bytes, int]
 class Contribution(NamedTuple):
     """What a push brings to one slice: pieces (`Memory`) of the gradient within ``bounds``, one behind the other."""
 
-    piece: Slice
+    slice: Slice
     bounds: Sequence[tuple[int, int]]  # ascending, disjoint
     pieces: Sequence[Any]
 
@@ -56,7 +56,7 @@ class Brought:
         self.bounds = part.bounds
         self.buffer = buffer
         self.examples = examples
-        self.whole = buffer.size == part.piece.size
+        self.whole = buffer.size == part.slice.size
         self._starts = [start for start, _ in part.bounds]
         self._origins = [0, *accumulate(stop - start for start, stop in part.bounds)]
 
@@ -104,7 +104,7 @@ class Stage:
             This push has brought one of the slices before.
         """
         slices = self._steps.get(step, {}).get(push, {})
-        if any(part.piece.index in slices for part in parts):
+        if any(part.slice.index in slices for part in parts):
             raise ProtocolError("a push has one message for each slice")
         nbytes = PART_NBYTES * max(1, len(parts)) + sum(piece.nbytes for part in parts for piece in part.pieces)
         used = self._used.setdefault(step, Counter())
@@ -115,11 +115,11 @@ class Stage:
         slices = self._steps.setdefault(step, {}).setdefault(push, {})
         for part in parts:
             if part.pieces:
-                slices[part.piece.index] = self._keep(part, examples)
+                slices[part.slice.index] = self._keep(part, examples)
 
     def _keep(self, part: Contribution, examples: int) -> Brought:
         dtype = part.pieces[0].dtype
-        spares = self._spares.get((part.size, dtype)) if part.size == part.piece.size else None
+        spares = self._spares.get((part.size, dtype)) if part.size == part.slice.size else None
         buffer = spares.pop() if spares else self._memory.empty(part.size, dtype)
         start = 0
         for piece in part.pieces:

@@ -54,20 +54,20 @@ class Buffers:
         self._spares: list[tuple[Array, list[Reader]]] = []
         self._lends = False  # some reader has taken a loan
 
-    def home(self, piece: Slice) -> Array:
+    def home(self, slice_: Slice) -> Array:
         """Return the place of a slice in the arena."""
-        return self._place(self._homes[piece.table], piece)
+        return self._place(self._homes[slice_.table], slice_)
 
-    def _place(self, arena: Array, piece: Slice) -> Array:
-        origin, _ = self._tables[piece.table]
-        return arena[piece.start - origin : piece.stop - origin]
+    def _place(self, arena: Array, slice_: Slice) -> Array:
+        origin, _ = self._tables[slice_.table]
+        return arena[slice_.start - origin : slice_.stop - origin]
 
-    def _second(self, piece: Slice) -> Array:
-        if piece.table not in self._seconds:
-            arena = self._memory.values(self._tables[piece.table][1], self._dtypes[piece.table])
-            self._seconds[piece.table] = arena
+    def _second(self, slice_: Slice) -> Array:
+        if slice_.table not in self._seconds:
+            arena = self._memory.values(self._tables[slice_.table][1], self._dtypes[slice_.table])
+            self._seconds[slice_.table] = arena
             self._counters["spare_nbytes"] += arena.nbytes
-        return self._place(self._seconds[piece.table], piece)
+        return self._place(self._seconds[slice_.table], slice_)
 
     def make_writable(self, state: SliceState) -> None:
         """Give a slice a buffer that nobody reads; what it holds is up to the caller."""
@@ -79,7 +79,7 @@ class Buffers:
             return
         if not free and len(state.places) == 1 and any(isinstance(reader, Loan) for reader in readers):
             self._lends = True
-            state.places.append((self._second(state.piece), []))
+            state.places.append((self._second(state.slice), []))
         for place, watchers in state.places:
             if place is not value and _is_free(watchers):
                 state.value, state.readers = place, watchers

@@ -117,12 +117,12 @@ class Shard:
                 slot.fill(fill)
             arenas.append(slots)
             self.arena_nbytes += size * table.dtype.itemsize * (1 + len(slots))
-        for piece in placement.slices[index]:
-            origin, slots = bounds[piece.table][0], arenas[piece.table]
-            where = slice(piece.start - origin, piece.stop - origin)
-            home = self._buffers.home(piece)
-            self.slices.append(SliceState(piece, home, tuple(slot[where] for slot in slots), kernel_of))
-        self._missing = {piece.index for piece in placement.slices[index]}
+        for slice_ in placement.slices[index]:
+            origin, slots = bounds[slice_.table][0], arenas[slice_.table]
+            where = slice(slice_.start - origin, slice_.stop - origin)
+            home = self._buffers.home(slice_)
+            self.slices.append(SliceState(slice_, home, tuple(slot[where] for slot in slots), kernel_of))
+        self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
         self.stage = Stage(placement.nbytes(index), aggregate or 1, memory) if synchronous else None
 
@@ -202,11 +202,11 @@ class Shard:
         indices = {index for _, (index, _, _) in kept}
 
         def correct(state: SliceState, start: int, gradient: Array, value: Array) -> Array:
-            copy = read.get(state.piece.index)
+            copy = read.get(state.slice.index)
             copy = None if copy is None else copy[start : start + gradient.size]
-            return treatment.correct(gradient, value, copy, results[state.piece.index][1])
+            return treatment.correct(gradient, value, copy, results[state.slice.index][1])
 
-        pieces = [piece for piece in pieces if piece[0].piece.index in indices]
+        pieces = [piece for piece in pieces if piece[0].slice.index in indices]
         applied = self._update([state for state, _ in kept], [part for _, part in kept], pieces, correct)
         results.update(zip([index for _, (index, _, _) in kept], applied, strict=True))
         return list(results.values())
@@ -218,14 +218,14 @@ class Shard:
         pieces: Sequence[tuple[SliceState, int, Any]],
         correct: Callable[[SliceState, int, Array, Array], Array] | None = None,
     ) -> list[tuple[int, int]]:
-        sources = {state.piece.index: state.value for state in states}
+        sources = {state.slice.index: state.value for state in states}
         for state, (_, _, ranges) in zip(states, parts, strict=True):
             if state.readers or state.value is not state.places[0][0]:  # somebody reads it, or it is not at home
                 self._buffers.make_writable(state)
-            if ranges and state.value is not sources[state.piece.index]:
-                state.value[:] = sources[state.piece.index]  # what this push leaves out stays
+            if ranges and state.value is not sources[state.slice.index]:
+                state.value[:] = sources[state.slice.index]  # what this push leaves out stays
         for state, start, piece in pieces:
-            gradient, source = self.memory.take(piece), sources[state.piece.index]
+            gradient, source = self.memory.take(piece), sources[state.slice.index]
             if correct is not None:
                 gradient = correct(state, start, gradient, source[start : start + piece.size])
             self._apply(state, source, start, gradient)
@@ -298,11 +298,11 @@ class Shard:
         if staleness:
             self.counters["late"] += 1
         else:
-            gradients: dict[int, list[Any]] = {state.piece.index: [] for state in states}
+            gradients: dict[int, list[Any]] = {state.slice.index: [] for state in states}
             for state, _, piece in pieces:
-                gradients[state.piece.index].append(piece)
+                gradients[state.slice.index].append(piece)
             brought = [
-                Contribution(state.piece, _bounds_of(state, ranges), gradients[state.piece.index])
+                Contribution(state.slice, _bounds_of(state, ranges), gradients[state.slice.index])
                 for state, (_, _, ranges) in zip(states, parts, strict=True)
             ]
             self.stage.add(step, push, brought, examples)
@@ -319,7 +319,7 @@ class Shard:
         brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
         for state in self.slices:
             self._keep(state)
-            means = self.stage.mean(step, state.piece.index, brought)
+            means = self.stage.mean(step, state.slice.index, brought)
             if means:
                 source = state.value
                 self._buffers.make_writable(state)
@@ -403,7 +403,7 @@ class Shard:
             found = [state.at(exact) for state in states]
         if self.copies is not None and reader:
             for state, (version, value, _) in zip(states, found, strict=True):
-                self.copies.note(reader, state.piece.index, version, value)
+                self.copies.note(reader, state.slice.index, version, value)
         pieces = [
             [value[start:stop] for start, stop in _bounds_of(state, ranges)]
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
@@ -458,7 +458,7 @@ class Shard:
             raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
 
     def _culprits(self, state: SliceState, start: int, gradient: Array) -> Iterator[str]:
-        for segment in state.piece.segments:
+        for segment in state.slice.segments:
             lo, hi = segment.position - start, segment.position + segment.size - start
             part = gradient[max(0, lo) : max(0, hi)]
             if not np.isfinite(part).all():
@@ -466,11 +466,10 @@ class Shard:
 
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""
-        pieces = self.placement.slices[self.index]
-        assert [state.piece for state in self.slices] == list(pieces)
+        assert [state.slice for state in self.slices] == list(self.placement.slices[self.index])
         for state in self.slices:
-            assert state.value.size == state.piece.size
-            assert all(slot.size == state.piece.size for slot in state.slots)
+            assert state.value.size == state.slice.size
+            assert all(slot.size == state.slice.size for slot in state.slots)
             assert all(0 <= steps <= state.version for steps in state.steps)
             assert len(state.history) <= self._retain
             assert self.stage is None or state.version == self.version

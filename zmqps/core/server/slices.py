@@ -26,22 +26,22 @@ class SliceState:
     """A slice of the shard: its values, slots and version."""
 
     __slots__ = (
-        *("groups", "history", "piece", "places", "positions", "readers", "size", "slots", "steps", "value", "version"),
+        *("groups", "history", "places", "positions", "readers", "size", "slice", "slots", "steps", "value", "version"),
     )
 
-    def __init__(self, piece: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
-        self.piece = piece
-        self.size = piece.size
+    def __init__(self, slice_: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
+        self.slice = slice_
+        self.size = slice_.size
         self.value = value
         self.slots = slots
         self.version = 0
         self.readers: list[Reader] = []  # who still reads ``value``
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and who reads there
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
-        self.positions = [segment.position for segment in piece.segments]
-        self.groups = np.array([kernel_of[segment.parameter] for segment in piece.segments], np.int32)
+        self.positions = [segment.position for segment in slice_.segments]
+        self.groups = np.array([kernel_of[segment.parameter] for segment in slice_.segments], np.int32)
         # updates each parameter has had: a push of some parameters is no step of the others
-        self.steps = np.zeros(len(piece.segments), np.int64)
+        self.steps = np.zeros(len(slice_.segments), np.int64)
 
     def segments(self, start: int, stop: int) -> tuple[int, int]:
         """Return first and one-past-last number of the segments that ``[start, stop)`` touches."""

@@ -173,10 +173,10 @@ class Link:
         return request.encoded
 
     def _residuals(self, cargo: Cargo) -> list[Array]:
-        piece = cargo.slice
-        if piece.index not in self._left_out:
-            self._left_out[piece.index] = np.zeros(piece.size, cargo.dtype)
-        return [self._left_out[piece.index][start:stop] for start, stop in cargo.bounds]
+        slice_ = cargo.slice
+        if slice_.index not in self._left_out:
+            self._left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
+        return [self._left_out[slice_.index][start:stop] for start, stop in cargo.bounds]
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
         """The server knows us: start to send."""

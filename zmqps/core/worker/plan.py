@@ -12,7 +12,7 @@ import numpy as np
 from zmqps.core.job.keyspace import Placement, Slice
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """Elements ``[start, stop)`` of one flattened parameter."""
 
     parameter: int
@@ -26,7 +26,7 @@ class Cargo:
 
     slice: Slice
     ranges: tuple[int, ...]  # as in `zmqps.core.protocol.messages.Part`
-    pieces: tuple[Piece, ...]
+    extents: tuple[Extent, ...]
     dtype: np.dtype[Any]
     nbytes: int
     bounds: tuple[tuple[int, int], ...] = field(init=False)  # the ranges as pairs, relative to the slice
@@ -39,7 +39,7 @@ class Cargo:
 def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tuple[tuple[Cargo, ...], ...]:
     """Return, for each shard, the cargoes that cover some parameters (None: all)."""
     return tuple(
-        tuple(cargo for piece in slices if (cargo := _cargo(placement, piece, parameters)) is not None)
+        tuple(cargo for slice_ in slices if (cargo := _cargo(placement, slice_, parameters)) is not None)
         for slices in placement.slices
     )
 
@@ -49,23 +49,23 @@ def in_order(cargoes: tuple[tuple[Cargo, ...], ...], parameters: Sequence[int]) 
     place = {parameter: i for i, parameter in enumerate(parameters)}
 
     def first(cargo: Cargo) -> int:
-        return min(place[piece.parameter] for piece in cargo.pieces)
+        return min(place[extent.parameter] for extent in cargo.extents)
 
     return tuple(tuple(sorted(row, key=first)) for row in cargoes)
 
 
-def _cargo(placement: Placement, piece: Slice, parameters: frozenset[int] | None) -> Cargo | None:
-    wanted = [s for s in piece.segments if parameters is None or s.parameter in parameters]
+def _cargo(placement: Placement, slice_: Slice, parameters: frozenset[int] | None) -> Cargo | None:
+    wanted = [s for s in slice_.segments if parameters is None or s.parameter in parameters]
     if not wanted:
         return None
     ranges: list[int] = []
-    if len(wanted) < len(piece.segments):
+    if len(wanted) < len(slice_.segments):
         for segment in wanted:
             if ranges and ranges[-1] == segment.position:
                 ranges[-1] += segment.size
             else:
                 ranges += [segment.position, segment.position + segment.size]
-    dtype = placement.keyspace.tables[piece.table].dtype
-    pieces = tuple(Piece(s.parameter, s.start, s.start + s.size) for s in wanted)
+    dtype = placement.keyspace.tables[slice_.table].dtype
+    extents = tuple(Extent(s.parameter, s.start, s.start + s.size) for s in wanted)
     nbytes = sum(s.size for s in wanted) * dtype.itemsize
-    return Cargo(slice=piece, ranges=tuple(ranges), pieces=pieces, dtype=dtype, nbytes=nbytes)
+    return Cargo(slice=slice_, ranges=tuple(ranges), extents=extents, dtype=dtype, nbytes=nbytes)

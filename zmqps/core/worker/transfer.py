@@ -53,7 +53,7 @@ class Source:
         """Return what to send of a cargo, in the dtype of the wire."""
         if self.tables is not None:
             return _of_table(self.tables, cargo)
-        found = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.pieces]
+        found = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.extents]
         with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
             return [a[start:stop].astype(cargo.dtype, copy=False) for a, start, stop in found if a is not None]
 
@@ -95,7 +95,7 @@ class Target:
         """Return where the values of a cargo go, in their order on the wire."""
         if self.tables is not None:
             return _of_table(self.tables, cargo)
-        arrays = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.pieces]
+        arrays = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.extents]
         return [array[start:stop] for array, start, stop in arrays if array is not None]
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
@@ -121,10 +121,10 @@ class Target:
         """Note that the values of a cargo are where they belong."""
         self.versions[cargo] = version
         if self.missing is not None:
-            for piece in cargo.pieces:
-                self.missing[piece.parameter] -= piece.stop - piece.start
-                if not self.missing[piece.parameter]:
-                    self.arrived.append(piece.parameter)
+            for extent in cargo.extents:
+                self.missing[extent.parameter] -= extent.stop - extent.start
+                if not self.missing[extent.parameter]:
+                    self.arrived.append(extent.parameter)
 
     def outdated(self) -> tuple[Cargo, ...]:
         """Return what was read of an older version than the rest."""

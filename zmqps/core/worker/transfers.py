@@ -208,7 +208,7 @@ class Transfers:
             self._host.tally.refused()
             return self._host.resolve(operation, error)
         if transfer.atomic:
-            most = max(sum(len(cargo.pieces) for cargo in cargoes) for cargoes in transfer.cargoes)
+            most = max(sum(len(cargo.extents) for cargo in cargoes) for cargoes in transfer.cargoes)
             if most > MAX_FRAMES:
                 too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
                 return self._host.resolve(operation, too_much)
