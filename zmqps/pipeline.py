@@ -24,7 +24,7 @@ from typing import Any, Self
 from zmqps import checks
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.protocol.hello import check_hello
 from zmqps.core.protocol.messages import Hello, Message, Tensors
 from zmqps.core.protocol.parcel import pack, unpack

@@ -15,7 +15,7 @@ from zmqps.client.requests import Params
 from zmqps.client.tensors import describe
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Advance, Exchange, Init
 from zmqps.errors import ConfigurationError

@@ -45,18 +45,18 @@ def test_a_check_accepts_what_decoding_accepts(spec: str, dtype: str) -> None:
     codec = codecs.parse(spec)
     for size in SIZES:
         blob = codec.encode(gradient(size, dtype))
-        assert np.array_equal(codec.check(blob.tobytes() + b"more", size, dtype), blob)
+        assert np.array_equal(codec.check_blob(blob.tobytes() + b"more", size, dtype), blob)
         if size:
             with pytest.raises(ProtocolError, match="only"):
-                codec.check(blob[:-1], size, dtype)
+                codec.check_blob(blob[:-1], size, dtype)
     if spec.startswith("int8"):
         blob = codec.encode(np.ones(10, dtype))
         blob[-1] = 0x80
         with pytest.raises(ProtocolError, match="-128"):
-            codec.check(blob, 10, dtype)
+            codec.check_blob(blob, 10, dtype)
     if spec.startswith("topk"):
         for indices in ([3, 3], [4, 1], [1, 10]):
             blob = codec.encode(np.ones(10, dtype))
             blob[4:12].view(np.uint32)[:] = indices
             with pytest.raises(ProtocolError, match="do not ascend, or one is beyond 10"):
-                codec.check(blob, 10, dtype)
+                codec.check_blob(blob, 10, dtype)

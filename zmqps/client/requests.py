@@ -12,7 +12,7 @@ from zmqps.client.inplace import GradientBuffers
 from zmqps.client.tensors import Destination, Tables, check_names, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.transfer import Pull, Push, Source, Target

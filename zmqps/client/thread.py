@@ -63,12 +63,12 @@ class Answer(Future[Any]):
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result once it is there; see `concurrent.futures.Future.result`."""
-        self._check()
+        self._refuse_own_thread()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception once it is there; see `concurrent.futures.Future.exception`."""
-        self._check()
+        self._refuse_own_thread()
         return super().exception(timeout)
 
     def cancel(self) -> bool:
@@ -87,7 +87,7 @@ class Answer(Future[Any]):
         super().cancel()
         self.set_running_or_notify_cancel()
 
-    def _check(self) -> None:
+    def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._resolver and not self.done():
             raise ConfigurationError(
                 "a callback of a future runs on the thread that would have to resolve this one, so it would wait for "

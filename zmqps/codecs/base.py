@@ -41,7 +41,7 @@ class Range:
     at_least: float
     at_most: float
 
-    def check(self, label: str, value: object) -> Any:
+    def accept(self, label: str, value: object) -> Any:
         """Return the value in plain form, or raise `ConfigurationError` naming it by `label`."""
         whole = self.kind is int
         return checks.number(label, value, at_least=self.at_least, at_most=self.at_most, whole=whole)
@@ -79,7 +79,7 @@ class Codec(ABC):
     error_feedback: ClassVar[bool] = False
     #: Whether it gives the same bits in every namespace. Sums of floats depend on their order.
     portable: ClassVar[bool] = True
-    #: Whether `check` is all that can be wrong with a blob.
+    #: Whether `check_blob` is all that can be wrong with a blob.
     checkable: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ class Codec(ABC):
             label = f"codec {self.name!r}: {option.name}"
             value = getattr(self, option.name)
             if "range" in option.metadata:
-                object.__setattr__(self, option.name, option.metadata["range"].check(label, value))
+                object.__setattr__(self, option.name, option.metadata["range"].accept(label, value))
             else:
                 checks.flag(label, value)
 
@@ -188,13 +188,13 @@ class Codec(ABC):
     def decode_in(self, xp: ModuleType, blob: Any, size: int, dtype: DTypeLike) -> Any:
         """Return the array a blob stands for, both of another namespace; as `decode` otherwise.
 
-        The blob is an array of bytes that begins where any dtype may, and nothing else is in it: what `check`
+        The blob is an array of bytes that begins where any dtype may, and nothing else is in it: what `check_blob`
         returns, or `encode_in`. It decodes without waiting for the device.
         """
         assert self.portable
         return self._decode(blob, size, np.dtype(dtype), xp)[0]
 
-    def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
+    def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
         """Return the blob that a view starts with, looked at but not decoded; arguments and errors as for `decode`.
 
         Only where `checkable` is true.

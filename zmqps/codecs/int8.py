@@ -95,7 +95,7 @@ def _decode_loop(scales: Any, codes: Any, out: Any, block: Any) -> bool:
 
 def _decode_numpy(xp: Any, scales: Any, codes: Any, out: Any, block: Any) -> bool:
     out[:] = (padded_blocks(xp, codes.astype(np.float32), block) * scales[:, None]).reshape(-1)[: out.size]
-    return xp is not np or not (codes == -128).any()  # a device would be waited for, and `check` has looked
+    return xp is not np or not (codes == -128).any()  # a device would be waited for, and `check_blob` has looked
 
 
 ENCODE = CodecKernel(_encode_loop, _encode_numpy, reads=(VALUES,), writes=("f4", "i1"), scalars=("i8", "?", "u4"))
@@ -132,9 +132,9 @@ class Int8(Codec):
             raise ProtocolError(BAD_CODE)
         return array, blob.nbytes
 
-    def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
+    def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
         """Return the blob that a view starts with, looked at but not decoded."""
-        blob = super().check(view, size, dtype)
+        blob = super().check_blob(view, size, dtype)
         if (self._parts(blob, size)[1] == -128).any():
             raise ProtocolError(BAD_CODE)
         return blob

@@ -58,7 +58,7 @@ def _scatter_loop(indices: Any, values: Any, out: Any) -> bool:
 
 
 def _scatter_numpy(xp: Any, indices: Any, values: Any, out: Any) -> bool:
-    if xp is np and not _ascend(indices, out.size):  # a device would be waited for, and `check` has looked
+    if xp is np and not _ascend(indices, out.size):  # a device would be waited for, and `check_blob` has looked
         return False
     out[indices.astype(np.int64)] = values
     return True
@@ -134,7 +134,7 @@ class TopK(Codec):
         ascending: Array = found[chosen]
         return ascending
 
-    def check(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
+    def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
         """Return the blob that a view starts with, looked at but not decoded."""
         blob = self._counted(octets(view), size, np.dtype(dtype))
         middle = _middle(blob, np.dtype(dtype))

@@ -198,7 +198,7 @@ def open_device(text: str) -> Device | None:
         return CudaDevice(int(spec.removeprefix("cuda:")))
     try:
         device = CudaDevice(0)
-        device.check()
+        device.try_out()
     except DeviceError:
         return None
     return device
@@ -313,7 +313,7 @@ class CudaDevice(Device):
             model = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = f"{self.spec} ({model.decode() if isinstance(model, bytes) else model})"
 
-    def check(self) -> None:
+    def try_out(self) -> None:
         """Compute something on it; raise `DeviceError` where that fails (a library is missing, the GPU is taken)."""
         self.use()
         try:

@@ -270,7 +270,7 @@ class DeviceMemory:
             return self._coding.decompress(codec, payload, sizes)
 
         def read(view: Any, size: int, dtype: np.dtype[Any]) -> tuple[_Blob, int]:
-            octets = codec.check(view, size, dtype)
+            octets = codec.check_blob(view, size, dtype)
             return _Blob(codec, octets, size, dtype), octets.nbytes
 
         return self._coding.decompress(codec, payload, sizes, read)

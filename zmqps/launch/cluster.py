@@ -282,13 +282,13 @@ class LocalCluster:
     @property
     def address(self) -> str:
         """The coordinator's endpoint, which `zmqps.connect` takes."""
-        self._check()
+        self._must_run()
         return self._nodes.address
 
     @property
     def directory(self) -> Path:
         """Where the nodes' logs are, one file a node; the temporary directory goes with the cluster."""
-        self._check()
+        self._must_run()
         assert self._directory is not None
         return self._directory
 
@@ -349,7 +349,7 @@ class LocalCluster:
         with log.open("wb") as file:
             return Process(name, command, stdout=file, log=log, env=node_environment(), is_node=True)
 
-    def _check(self) -> None:
+    def _must_run(self) -> None:
         if self._state != "running":
             raise ClosedError(f"the cluster is {self._state}; use it in a with statement, or call start()")
 

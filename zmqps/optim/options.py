@@ -21,7 +21,7 @@ LARGEST = 1e20
 class Option(Protocol):
     """What a field's value may be."""
 
-    def check(self, label: str, value: object) -> Any:
+    def accept(self, label: str, value: object) -> Any:
         """Return `value` in its plain form, or raise `OptimizerError` naming it by `label`."""
 
 
@@ -36,7 +36,7 @@ class Number:
     whole: bool = False
     optional: bool = False
 
-    def check(self, label: str, value: object) -> Any:
+    def accept(self, label: str, value: object) -> Any:
         return checks.number(
             label,
             value,
@@ -54,7 +54,7 @@ class Number:
 class Flag:
     """True or False, nothing else that happens to be truthy."""
 
-    def check(self, label: str, value: object) -> bool:
+    def accept(self, label: str, value: object) -> bool:
         return checks.flag(label, value, OptimizerError)
 
 
@@ -64,7 +64,7 @@ class Text:
 
     longest: int = 1024
 
-    def check(self, label: str, value: object) -> str:
+    def accept(self, label: str, value: object) -> str:
         return checks.text(label, value, self.longest, OptimizerError)
 
 
@@ -117,7 +117,7 @@ def check_fields(owner: str, declared: tuple[Field[Any], ...], values: Mapping[A
     if missing:
         raise OptimizerError(f"{owner} needs a value for {', '.join(missing)}")
     return {
-        name: known[name].metadata.get("option", Number()).check(f"{owner}: {name}", value)
+        name: known[name].metadata.get("option", Number()).accept(f"{owner}: {name}", value)
         for name, value in values.items()
     }
 

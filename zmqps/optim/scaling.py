@@ -64,8 +64,8 @@ def scale_linearly(spec_or_rate: OptimizerSpec | Rate, workers: int, *, warmup_s
     ----------
     Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017.
     """
-    factor = _WORKERS.check("scale_linearly: workers", workers)
-    steps = _STEPS.check("scale_linearly: warmup_steps", warmup_steps)
+    factor = _WORKERS.accept("scale_linearly: workers", workers)
+    steps = _STEPS.accept("scale_linearly: warmup_steps", warmup_steps)
     if not isinstance(spec_or_rate, OptimizerSpec):
         return _scaled(check_rate("scale_linearly: rate", spec_or_rate), factor, steps)
     spec = spec_or_rate

@@ -58,7 +58,7 @@ class RateOption:
     may_warm_up: bool = True
     optional: bool = False
 
-    def check(self, label: str, value: object) -> Rate | None:
+    def accept(self, label: str, value: object) -> Rate | None:
         if value is None and self.optional:
             return None
         kind: object = value.kind if isinstance(value, Schedule) else None
@@ -76,7 +76,7 @@ class RateOption:
             cls = KINDS[str(kind)]
             given = {key: entry for key, entry in value.items() if key != "schedule"}
             return cls(**check_fields(f"{label}: {kind}", fields_of(cls), given))
-        return float(_RATE.check(label, value))
+        return float(_RATE.accept(label, value))
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class LinearWarmup(Schedule):
 
 def check_rate(label: str, value: object) -> Rate:
     """Return a learning rate in its plain form, or raise `OptimizerError` naming it by `label`."""
-    rate = RateOption().check(label, value)
+    rate = RateOption().accept(label, value)
     assert rate is not None
     return rate
 

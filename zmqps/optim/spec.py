@@ -118,9 +118,9 @@ class OptimizerSpec:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.name in BUILTIN:
-            self._check()
+            self._judged()
 
-    def _check(self) -> tuple[type[Rule], dict[str, Any]]:
+    def _judged(self) -> tuple[type[Rule], dict[str, Any]]:
         """Return the class of the rules and what they have in common, having judged all options by it."""
         cls = rule_class(self.name)
         hyper = check_fields(self.name, fields_of(cls, without=COMMON), self.hyper)
@@ -139,7 +139,7 @@ class OptimizerSpec:
         OptimizerError
             The optimizer is unknown here, or does not take these options.
         """
-        cls, common = self._check()
+        cls, common = self._judged()
         found: dict[Rule, int] = {}
         indices = []
         for name in names:
@@ -172,7 +172,7 @@ class OptimizerSpec:
         if set(mapping) != known:
             raise OptimizerError(f"an optimizer must have exactly the entries {', '.join(sorted(known))}")
         spec = cls(**mapping)
-        spec._check()
+        spec._judged()
         return spec
 
 
@@ -181,11 +181,11 @@ def _hyper(name: str, hyper: object) -> dict[str, float | bool]:
         raise OptimizerError(f"{name}: hyperparameters must be a mapping of at most {MOST_OPTIONS} entries")
     plain: dict[str, float | bool] = {}
     for key, value in hyper.items():
-        label = f"{name}: {Text(longest=100).check('name of an option', key)}"
+        label = f"{name}: {Text(longest=100).accept('name of an option', key)}"
         if isinstance(value, bool):
             plain[key] = value
         else:
-            finite = Number().check(label, value)
+            finite = Number().accept(label, value)
             plain[key] = int(value) if isinstance(value, Integral) else finite
     return plain
 

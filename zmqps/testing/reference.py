@@ -41,7 +41,7 @@ class Reference:
                 values[i] = value - RATE * self._velocity[i]
         self.versions.append(values)
 
-    def check(self, version: int, who: str, arrays: Iterable[tuple[int, Array]], start: int = 0) -> None:
+    def compare(self, version: int, who: str, arrays: Iterable[tuple[int, Array]], start: int = 0) -> None:
         """Assert that stretches of parameters, from element ``start`` on, have the values of a version."""
         assert version < len(self.versions), f"{who} is at version {version}, which was never committed"
         for parameter, array in arrays:

@@ -180,7 +180,7 @@ class SyncTraining(Training):
         assert isinstance(worker.machine, SessionMachine)
         if self.witness is not None:
             reference = self.witness.reference(life_of(worker, self.name))
-            reference.check(version, f"what {worker.name} reads", enumerate(out))
+            reference.compare(version, f"what {worker.name} reads", enumerate(out))
         return version
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
@@ -196,7 +196,7 @@ class SyncTraining(Training):
         for state in shard.slices:
             for s in state.slice.segments:
                 got = state.value[s.position : s.position + s.size]
-                reference.check(shard.version, node.name, [(s.parameter, got)], s.start)
+                reference.compare(shard.version, node.name, [(s.parameter, got)], s.start)
 
     def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that nothing that was committed is missing on a server that lives to the end."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from zmqps.codecs import MIN_NBYTES, parse, topk
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import RAW, check, check_for_values, choose, compress, decompress, named
+from zmqps.core.protocol.encoding import RAW, check_codec, check_for_values, choose, compress, decompress, named
 from zmqps.errors import ConfigurationError, ProtocolError
 
 LOSSY = ["bf16", "fp16", "int8:block=16", "onebit:block=16", "topk:fraction=0.1", "twobit:block=16"]
@@ -45,12 +45,12 @@ def test_what_is_small_goes_as_it_is() -> None:
 
 
 def test_a_codec_that_a_user_names_is_checked() -> None:
-    assert check(topk(0.25), pulls=False) == "topk:fraction=0.25"
-    assert check("int8", pulls=True) == "int8"
+    assert check_codec(topk(0.25), pulls=False) == "topk:fraction=0.25"
+    assert check_codec("int8", pulls=True) == "int8"
     with pytest.raises(ConfigurationError, match="no codec 'zip'"):
-        check("zip", pulls=False)
+        check_codec("zip", pulls=False)
     with pytest.raises(ConfigurationError, match="use bf16, fp16 or int8"):
-        check("onebit", pulls=True)
+        check_codec("onebit", pulls=True)
 
 
 @pytest.mark.parametrize("spec", FEEDBACK)

@@ -344,15 +344,15 @@ def test_loans_that_nobody_made_are_refused() -> None:
     attached = Segment.attach(created.name)
     for slot, number in ((lending.MAX_LOANS, 1), (0, 1), (1 << 31, 1 << 63)):
         with pytest.raises(RingError, match="loan"):
-            created.borrower.check(slot, number, [])
+            created.borrower.check_loan(slot, number, [])
     loan = attached.lender.lend()
     assert loan is not None
     created.borrower.take(loan.slot, loan.number, [])
     assert loan.done
     with pytest.raises(RingError, match="loan"):
-        created.borrower.check(loan.slot, loan.number, [])
+        created.borrower.check_loan(loan.slot, loan.number, [])
     for frame in ((1, 0, 1), (99, 0, 1)):
         with pytest.raises(RingError, match="arena"):
-            created.borrower.check(0, 0, [frame])
+            created.borrower.check_loan(0, 0, [frame])
     created.close()
     attached.close()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
-from zmqps.core.protocol.encoding import check as check_codec
+from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError
 

@@ -36,7 +36,7 @@ def named(codec: str) -> Codec | None:
     return None if codec == RAW else parse(codec)
 
 
-def check(codec: str | Codec, *, pulls: bool) -> str:
+def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     """Return the text of a codec that the user named.
 
     Raises

@@ -192,7 +192,7 @@ class Borrower:
             except ArenaError:  # its frames will be copied
                 self._shelf.answers[index] = number | REFUSED
 
-    def check(self, slot: int, number: int, frames: Sequence[tuple[int, int, int]]) -> None:
+    def check_loan(self, slot: int, number: int, frames: Sequence[tuple[int, int, int]]) -> None:
         """Raise `RingError` unless a message can come with this loan (0: none) and these (arena, position, nbytes)."""
         if number and (slot >= MAX_LOANS or number <= self._number or int(self._counter.given[slot]) != number):
             raise RingError(f"loan {number} in slot {slot}, after loan {self._number}")
@@ -202,7 +202,7 @@ class Borrower:
                 raise RingError(f"no frame of {nbytes} bytes can be at {position} of arena {arena}")
 
     def take(self, slot: int, number: int, frames: Sequence[tuple[int, int, int]]) -> list[memoryview]:
-        """Return views of a message's frames, after `check`; its loan goes back when nobody refers to them."""
+        """Return views of a message's frames, after `check_loan`; its loan goes back when nobody refers to them."""
         hold = None
         if number:
             if number > self._number + 1:  # messages were lost on the way, and their loans with them

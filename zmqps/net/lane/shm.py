@@ -134,7 +134,7 @@ class Lane:
         if sum(arena == PLAIN for arena, _, _ in entries) != len(frames) - 1:
             raise RingError(f"{len(frames) - 1} ordinary frames came with an envelope for others")
         borrower, referred = self.segment.borrower, [entry for entry in entries if 0 < entry[0] < PLAIN]
-        borrower.check(slot, loan, referred)
+        borrower.check_loan(slot, loan, referred)
         taken = self.segment.reader.take(base, [(at, nbytes) for arena, at, nbytes in entries if arena == 0])
         shared, borrowed, plain = iter(taken), iter(borrower.take(slot, loan, referred)), iter(frames[1:])
         del taken
