@@ -1,4 +1,4 @@
-"""The worker: what a training script does with a job, on top of `Reader`."""
+"""The worker: what a training script does with a job, on top of `Puller`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from zmqps.client.connection import DEFAULT_TIMEOUT
-from zmqps.client.reader import Reader
+from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.tensors import describe
 from zmqps.codecs import Codec
@@ -26,7 +26,7 @@ JOB_VARIABLE = "ZMQPS_JOB"
 DEFAULT_JOB = "default"
 
 
-class Worker(Reader):
+class Worker(Puller):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the

@@ -243,7 +243,7 @@ class Failing(HostDevice):
 
 def test_a_worker_trains_tensors_and_outlives_a_device_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Failing()
-    monkeypatch.setattr("zmqps.client.reader.Handover", lambda: handover(device))
+    monkeypatch.setattr("zmqps.client.puller.Handover", lambda: handover(device))
     shape = 300, 1000
     with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": Tensor(values(*shape))}, optimizer=zmqps.optim.sgd(0.5))

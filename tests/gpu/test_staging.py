@@ -70,10 +70,10 @@ class Pair:
         arrays = [self.rng.standard_normal(state.slice.size).astype(state.value.dtype) for state in states]
         return np.concatenate([array.view(np.uint8) for array in arrays])
 
-    def push(self, *indices: int, read: int = 0, checked: bool = False, reader: bytes = b"") -> None:
+    def push(self, *indices: int, read: int = 0, checked: bool = False, puller: bytes = b"") -> None:
         payload = self.random(*indices)
         parts = [(index, read, ()) for index in indices]
-        found = [shard.push(parts, [payload], "worker", checked=checked, reader=reader) for shard in self.shards]
+        found = [shard.push(parts, [payload], "worker", checked=checked, puller=puller) for shard in self.shards]
         assert found[0] == found[1]
 
     def check(self, exact: int | None = None) -> None:
@@ -138,9 +138,9 @@ def test_synchronous_steps_change_the_same_and_old_versions_stay(new_device: New
 def test_treatments_compute_on_the_device(new_device: NewDevice) -> None:
     pair = Pair(new_device(), job(treatment=COMPENSATE))
     for shard in pair.shards:
-        shard.pull([(0, 0, ())], reader=b"worker")
+        shard.pull([(0, 0, ())], puller=b"worker")
     pair.push(0)
-    pair.push(0, reader=b"worker")  # one update behind what it was computed from
+    pair.push(0, puller=b"worker")  # one update behind what it was computed from
     pair.check()
     assert pair.device.copies is not None
     assert pair.device.copies.nbytes == pair.host.copies.nbytes > 0

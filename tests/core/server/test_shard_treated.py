@@ -34,9 +34,9 @@ def make(treatment: Treatment | None, start: float = 0.0) -> Shard:
     return shard
 
 
-def push(shard: Shard, g: float, *read: int, reader: bytes = A) -> list[tuple[int, int]]:
+def push(shard: Shard, g: float, *read: int, puller: bytes = A) -> list[tuple[int, int]]:
     """Push a gradient to as many slices as versions are given."""
-    results = shard.push([(i, v, ()) for i, v in enumerate(read)], [g * ONES for _ in read], "a", reader=reader)
+    results = shard.push([(i, v, ()) for i, v in enumerate(read)], [g * ONES for _ in read], "a", puller=puller)
     shard.validate()
     return results
 
@@ -46,8 +46,8 @@ def values(shard: Shard) -> list[float]:
     return [float(state.value[0]) for state in shard.slices]
 
 
-def read(shard: Shard, reader: bytes) -> None:
-    shard.pull([(0, 0, ()), (1, 0, ())], None, reader)
+def read(shard: Shard, puller: bytes) -> None:
+    shard.pull([(0, 0, ()), (1, 0, ())], None, puller)
 
 
 def test_each_slice_is_divided_by_its_own_staleness() -> None:
@@ -78,9 +78,9 @@ def test_a_push_that_is_dropped_whole_is_answered_all_the_same() -> None:
 def test_a_delay_is_compensated_from_what_this_worker_read() -> None:
     shard = make(Compensate(0.5), start=1.0)
     read(shard, A)
-    push(shard, 2.0, 0, 0, reader=B)  # 1 -> -1
+    push(shard, 2.0, 0, 0, puller=B)  # 1 -> -1
     read(shard, B)
-    assert push(shard, 3.0, 0, 0, reader=A) == [(2, 1), (2, 1)]
+    assert push(shard, 3.0, 0, 0, puller=A) == [(2, 1), (2, 1)]
     compensated = 3.0 + 0.5 * 3.0 * 3.0 * (-1.0 - 1.0)
     assert values(shard) == [-1.0 - compensated] * 2
     assert shard.counters["uncompensated"] == 0
@@ -91,8 +91,8 @@ def test_ranges_of_a_slice_are_compensated_from_the_same_ranges() -> None:
     shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), treatment=Compensate(1.0))
     shard.load([(0, 0, ())], [np.arange(8, dtype="f4")])
     shard.pull([(0, 0, ())], None, A)
-    shard.push([(0, 0, ())], [np.arange(8, dtype="f4")], "b", reader=B)  # now all 0
-    shard.push([(0, 0, (4, 8))], [ONES], "a", reader=A)
+    shard.push([(0, 0, ())], [np.arange(8, dtype="f4")], "b", puller=B)  # now all 0
+    shard.push([(0, 0, (4, 8))], [ONES], "a", puller=A)
     expected = -(1.0 + (0.0 - np.arange(4, 8)))
     np.testing.assert_array_equal(shard.slices[0].value, [*[0.0] * 4, *expected])
 
@@ -100,9 +100,9 @@ def test_ranges_of_a_slice_are_compensated_from_the_same_ranges() -> None:
 def test_without_a_copy_of_that_version_the_gradient_is_applied_as_it_is_and_counted() -> None:
     shard = make(Compensate(0.5))
     read(shard, A)
-    push(shard, 1.0, 0, 0, reader=B)
+    push(shard, 1.0, 0, 0, puller=B)
     read(shard, A)  # on its way while A pushes what it computed from the version before
-    push(shard, 1.0, 0, 0, reader=A)
+    push(shard, 1.0, 0, 0, puller=A)
     assert values(shard) == [-2.0, -2.0]
     assert shard.counters["uncompensated"] == 2
 

@@ -109,7 +109,7 @@ def test_a_job_has_a_treatment_where_gradients_can_be_stale() -> None:
         job(0)
 
 
-def test_copies_are_kept_for_each_reader_until_it_goes() -> None:
+def test_copies_are_kept_for_each_worker_until_it_goes() -> None:
     copies = ReadCopies()
     value = np.zeros(4, "f4")
     copies.note(b"a", 0, 1, value)

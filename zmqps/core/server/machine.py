@@ -86,11 +86,11 @@ class Client:
     hello: Hello
     epoch: int = 0  # of the job it trains, once it has said so
     name: str = field(init=False)  # how errors and logs call it
-    reader: bytes = field(init=False)  # who reads, for the copies of a treatment; an observer pushes nothing
+    puller: bytes = field(init=False)  # whose copies a treatment keeps; an observer pushes nothing
 
     def __post_init__(self) -> None:
         self.name = f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
-        self.reader = self.hello.incarnation if self.hello.role == "worker" else b""
+        self.puller = self.hello.incarnation if self.hello.role == "worker" else b""
 
 
 class ServerMachine:
@@ -394,7 +394,7 @@ class ServerMachine:
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
             if shard.stage is None:
-                applied = shard.push(message.parts, payload, client.name, checked=checked, reader=client.reader)
+                applied = shard.push(message.parts, payload, client.name, checked=checked, puller=client.puller)
             else:
                 push = client.hello.incarnation, message.attempt
                 applied = shard.collect(
@@ -410,7 +410,7 @@ class ServerMachine:
             tenant.counts["duplicates"] += 1
         if not message.reply:
             return Send(peer, Ack(message.request, *result))
-        found = shard.pull(message.parts, None, client.reader)
+        found = shard.pull(message.parts, None, client.puller)
         return self._send_values(peer, tenant, shard, message, message.reply_codec, result[1], found)
 
     def _pull(self, peer: Peer, client: Client, message: Pull) -> list[Action]:
@@ -441,7 +441,7 @@ class ServerMachine:
     def _values(self, peer: Peer, tenant: Tenant, shard: Shard, message: Pull) -> Action:
         tenant.counts["pulls"] += 1
         client = self._clients.get(self._peers.find(peer) or b"")
-        found = shard.pull(message.parts, message.version if message.exact else None, client.reader if client else b"")
+        found = shard.pull(message.parts, message.version if message.exact else None, client.puller if client else b"")
         return self._send_values(peer, tenant, shard, message, message.codec, (), found)
 
     def _send_values(

@@ -146,7 +146,7 @@ class Shard:
         worker: str,
         *,
         checked: bool = False,
-        reader: bytes = b"",
+        puller: bytes = b"",
     ) -> list[tuple[int, int]]:
         """Apply the gradients of all parts, or none of them.
 
@@ -155,10 +155,10 @@ class Shard:
         parts, payload
             As in `Push`; or what `decode` made of its payload.
         worker
-            Who is to blame.
+            Its name, for errors.
         checked
             The gradients are known to be finite.
-        reader
+        puller
             Whose copies (`pull`) say what the gradients were computed from.
 
         Returns
@@ -179,7 +179,7 @@ class Shard:
         if self._reject_nonfinite and not checked:
             self._check_finite(pieces, worker)
         if self._treatment is not None:
-            return self._push_treated(self._treatment, states, parts, pieces, reader)
+            return self._push_treated(self._treatment, states, parts, pieces, puller)
         return self._update(states, parts, pieces)
 
     def _push_treated(
@@ -188,7 +188,7 @@ class Shard:
         states: Sequence[SliceState],
         parts: Sequence[Part],
         pieces: Sequence[tuple[SliceState, int, Array]],
-        reader: bytes,
+        puller: bytes,
     ) -> list[tuple[int, int]]:
         """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
         results = {i: (s.version, max(0, s.version - read)) for s, (i, read, _) in zip(states, parts, strict=True)}
@@ -197,7 +197,7 @@ class Shard:
         read: dict[int, Array | None] = {}
         if self.copies is not None:
             for _, (index, version, _) in kept:
-                read[index] = self.copies.find(reader, index, version)
+                read[index] = self.copies.find(puller, index, version)
                 self.counters["uncompensated"] += results[index][1] > 0 and read[index] is None
         indices = {index for _, (index, _, _) in kept}
 
@@ -278,7 +278,7 @@ class Shard:
         examples
             How often they count in the mean.
         worker
-            Who is to blame.
+            Its name, for errors.
 
         Raises
         ------
@@ -371,7 +371,7 @@ class Shard:
         return all(state.version >= version for state in states)
 
     def pull(
-        self, parts: Sequence[Part], exact: int | None = None, reader: bytes = b""
+        self, parts: Sequence[Part], exact: int | None = None, puller: bytes = b""
     ) -> tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]:
         """Return the values of the parts, without a copy.
 
@@ -381,7 +381,7 @@ class Shard:
             What to read.
         exact
             Which version; None: the current one. It must be `available`.
-        reader
+        puller
             A worker that may push what it computes from them; empty: it will not.
 
         Returns
@@ -401,9 +401,9 @@ class Shard:
             found = [(state.version, state.value, state.readers) for state in states]
         else:
             found = [state.at(exact) for state in states]
-        if self.copies is not None and reader:
+        if self.copies is not None and puller:
             for state, (version, value, _) in zip(states, found, strict=True):
-                self.copies.note(reader, state.slice.index, version, value)
+                self.copies.note(puller, state.slice.index, version, value)
         pieces = [
             [value[start:stop] for start, stop in _bounds_of(state, ranges)]
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)

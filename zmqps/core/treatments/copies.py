@@ -6,18 +6,18 @@ from zmqps.core.protocol.arrays import Array
 
 
 class ReadCopies:
-    """A copy for each reader and slice, with the version it is of.
+    """A copy for each worker and slice, with the version it is of.
 
-    A reader's copies take as much memory as the shard's values, and are overwritten by its next
+    A worker's copies take as much memory as the shard's values, and are overwritten by its next
     read; `forget` gives them back.
     """
 
     def __init__(self) -> None:
         self._copies: dict[bytes, dict[int, tuple[int, Array]]] = {}
 
-    def note(self, reader: bytes, index: int, version: int, value: Array) -> None:
-        """A reader is sent a slice."""
-        copies = self._copies.setdefault(reader, {})
+    def note(self, worker: bytes, index: int, version: int, value: Array) -> None:
+        """A worker is sent a slice."""
+        copies = self._copies.setdefault(worker, {})
         kept = copies.get(index)
         if kept is None:
             copies[index] = version, value.copy()
@@ -25,14 +25,14 @@ class ReadCopies:
             kept[1][:] = value
             copies[index] = version, kept[1]
 
-    def find(self, reader: bytes, index: int, version: int) -> Array | None:
-        """Return what the reader read, if the last of it was this version."""
-        kept = self._copies.get(reader, {}).get(index)
+    def find(self, worker: bytes, index: int, version: int) -> Array | None:
+        """Return what the worker read, if the last of it was this version."""
+        kept = self._copies.get(worker, {}).get(index)
         return kept[1] if kept is not None and kept[0] == version else None
 
-    def forget(self, reader: bytes) -> None:
-        """A reader has gone."""
-        self._copies.pop(reader, None)
+    def forget(self, worker: bytes) -> None:
+        """A worker has gone."""
+        self._copies.pop(worker, None)
 
     @property
     def nbytes(self) -> int:

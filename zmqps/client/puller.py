@@ -1,4 +1,4 @@
-"""Reading a job's parameters: what workers and observers have in common, on top of their `Connection`."""
+"""Pulling a job's parameters: what workers and observers have in common, on top of their `Connection`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zmqps.core.worker.statistics import Statistics
 from zmqps.gpu.handover import Handover
 
 
-class Reader(Connection):
+class Puller(Connection):
     """A member of a cluster that takes the job as it is and pulls; `zmqps.Worker` adds what changes it."""
 
     _requests: Requests | None = None
