@@ -145,7 +145,7 @@ def test_jobs_are_listed_and_ended_from_the_command_line(capsys: pytest.CaptureF
             assert run_cli([*where, "--json"]) == exits.OK
             assert set(json.loads(capsys.readouterr().out)["jobs"]) == {"mine", "yours"}
             assert run_cli([*where, "end", "nobodys"]) == exits.FAILED
-            assert "these run: 'mine', 'yours'" in capsys.readouterr().err
+            assert "running: 'mine', 'yours'" in capsys.readouterr().err
             assert run_cli(["jobs", "end", "mine", "--coordinator", cluster.address]) == exits.OK
             capsys.readouterr()
             with pytest.raises(zmqps.JobEndedError):  # from a server or the coordinator, who is first

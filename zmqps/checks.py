@@ -34,15 +34,15 @@ def number(
     Parameters
     ----------
     label
-        What the error calls it.
+        Name used in errors.
     value
         What was given.
     at_least, above, at_most, below
-        Its range, with or without its end.
+        Its range; the first and the third include the bound.
     whole
-        It has no fraction, and no type that could have one.
+        Only integers: no fraction, and no type that could have one.
     optional
-        None will do.
+        None is allowed, too.
     error
         What to raise.
     """
@@ -62,8 +62,8 @@ def number(
                 return plain
         except OverflowError:  # an int beyond float64
             pass
-    kind_of_it = "a whole number" if whole else "a finite number"
-    refuse(label, f"{kind_of_it}{_range(at_least, above, at_most, below)}{' or None' * optional}", value, error)
+    allowed = "a whole number" if whole else "a finite number"
+    refuse(label, f"{allowed}{_range(at_least, above, at_most, below)}{' or None' * optional}", value, error)
 
 
 def whole(
@@ -96,7 +96,7 @@ def flag(label: str, value: object, error: Refusal = ConfigurationError) -> bool
 
 
 def text(label: str, value: object, longest: int, error: Refusal = ConfigurationError) -> str:
-    """Return a string that is not empty; the limit keeps a peer's out of the way of memory and regular expressions."""
+    """Return a string that is not empty; the limit protects memory and regular expressions from a peer's."""
     if isinstance(value, str) and 0 < len(value) <= longest:
         return value
     refuse(label, f"a string of 1 to {longest} characters", value, error)

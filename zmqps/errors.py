@@ -143,7 +143,7 @@ class PeerLostError(PSError, ConnectionError):
 
 
 class EvictedError(PSError, ConnectionError):
-    """The coordinator took this node for dead and the others went on without it."""
+    """The coordinator presumed this node dead, and the others went on without it."""
 
     code = 7
 
@@ -186,7 +186,7 @@ class ProtocolVersionError(ProtocolError):
     """Both ends speak zmqps, but different versions of its protocol."""
 
     code = 21
-    text = "protocol version {theirs} is not spoken here, only {ours}; install the same zmqps on every node"
+    text = "protocol version {theirs} is not supported here, only {ours}; install the same zmqps on every node"
     ours: int
     theirs: int
 
@@ -276,7 +276,7 @@ class JobMismatchError(PSError, ValueError):
     code = 41
     text = (
         "this worker and the running job differ in {what}: the job, set by {owner}, has {theirs}; this worker has "
-        "{ours}. Make them equal, or give this one a name of its own: connect(..., job=...)"
+        "{ours}. Make them equal, or give this worker's job another name: connect(..., job=...)"
     )
     what: str
     ours: str
@@ -318,7 +318,7 @@ class NonFiniteGradientError(PSError, ValueError):
 
     code = 45
     text = (
-        "gradient of {parameters} pushed by {worker} holds NaN or infinity and was refused, nothing was applied; "
+        "gradient of {parameters} pushed by {worker} contains NaN or infinity and was refused, nothing was applied; "
         "clip or skip such a batch, or allow them with init(..., nonfinite='allow')"
     )
     worker: str
@@ -343,7 +343,7 @@ class DeviceMemoryError(DeviceError, MemoryError):
     code = 61
     text = (
         "{device}: {what} needs {needed_nbytes:,} bytes, {free_nbytes:,} are free; start more servers, on other "
-        "devices, or give this one the processor's memory with --device cpu"
+        "devices, or let this server use the processor's memory with --device cpu"
     )
     device: str
     what: str

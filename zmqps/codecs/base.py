@@ -126,7 +126,7 @@ class Codec(ABC):
         Raises
         ------
         ConfigurationError
-            The array or the residual is none that this codec takes.
+            This codec does not take such an array or residual.
         """
         _check_backend(backend)
         if array.ndim != 1 or array.dtype not in DTYPES or array.size > MAX_SIZE:
@@ -195,7 +195,7 @@ class Codec(ABC):
         return self._decode(blob, size, np.dtype(dtype), xp)[0]
 
     def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
-        """Return the blob that a view starts with, looked at but not decoded; arguments and errors as for `decode`.
+        """Return the blob that a view starts with, checked but not decoded; arguments and errors as for `decode`.
 
         Only where `checkable` is true.
         """

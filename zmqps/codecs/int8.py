@@ -133,7 +133,7 @@ class Int8(Codec):
         return array, blob.nbytes
 
     def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
-        """Return the blob that a view starts with, looked at but not decoded."""
+        """Return the blob that a view starts with, checked but not decoded."""
         blob = super().check_blob(view, size, dtype)
         if (self._parts(blob, size)[1] == -128).any():
             raise ProtocolError(BAD_CODE)

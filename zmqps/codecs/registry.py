@@ -48,7 +48,7 @@ def parse(text: str) -> Codec:
     for item in rest.split(",") if colon else ():
         key, equals, value = item.partition("=")
         if key not in known or key in values:
-            why = "comes twice" if key in values else f"is none of {', '.join(known) or 'none'}"
+            why = "comes twice" if key in values else f"is not one of {', '.join(known) or 'none'}"
             raise ProtocolError(f"codec {name!r}: option {reprlib.repr(key)} {why}")
         values[key] = _value(name, known[key], value if equals else None)
     try:
@@ -68,4 +68,4 @@ def _value(name: str, option: Field[Any], text: str | None) -> Any:
             return kind(text)
     except ValueError:
         pass
-    raise ProtocolError(f"codec {name!r}: {reprlib.repr(text)} is no {kind.__name__} for {option.name}")
+    raise ProtocolError(f"codec {name!r}: {reprlib.repr(text)} is not a valid {kind.__name__} for {option.name}")

@@ -135,7 +135,7 @@ class TopK(Codec):
         return ascending
 
     def check_blob(self, view: Any, size: int, dtype: DTypeLike) -> Bytes:
-        """Return the blob that a view starts with, looked at but not decoded."""
+        """Return the blob that a view starts with, checked but not decoded."""
         blob = self._counted(octets(view), size, np.dtype(dtype))
         middle = _middle(blob, np.dtype(dtype))
         if not _ascend(blob[4:middle].view(np.uint32), size):

@@ -6,7 +6,7 @@ A training script names an optimizer with its numbers, as plain data::
 
     adamw(cosine_decay(1e-3, decay_steps=10_000), groups=[group("*.bias", weight_decay=0.0)])
 
-and the servers, who know the equations, apply it.
+and the servers, which know the equations, apply it.
 """
 
 from .adadelta import adadelta

@@ -34,7 +34,7 @@ def rule_class(name: str) -> type[Rule]:
     Raises
     ------
     OptimizerError
-        There is none, or the package that registered it cannot be loaded.
+        No optimizer has that name, or the package that registered it cannot be loaded.
     """
     if name in BUILTIN:
         found = getattr(import_module(f"{__package__}.{name}"), BUILTIN[name])

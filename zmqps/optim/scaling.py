@@ -29,7 +29,7 @@ def scale_linearly(spec_or_rate: OptimizerSpec | Rate, workers: int, *, warmup_s
     :math:`k` times longer: :math:`\eta' = k\,\eta`. That is wrong while the values change
     fast, so the rate rises to it from :math:`\eta` over the first steps.
 
-    The rule is one for SGD, with or without momentum. For optimizers that divide by the gradients'
+    The rule is for SGD, with or without momentum. For optimizers that divide by the gradients'
     size, such as Adam, the usual factor is the root of :math:`k` where :math:`k` is large.
 
     Parameters

@@ -101,7 +101,7 @@ class OptimizerSpec:
     ------
     OptimizerError
         A value is not what its option takes. Options of an optimizer that is not built in are
-        judged where it is installed: by `from_wire` and `rules` on the servers.
+        checked where it is installed: by `from_wire` and `rules` on the servers.
     """
 
     name: str = option(Text(longest=100))
@@ -118,10 +118,10 @@ class OptimizerSpec:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.name in BUILTIN:
-            self._judged()
+            self._checked()
 
-    def _judged(self) -> tuple[type[Rule], dict[str, Any]]:
-        """Return the class of the rules and what they have in common, having judged all options by it."""
+    def _checked(self) -> tuple[type[Rule], dict[str, Any]]:
+        """Return the class of the rules and what they have in common, after checking all options against it."""
         cls = rule_class(self.name)
         hyper = check_fields(self.name, fields_of(cls, without=COMMON), self.hyper)
         rate = tuple(f for f in fields_of(cls) if f.name == "learning_rate")
@@ -139,7 +139,7 @@ class OptimizerSpec:
         OptimizerError
             The optimizer is unknown here, or does not take these options.
         """
-        cls, common = self._judged()
+        cls, common = self._checked()
         found: dict[Rule, int] = {}
         indices = []
         for name in names:
@@ -172,7 +172,7 @@ class OptimizerSpec:
         if set(mapping) != known:
             raise OptimizerError(f"an optimizer must have exactly the entries {', '.join(sorted(known))}")
         spec = cls(**mapping)
-        spec._judged()
+        spec._checked()
         return spec
 
 

@@ -86,9 +86,9 @@ def test_an_end_that_is_asked_for_again_is_answered_again_and_an_unknown_name_is
     assert len(actions) == 1
     text, actions = end_job(coordinator, "c")
     assert errors(actions) == [JobError.code]
-    assert text == "there is no job 'c'; these run: 'b'"
+    assert text == "there is no job 'c'; running: 'b'"
     end_job(coordinator, "b")
-    assert end_job(coordinator, "c")[0] == "there is no job 'c'; none runs"
+    assert end_job(coordinator, "c")[0] == "there is no job 'c'; none is running"
 
 
 def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> None:

@@ -277,7 +277,7 @@ def test_a_timeout_says_which_server_did_not_answer() -> None:
     session.answer(session.ask(session.transfer("push"), timeout=2.0), S0)
     ((_, value),) = resolved(session.wait(2.0, hear=True))
     assert isinstance(value, DeadlineError)
-    assert value.waiting_for == "server 1 (s1, tcp://s1:1): 2 answers missing, last one 2.0 s ago"
+    assert value.waiting_for == "2 answers from server 1 (s1, tcp://s1:1), last heard from 2.0 s ago"
 
 
 def test_what_was_given_up_is_never_sent_again_and_what_was_not_is() -> None:

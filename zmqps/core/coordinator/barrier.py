@@ -12,7 +12,7 @@ from zmqps.errors import LimitError, PSError, listed
 
 #: Barriers with a name of their own that can be waited at at the same time.
 MAX_BARRIERS = 1024
-#: Of those who are awaited, so many are named.
+#: How many of the awaited members an error names.
 MOST_NAMED = 8
 
 
@@ -67,7 +67,7 @@ class Barriers:
         return [Send(member.peer, Waiting(message.request, awaited))] if awaited else self._release(barrier)
 
     def release(self, missing: int) -> list[Action]:
-        """Release those that all have entered; called when somebody awaited has gone."""
+        """Release the barriers that everybody has entered; called when an awaited member has gone."""
         complete = [barrier for barrier in self.by_name.values() if not self.waiting_for(barrier, missing)]
         return [action for barrier in complete for action in self._release(barrier)]
 

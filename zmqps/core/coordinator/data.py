@@ -20,7 +20,7 @@ from zmqps.errors import LimitError, listed
 
 #: Data sets with a name of their own; a training has one, and perhaps one to evaluate with.
 MAX_DATA_SETS = 1024
-#: Of those whose ranges are awaited, so many are named.
+#: How many of the workers whose ranges are awaited an error names.
 MOST_NAMED = 8
 
 

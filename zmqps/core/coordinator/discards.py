@@ -1,4 +1,4 @@
-"""Jobs that have ended and that servers have not said yet to have freed."""
+"""Jobs that have ended and that some servers have not confirmed to have freed."""
 
 from __future__ import annotations
 

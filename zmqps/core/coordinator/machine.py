@@ -145,7 +145,7 @@ class CoordinatorMachine:
         return min(due for due in dues if due is not None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Notice the lost, remind of whom we wait for, end what nobody uses any more."""
+        """Notice lost members, remind of those we wait for, end what nobody uses any more."""
         actions: list[Action] = []
         for member in self.membership.overdue(now):
             actions += [*self._lose(member, now), Send(member.peer, _error(0, self._evicted(member, now)))]
@@ -191,7 +191,7 @@ class CoordinatorMachine:
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             if not known and len(roster) >= self.options.servers:
-                raise JobError(f"all {self.options.servers} servers are here already; start the coordinator for more")
+                raise JobError(f"all {self.options.servers} servers are here already; start it with more --servers")
         member = self.membership.join(hello, peer, roster, now)
         actions: list[Action] = []
         if not known:
@@ -302,7 +302,7 @@ class CoordinatorMachine:
 
     def _evicted(self, member: MemberInfo, now: float) -> EvictedError:
         silent = now - member.seen_at
-        return EvictedError(f"{member.title} was silent for {silent:.1f} s and taken for dead; connect again")
+        return EvictedError(f"{member.title} was silent for {silent:.1f} s and presumed dead; connect again")
 
     def _depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         self.membership.remove(member, how, now, self._evicted(member, now) if how == "lost" else None)
@@ -391,7 +391,9 @@ class CoordinatorMachine:
             actions, text = [], f"job {message.job!r} had ended {now - ended.at:.0f} s ago: {ended.how}"
         else:
             names = listed(sorted(map(repr, self.runs)), 8)
-            raise JobError(f"there is no job {message.job[:100]!r}; {f'these run: {names}' if names else 'none runs'}")
+            raise JobError(
+                f"there is no job {message.job[:100]!r}; {f'running: {names}' if names else 'none is running'}"
+            )
         answer = self._ended_for[peer, message.request, message.job] = JobEnded(message.request, text)
         while len(self._ended_for) > MAX_ENDED:
             self._ended_for.popitem(last=False)

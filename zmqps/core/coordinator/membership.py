@@ -130,7 +130,7 @@ class Membership:
         self.timeout = timeout
         self.members: dict[bytes, MemberInfo] = {}
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
-        self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # who was silent for longest comes first
+        self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # the one silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}  # incarnations that may not speak any more, and why
 
@@ -162,7 +162,7 @@ class Membership:
         return None if incarnation is None else self.members[incarnation]
 
     def remove(self, member: MemberInfo, how: str, now: float, barred: PSError | None = None) -> None:
-        """A member has gone; ``barred`` is what it is told if it speaks again."""
+        """A member has gone; ``barred`` is the error that it gets if it sends anything again."""
         del self.members[member.incarnation]
         del self._by_silence[member.incarnation]
         del self._peers[member.peer]

@@ -67,7 +67,7 @@ class JobRun:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job counts on: as many as expected, or who is here."""
+        """How many workers the job counts on: as many as expected, or as many as are here."""
         return max(self.expected or 0, len(self.workers))
 
     @property
@@ -158,7 +158,7 @@ class JobRun:
         Raises
         ------
         PSError
-            What it wants is no job that could begin.
+            The job that it wants could not begin.
         """
         ours = self.startup.job
         unwanted = self._left_alone and self._returned == set(self.members) and not any(True for _ in self._waiters())

@@ -54,7 +54,7 @@ class Startup:
     num_workers
         Returns how many workers the job counts on.
     expected
-        How many workers the cluster expects of a job that does not say itself; None: whoever comes.
+        How many workers the cluster expects of a job that does not say; None: whoever comes.
     """
 
     def __init__(

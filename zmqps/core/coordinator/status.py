@@ -7,7 +7,7 @@ from typing import Any
 
 from zmqps.core.coordinator.membership import Departure, MemberInfo
 
-#: Of a member's counters, so many are kept, of each job that it counts them of.
+#: How many of a member's counters are kept, for each job that it counts them of.
 MAX_COUNTERS = 64
 #: A server has no more jobs than the coordinator accepts.
 MAX_COUNTED_JOBS = 256
@@ -42,7 +42,7 @@ def _describe(member: MemberInfo) -> dict[str, Any]:
 
 
 def presentable(counters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what of a member's counters may stand in the status: one member must not make it unreadable."""
+    """Return the counters of a member that the status shows: one member must not make it unreadable."""
     items = list(counters.items())[:MAX_COUNTERS]
     return {name[:64]: v[:200] if isinstance(v, str) else v for name, v in items if not isinstance(v, dict | list)}
 

@@ -61,7 +61,7 @@ class Steps:
         return self.policy.join(member.incarnation)
 
     def pause(self, member: MemberInfo, reason: str) -> None:
-        """A worker waits for something else than steps, for others perhaps: nobody waits for it."""
+        """A worker waits for something other than a step: no step waits for it."""
         if self.policy is not None and member.incarnation in self._ranks:
             self._paused.setdefault(member.incarnation, set()).add(reason)
             self.policy.pause(member.incarnation)
@@ -121,12 +121,12 @@ class Steps:
         actions += self._fail(decision, awaited, now)
         if not self._requests:
             self._since = None
-        if decision.commitment is not None:  # who is gone can be a contributor no more
+        if decision.commitment is not None:  # a member that is gone contributes no more
             self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
         return actions
 
     def _to_begin(self, missing: int) -> int:
-        """Return how many workers the first step waits for, besides those that train: who has joined may not yet."""
+        """Return how many workers the first step waits for, besides those that train already."""
         if not self._waits_for_all:
             return missing
         idle = sum(m.role == "worker" and m.incarnation not in self._ranks for m in self._members.values())
@@ -134,7 +134,7 @@ class Steps:
         return missing + idle
 
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
-        # in the order of ranks: the sum does not depend on who came first
+        # in the order of ranks: the sum does not depend on the order of arrival
         contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
         commit = Commit(self._epoch, commitment.step, tuple(contributors))
         actions: list[Action] = []

@@ -1,4 +1,4 @@
-"""Those who wait at the coordinator are told for whom, a message each, however often that changes."""
+"""Tells those that wait at the coordinator for whom: a message each, however often that changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Waiting
 
-#: How often those who wait are told for whom, when that changes: one message each, not one each time.
+#: Seconds between two such messages to a member that waits, however often the answer changes.
 TELL_S = 0.1
 
 Waiter = tuple[MemberInfo, int, str]  # who waits, with which request, for whom

@@ -70,7 +70,7 @@ class DataSpec:
         return -(-self.num_examples // self.range_size)
 
     def check_same(self, ours: DataSpec, owner: str) -> None:
-        """Raise `JobMismatchError` unless ``ours``, a later worker's word, is the same."""
+        """Raise `JobMismatchError` unless ``ours``, a later worker's description, is the same."""
         for what in ("num_examples", "range_size", "passes", "shuffle_seed"):
             if getattr(self, what) != getattr(ours, what):
                 raise JobMismatchError(

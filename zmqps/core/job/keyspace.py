@@ -1,8 +1,8 @@
 """The flat key space of a job, its placement over shards, and the slices messages carry.
 
-All parameters of one storage dtype lie one behind the other in a *table*, a flat array of
+All parameters of one storage dtype lie one after the other in a *table*, a flat array of
 elements ``[0, N)``. S+1 *cuts* a table give each of S shards a key range of it. A shard's ranges
-are divided into *slices* of ``slice_nbytes`` (the last of a range is shorter), numbered through
+are divided into *slices* of ``slice_nbytes`` (the last of a range is shorter), numbered
 over its tables. A message addresses a slice, or ranges inside one, so what crosses the network
 and what one update kernel sees is a contiguous 4 MiB, whatever the tensors are.
 """
@@ -33,7 +33,7 @@ CUT_ALIGNMENT_NBYTES = 64
 
 @dataclass(frozen=True)
 class Table:
-    """The parameters of one storage dtype, one behind the other."""
+    """The parameters of one storage dtype, one after the other."""
 
     dtype: np.dtype[Any]
     parameters: tuple[int, ...]  # indices into the job's parameters, in order
@@ -191,7 +191,7 @@ class Placement:
         """Return the placement of a received map; raise `ProtocolError` where it does not fit the key space."""
         cuts, slice_nbytes = wire.get("cuts"), wire.get("slice_nbytes")
         if type(cuts) is not list or len(cuts) != len(keyspace.tables):
-            raise ProtocolError("a placement has a list of cuts a table")
+            raise ProtocolError("a placement has a list of cuts for each table")
         if type(slice_nbytes) is not int or not 1 <= slice_nbytes <= 32 << 20:
             raise ProtocolError(f"slice_nbytes is 1 to 32 MiB, not {slice_nbytes!r}")
         for table, row in zip(keyspace.tables, cuts, strict=True):

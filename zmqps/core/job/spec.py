@@ -122,7 +122,7 @@ class JobSpec:
         if self.mode != "sync" and (self.aggregate is not None or self.on_straggler != "wait" or self.retain):
             raise ConfigurationError("aggregate, on_straggler and retain belong to synchronous training, staleness=0")
         if make_treatment(self.treatment) is not None and self.mode == "sync":
-            raise ConfigurationError("treatment is for stale gradients; in synchronous training none is")
+            raise ConfigurationError("treatment is for stale gradients, which synchronous training does not have")
         if self.deterministic:
             self._check_deterministic()
 
@@ -193,7 +193,7 @@ class JobSpec:
         return True
 
     def check_same(self, ours: JobSpec, owner: str) -> None:
-        """Raise `JobMismatchError` unless ``ours``, a later worker's word, is this job.
+        """Raise `JobMismatchError` unless ``ours``, a later worker's description, is this job.
 
         The order of the parameters need not be the same; theirs, the job's, counts.
         """
@@ -241,7 +241,7 @@ def _parameter(entry: Any) -> Parameter:
 
 
 def attached(job: JobSpec | None) -> JobSpec:
-    """Return the job, or raise `JobError` where there is none yet."""
+    """Return the job, or raise `JobError` if there is none yet."""
     if job is None:
         raise JobError("no job is running yet; call worker.init(params, optimizer=...) first")
     return job

@@ -1,1 +1,1 @@
-"""What every machine needs whatever its role: joining, asking for the status, saying things not too often."""
+"""What every machine needs whatever its role: joining, asking for the status, a limit on log lines."""

@@ -1,4 +1,4 @@
-"""Asks the coordinator for something, without joining, until the answer will do."""
+"""Asks the coordinator for something, without joining, until the answer is satisfactory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Exit, Recei
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
 from zmqps.errors import PSError, from_wire
 
-#: How soon to ask again after an answer that will not do yet.
+#: How soon to ask again after an answer that is not satisfactory yet.
 AGAIN_S = 0.05
 
 
@@ -23,7 +23,7 @@ class Inquiry:
     endpoint
         The coordinator's endpoint.
     until
-        Whether a status will do; each one is kept in `status` in any case.
+        Whether a status is satisfactory; each one is kept in `status` in any case.
     question
         What to ask; by default for the status.
     """

@@ -19,7 +19,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 
-#: A Hello is repeated at first quickly, because the connection comes up in milliseconds, then
+#: A Hello is repeated quickly at first, because the connection comes up in milliseconds, then
 #: slowly, because the other side may take minutes to be started.
 FIRST_RETRY_S = 0.02
 SLOWEST_RETRY_S = 1.0
@@ -159,7 +159,7 @@ class Member:
         return []
 
     def leave(self, reason: str, now: float) -> list[Action]:
-        """Say goodbye, also to a coordinator that has not answered yet: it may know us for all that."""
+        """Say goodbye, also to a coordinator that has not answered yet: it may know us anyway."""
         if self.left:
             return []
         known = self.joined
@@ -174,7 +174,7 @@ class Member:
         return [*counters, *goodbye]
 
     def abandon(self) -> None:
-        """Have no more to do with the coordinator, and say nothing."""
+        """Forget the coordinator, without a goodbye."""
         self.left = True
         self.handshake.stop()
         self._reminder_due = self._heartbeat_due = None

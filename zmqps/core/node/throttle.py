@@ -23,4 +23,4 @@ class Throttle:
         self._lines += 1
         if self._lines > MOST_LINES:
             return None
-        return f"{text} ({left_out} like it were not logged)" if left_out else text
+        return f"{text} ({left_out} similar lines were not logged)" if left_out else text

@@ -19,7 +19,7 @@ GATHER_NBYTES = 64 << 10
 
 
 def gather(pieces: Iterable[Array]) -> list[Array]:
-    """Return buffers that hold the pieces one behind the other.
+    """Return buffers that hold the pieces one after the other.
 
     Large pieces are passed on as they are (aliased, not copied); runs of small ones are copied
     into one buffer. Pieces are 1-D and C-contiguous.
@@ -48,7 +48,7 @@ def gather(pieces: Iterable[Array]) -> list[Array]:
 def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]) -> list[tuple[int, int, Array]]:
     """Cut a payload into runs of ``(size, dtype)``.
 
-    Returns ``(run, offset, array)`` one behind the other: elements ``[offset, offset + array.size)`` of that run.
+    Returns ``(run, offset, array)`` one after the other: elements ``[offset, offset + array.size)`` of that run.
     The arrays alias the payload, unless they would be unaligned.
 
     Raises

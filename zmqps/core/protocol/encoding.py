@@ -1,4 +1,4 @@
-"""Arrays of a message in a codec: each part is one blob, one behind the other."""
+"""Arrays of a message in a codec: each part is one blob, one after the other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     Raises
     ------
     ConfigurationError
-        There is none of that name, or it cannot encode what is pulled.
+        No codec has that name, or it cannot encode what is pulled.
     """
     text = codec.spec if isinstance(codec, Codec) else codec
     if not isinstance(text, str):
@@ -72,7 +72,7 @@ def compress(
     codec
         How.
     parts
-        For each part its pieces, 1-D and of one dtype, one behind the other.
+        For each part its pieces, 1-D and of one dtype, one after the other.
     residuals
         For each part the pieces of what earlier blobs left out; updated in place. For codecs with
         error feedback.
@@ -110,11 +110,11 @@ def decompress(
     Parameters
     ----------
     codec, payload
-        How the parts are encoded, one behind the other.
+        How the parts are encoded, one after the other.
     sizes
         Elements and dtype of each part.
     read
-        What makes something of the blob a view starts with, and tells its bytes; by default `Codec.decode`.
+        Reads the blob that a view starts with; returns what it stands for, and its bytes. By default `Codec.decode`.
 
     Raises
     ------
@@ -137,13 +137,13 @@ def decompress(
 
 
 class Coding(NamedTuple):
-    """The door to the codecs; whoever wants to know when they work hands in another one."""
+    """The door to the codecs; a recorder hands in one that takes the time."""
 
     compress: Callable[..., list[Any]] = compress
     decompress: Callable[..., list[Any]] = decompress
 
 
-#: Which notes nothing.
+#: The door that records nothing.
 CODING = Coding()
 
 

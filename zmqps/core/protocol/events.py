@@ -23,7 +23,7 @@ def server_peer(rank: int) -> Peer:
 
 
 class Reader(Protocol):
-    """Somebody still reads a buffer: a message that the transport has not fully written."""
+    """Something that still reads a buffer: a message that the transport has not fully written."""
 
     @property
     def done(self) -> bool:
@@ -50,7 +50,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """Something came that is no message."""
+    """Something that is not a message came."""
 
     peer: Peer
     error: PSError
@@ -58,7 +58,7 @@ class Undecodable:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A connection that was asked for cannot be had, now or later."""
+    """A requested connection cannot be made, now or later."""
 
     peer: Peer
     error: PSError

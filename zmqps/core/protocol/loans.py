@@ -1,6 +1,6 @@
-"""Frames that lie in somebody else's memory, which keeps them as they are while they are looked at.
+"""Frames in another process's memory, which stay as they are while they are read.
 
-A transport may hand out such frames (docs/lane.md). Who lends them is told of it by a `Loan` among the
+A transport may hand out such frames (docs/lane.md). The lender learns of it by a `Loan` among the
 readers of what it sent.
 """
 

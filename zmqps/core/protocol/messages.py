@@ -180,7 +180,7 @@ class Assign(Message):
     """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
 
     ``epoch`` stands for this job on all servers from now on; no other job of the cluster ever has it.
-    ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on this one's
+    ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
     host, which share its memory.
     """
 
@@ -390,7 +390,7 @@ class Push(Message):
     ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in
     ``reply_codec``.
     ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
-    against accidents need not be done twice; 0 lets the server look.
+    against accidents need not be done twice; 0 lets the server check.
     """
 
     kind: ClassVar[int] = 33

@@ -48,7 +48,7 @@ def admit(server: str, placement: Placement, index: int, required: Mapping[str, 
     Raises
     ------
     JobMemoryError
-        They are not there.
+        That much memory is not free.
     """
     needed = sum(required.values())
     if needed > free_nbytes:

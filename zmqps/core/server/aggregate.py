@@ -2,7 +2,7 @@
 
 They are not added up on arrival: who contributes is known only at the commit (a worker may die
 between two slices, or be one too many), and a sum of floats cannot be taken back. Kept apart they
-are also added in the order the coordinator names, so the result does not depend on who came first.
+are also added in the order the coordinator names, so the result does not depend on the order of arrival.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PushId = tuple[bytes, int]
 
 
 class Contribution(NamedTuple):
-    """What a push brings to one slice: pieces (`Memory`) of the gradient within ``bounds``, one behind the other."""
+    """What a push brings to one slice: pieces (`Memory`) of the gradient within ``bounds``, one after the other."""
 
     slice: Slice
     bounds: Sequence[tuple[int, int]]  # ascending, disjoint
@@ -43,7 +43,7 @@ class Contribution(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements that are."""
+        """Number of elements."""
         return sum(stop - start for start, stop in self.bounds)
 
 
@@ -202,7 +202,7 @@ def _average(total: Array, summands: Sequence[Array], examples: Sequence[int]) -
         total[:] = first
         return
     scalar = total.dtype.type
-    if isinstance(total, np.ndarray) and min(examples) == max(examples):  # a GPU does not tell of an overflow
+    if isinstance(total, np.ndarray) and min(examples) == max(examples):  # a GPU does not report an overflow
         try:
             with np.errstate(over="raise", invalid="ignore"):
                 np.add(first, rest[0], out=total)

@@ -4,7 +4,7 @@ A buffer that somebody still reads is never written to: an update goes to anothe
 its place. Each slice has a *home* in the shard's arena. Where readers may take as long as they like
 (`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
 forth between the two: so neighbours usually stay neighbours, and an array over several slices can
-be looked at where it lies. Whatever else is needed comes from a pool of spares.
+be read where it lies. Whatever else is needed comes from a pool of spares.
 """
 
 from __future__ import annotations

@@ -67,15 +67,15 @@ from zmqps.errors import (
     StaleEpochError,
 )
 
-#: A worker is a few hundred bytes and a ledger here; more than this is no LAN job but an attack.
+#: A worker is a few hundred bytes and a ledger here; more than this is an attack, not a LAN job.
 MAX_PEERS = 4096
-#: Incarnations that may not come back; the coordinator keeps its own word, this one is a courtesy.
+#: Incarnations that may not come back. The coordinator bars them itself; here they get the reason sooner.
 MAX_EVICTED = 4096
 #: Pulls of a job that wait for a version, all workers together.
 MAX_PARKED = 1 << 16
 #: Jobs at the same time; the coordinator accepts no more.
 MAX_TENANTS = 256
-#: Epochs whose shards were freed: what is said about them late is answered with that.
+#: Epochs whose shards were freed: a late message about one is answered with `JobEndedError`.
 MAX_DISCARDED = 4096
 
 
@@ -85,7 +85,7 @@ class Client:
 
     hello: Hello
     epoch: int = 0  # of the job it trains, once it has said so
-    name: str = field(init=False)  # how errors and logs call it
+    name: str = field(init=False)  # its name in errors and logs
     puller: bytes = field(init=False)  # whose copies a treatment keeps; an observer pushes nothing
 
     def __post_init__(self) -> None:
@@ -299,7 +299,7 @@ class ServerMachine:
             actions += [Send(peer, _failure(request, error)) for peer, request in tenant.parked]
             epochs = {message.epoch}
             if not any(other.name == tenant.name for other in self.tenants.values()):
-                epochs.add(0)  # who has said hello and nothing else cannot be there for the next job of that name
+                epochs.add(0)  # a client that only said hello cannot be there for the next job of that name
             of_name = {who: client for who, client in self._clients.items() if client.hello.job == tenant.name}
             for incarnation in [who for who, client in of_name.items() if client.epoch in epochs]:
                 self._forget(incarnation)
@@ -338,7 +338,7 @@ class ServerMachine:
                 raise self._ended(message.epoch)
             raise NotJoinedError(f"{type(message).__name__} before Hello")
         if incarnation in self._evicted:
-            raise EvictedError("the coordinator took this worker for dead; connect again as a new worker")
+            raise EvictedError("the coordinator presumed this worker dead; connect again as a new worker")
         client = self._clients[incarnation]
         if isinstance(message, Push):
             tenant = self._tenant(message.epoch, client)
@@ -363,7 +363,7 @@ class ServerMachine:
     def _welcome(self, peer: Peer, hello: Hello) -> list[Action]:
         check_hello(hello, ("worker", "observer"))
         if hello.incarnation in self._evicted:
-            raise EvictedError(f"{hello.name} was taken for dead; connect again as a new worker")
+            raise EvictedError(f"{hello.name} was presumed dead; connect again as a new worker")
         if hello.incarnation not in self._clients:
             if len(self._clients) >= MAX_PEERS:
                 raise LimitError(what="number of workers", got=len(self._clients) + 1, limit=MAX_PEERS)

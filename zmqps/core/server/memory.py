@@ -38,20 +38,20 @@ class Outgoing(NamedTuple):
 class Memory(Protocol):
     """What a shard asks of the memory its arrays are in.
 
-    A *piece* is a stretch of a gradient as it came. It has ``size``, ``nbytes`` and ``dtype``; what else
-    it is, is between `decode`, `scatter` and `take`.
+    A *piece* is a stretch of a gradient as it came. It has ``size``, ``nbytes`` and ``dtype``; anything
+    else about it is known to `decode`, `scatter` and `take` alone.
     """
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array of one dimension, uninitialised."""
 
     def values(self, size: int, dtype: np.dtype[Any]) -> Array:
-        """Return one for values, which others may be shown."""
+        """Return one for values, which other processes may read."""
 
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return what `scatter` takes instead of a payload in a codec, one item a part.
 
-        ``checked``: nobody will look at the pieces but `take`. Raises `ProtocolError` as
+        ``checked``: only `take` will read the pieces. Raises `ProtocolError` as
         `zmqps.core.protocol.encoding.decompress` does; what it returns can be taken without error.
         """
 

@@ -48,7 +48,7 @@ class Rules(Protocol):
         """The initial value of each slot."""
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use (None: frozen) and, for each parameter, which one is its."""
+        """Return the kernels in use (None: frozen), and the index of each parameter's."""
 
     def all_finite(self, g: Array, /) -> bool:
         """Whether an array holds neither NaN nor infinity."""
@@ -265,7 +265,7 @@ class Shard:
     ) -> list[tuple[int, int]]:
         """Keep gradients for a step of the synchronous mode; as `push`, but nothing is applied yet.
 
-        Gradients of a step that is over are dropped and counted (``late``); the coordinator, who
+        Gradients of a step that is over are dropped and counted (``late``); the coordinator, which
         closed it without them, tells the worker.
 
         Parameters
@@ -346,7 +346,7 @@ class Shard:
                 state.history.popleft()[3].done = True
 
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
-        """Return elements and dtype of each part; raise `SliceRangeError` where there is none."""
+        """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
         states = self._resolve(parts)
         bounds = [_bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         totals = (sum(stop - start for start, stop in pairs) for pairs in bounds)
@@ -432,7 +432,7 @@ class Shard:
             for bound in ranges:
                 i = bisect_left(state.positions, bound)
                 if bound != size and (i == len(state.positions) or state.positions[i] != bound):
-                    raise SliceRangeError(f"element {bound} of slice {index} is no boundary of a parameter")
+                    raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
             states.append(state)
         if len({id(state) for state in states}) != len(states):
             raise SliceRangeError("a message names a slice twice")

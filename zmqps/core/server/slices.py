@@ -36,11 +36,11 @@ class SliceState:
         self.slots = slots
         self.version = 0
         self.readers: list[Reader] = []  # who still reads ``value``
-        self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and who reads there
+        self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
         self.positions = [segment.position for segment in slice_.segments]
         self.groups = np.array([kernel_of[segment.parameter] for segment in slice_.segments], np.int32)
-        # updates each parameter has had: a push of some parameters is no step of the others
+        # updates each parameter has had: a push of some parameters is not a step of the others
         self.steps = np.zeros(len(slice_.segments), np.int64)
 
     def segments(self, start: int, stop: int) -> tuple[int, int]:

@@ -46,7 +46,7 @@ class Tenant:
         return self.shard is not None and self.shard.loaded
 
     def built(self) -> Shard:
-        """Return the shard, or raise `JobError` while there is none."""
+        """Return the shard, or raise `JobError` if it is not built yet."""
         if self.shard is None:
             raise JobError(f"this server has no shard of the job {self.name!r} yet; call worker.init(...) first")
         return self.shard

@@ -39,7 +39,7 @@ class Compensate(Treatment):
         object.__setattr__(self, "lambda_", checks.number("compensate: lambda", self.lambda_, above=0))
 
     def correct(self, g: Array, w: Array, read: Array | None, staleness: int) -> Array:
-        """Add the compensation; without staleness, or what was read, there is none."""
+        """Add the compensation; none without staleness, or where it is unknown what was read."""
         if staleness == 0 or read is None:
             return g
         # the difference first: where it is 0 a huge gradient squared would make it NaN

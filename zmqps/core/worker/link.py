@@ -42,7 +42,7 @@ class Link:
     Parameters
     ----------
     title
-        How errors call the server.
+        The server's name in errors.
     handshake
         Of the connection.
     epoch, num_slices
@@ -266,7 +266,8 @@ class Link:
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
         if not missing:
             return ""
-        return f"{self.title}: {missing} answers missing, last one {now - self.heard_at:.1f} s ago"
+        answers = "answer" if missing == 1 else "answers"
+        return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
 
     def _restart_retry(self, now: float) -> None:
         self._retry_s = RETRY_S
@@ -302,7 +303,7 @@ class Link:
 
 
 def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
-    """Yield cargoes in groups of up to so many bytes, or one by one."""
+    """Yield cargoes in groups of a limited number of bytes, or one by one."""
     batch: list[Cargo] = []
     room = 0
     for cargo in cargoes:

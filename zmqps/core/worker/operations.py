@@ -83,7 +83,7 @@ class Exchange(Operation):
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """How errors call it."""
+        """Its name in errors."""
         return "pull" if self.push is None else "push" if self.pull is None else "push_pull"
 
 
@@ -96,7 +96,7 @@ class Enter(Operation):
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """How errors call it."""
+        """Its name in errors."""
         return f"barrier {self.barrier!r}"
 
 
@@ -131,7 +131,7 @@ class Finish(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The user does not wait for an operation any more; also what that resolves to, if it can be withdrawn.
+    """The user no longer waits for an operation; also what that resolves to, if it could be withdrawn.
 
     A pull can; a push as long as nothing of it has left. What others know of takes its course: a
     barrier that was entered, a range that was asked for, a step that is complete.

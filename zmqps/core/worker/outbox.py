@@ -22,7 +22,7 @@ class Request:
     number: int = 0
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None
-    sent_as: int = 0  # the how manieth message of the connection, when last sent
+    sent_as: int = 0  # ordinal of the last send among those of the connection
     place: int = 0  # in the order asked
     behind: int = 0  # a pull's: the place of the last push before it that touches its slices
 

@@ -42,7 +42,7 @@ class Pace:
 
     @property
     def unheard(self) -> bool:
-        """Whether the coordinator may not know yet that we have arrived: it has not said a word to it."""
+        """Whether the coordinator may not know yet that we have arrived: it has not answered at all."""
         return self.arrive is not None and not self.awaited
 
     @property
@@ -64,7 +64,7 @@ class Pace:
             self._unacknowledged.add(transfer)
             if transfer.whole:
                 self.closing = transfer
-        elif isinstance(transfer, Pull) and not transfer.exact:  # who asks for an older version wants that one
+        elif isinstance(transfer, Pull) and not transfer.exact:  # exactly an older version was asked for
             transfer.version = max(transfer.version, self.version)
 
     def pushed(self, transfer: Push) -> None:

@@ -296,7 +296,7 @@ class SessionMachine:
         return self.resolve(operation, error)
 
     def _remind(self, now: float) -> list[Action]:
-        """Say what has been waited for long, so that nobody stares at a silent terminal."""
+        """Name what has been awaited for long, so that nobody stares at a silent terminal."""
         self._reminder_due = now + REMINDER_INTERVAL_S if self.operations else None
         slow = [
             operation

@@ -29,7 +29,7 @@ class Source:
     codec
         How they travel.
     in_place
-        Servers read the tables where they lie, so they do not count as bytes in flight, and so many make a message.
+        Where servers read the tables in place: the bytes of a message. They do not count as in flight.
     checked
         They are known to be finite.
     encoded, nonfinite
@@ -73,11 +73,11 @@ class Target:
     codec
         How values travel.
     in_place
-        Values stay where they lie, so they do not count as bytes in flight, and so many make a message.
+        Where values stay in place: the bytes of a message. They do not count as in flight.
     missing
-        How many elements of each parameter are not there, for who wants to know when one is; else None.
+        How many elements of each parameter are missing, if the caller wants to know when one is complete; else None.
     arrived
-        The parameters that came to be there, and nobody was told yet.
+        The parameters that are complete and not reported yet.
     versions
         Those that were read of each slice.
     """

@@ -103,7 +103,7 @@ class Transfers:
         return self._asked.get(transfer)
 
     def forget(self, operation: Operation) -> None:
-        """An operation is done, well or not: have no more to do with it."""
+        """An operation is done, well or not: forget it."""
         if operation.transfer is not None:
             self.drop(operation.transfer)
         if isinstance(operation, Advance):
@@ -288,7 +288,7 @@ class Transfers:
         return queued == sum(map(len, transfer.cargoes))
 
     def drop(self, transfer: Push | Pull | Load) -> None:
-        """Have no more to do with a transfer; what is in flight stays so: its answer makes room."""
+        """Forget a transfer; what is in flight stays in flight: its answer makes room."""
         transfer.done = True
         self._asked.pop(transfer).transfer = None
         if isinstance(transfer, Push) and transfer.attempt:  # it belongs to a step

@@ -27,7 +27,7 @@ class _Piece(NamedTuple):
 
 
 class Views:
-    """What came for the arrays of a pull that are to be looked at where they lie.
+    """What came for the arrays of a pull that are read where they lie.
 
     Each array has a buffer, flat and of the dtype of the wire, which says by its place in memory what
     belongs together and holds what has to be copied.

@@ -44,7 +44,6 @@ class Arrival:
 class Policy(ABC):
     """Decides who may go on.
 
-    ``live`` is always the set of workers that train now; who has died or finished is not in it.
     ``missing`` is how many workers are expected and have not yet joined for the first time.
     """
 

@@ -12,7 +12,7 @@ class Synchronous(Policy):
     """A barrier a step; ``staleness=0``.
 
     Step t is complete when the quorum has arrived: all live workers, or ``aggregate`` gradients
-    (the first so many complete ones count, the rest are dropped, counted, and their workers told).
+    (the first complete ones count, the rest are dropped, counted, and their workers told).
     With more ``aggregate`` than workers, a worker that arrives goes on in the same step while more
     gradients are needed than are on their way (Chen et al., Revisiting Distributed Synchronous SGD,
     2016).
@@ -71,7 +71,7 @@ class Synchronous(Policy):
     def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker brings a gradient; of a step that is over it is dropped, and the worker told."""
         if step != self.step:
-            # who only waits once more, after its wait had failed, had brought its gradient in time
+            # a worker that only waits once more, after its wait had failed, had brought its gradient in time
             self.dropped += bool(attempts)
             self._late.append(Grant(worker, self.step, not attempts))
             return
@@ -139,8 +139,9 @@ class Synchronous(Policy):
         """Say what is needed."""
         if self.aggregate is not None:
             return f"step {self.step} has {self._count} of the {self.aggregate} gradients it aggregates"
+        absent = len(self._absent)
         text = f"step {self.step} has the gradients of {len(self._arrivals)} workers, "
-        text += f"{len(self._absent)} live workers are awaited"
+        text += f"{absent} live worker{' is' if absent == 1 else 's are'} awaited"
         return text + (f", {missing} have not joined yet" if missing else "")
 
     def next_deadline(self) -> float | None:
