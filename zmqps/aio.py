@@ -11,8 +11,8 @@ loop is never blocked; what would block is done by one helper thread a worker, i
 (`statistics`, `rejoin` and `close` do not wait for their turn).
 
 Cancelling an ``await`` withdraws a pull, and a push of which nothing has left yet: the arrays given to it
-are free. Anything else goes on without anybody waiting for it: a push that was begun is applied all the
-same, once, and its result is dropped; its arrays stay in use until it is done, at its timeout at the latest.
+are free. Anything else goes on without anybody waiting for it: a push that was begun is still applied,
+once, and its result is dropped; its arrays stay in use until it is done, at its timeout at the latest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = ["AsyncWorker", "connect"]
 def _awaiting(
     blocking: Callable[Concatenate[Worker, P], T], begin: Callable[Concatenate[Worker, P], Future[T]]
 ) -> Callable[Concatenate[AsyncWorker, P], Coroutine[Any, Any, T]]:
-    """Return a blocking method of `Worker` as one to await, by way of the method that returns its future."""
+    """Return a blocking method of `Worker` as one to await, made from the method that returns its future."""
 
     @wraps(blocking)
     async def method(self: AsyncWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -223,7 +223,7 @@ def connect(
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
     Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
-    comes about nevertheless is closed.
+    is made nevertheless is closed.
     """
     return _Connecting(_connect(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport))
 

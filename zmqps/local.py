@@ -47,7 +47,7 @@ class _Local(ABC):
         Returns
         -------
         bool
-            Whether it was: ``params`` holds new values then, in the same arrays.
+            Whether it exchanged: ``params`` then holds new values, in the same arrays.
 
         Raises
         ------

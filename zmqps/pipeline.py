@@ -68,7 +68,7 @@ class Channel:
 
     @property
     def peer(self) -> str:
-        """Who is at the other end, as errors call it."""
+        """The other end's name in errors."""
         if self._peer is not None:
             return f"stage {self._peer.name} ({self._peer.host}, pid {self._peer.pid})"
         return f"a stage to connect to {self.endpoint}" if self._binds else f"the stage at {self.endpoint}"
@@ -115,7 +115,7 @@ class Channel:
         PeerLostError
             The other stage was started again: both need a new channel.
         ProtocolError
-            What came is no message of the other stage, or one before it was lost with the connection.
+            What came is not a message of the other stage, or one before it was lost with the connection.
         """
         deadline = self._deadline(timeout)
         self._greet("receive", deadline)
@@ -196,7 +196,7 @@ def bind(
         ``ipc://PATH`` on one host, ``tcp://HOST:PORT`` between two; with port 0 a free one, which
         ``channel.endpoint`` tells.
     name : str, optional
-        How the other stage's errors call this one; by default made of host and pid.
+        This stage's name in the other's errors; by default made of host and pid.
     codec : Codec or str
         How floats travel from here, where a call does not say otherwise.
     timeout : float

@@ -54,7 +54,7 @@ def compensate(lambda_: float = 0.04) -> Treatment:
     Parameters
     ----------
     lambda_ : float
-        Strength of the correction; for gradients that are means over larger batches larger.
+        Strength of the correction; larger for gradients that are means over larger batches.
 
     References
     ----------

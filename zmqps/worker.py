@@ -30,7 +30,7 @@ class Worker(Puller):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
-    same outcome. To cancel one withdraws a pull, and a push of which nothing has left yet; anything else
+    same outcome. Cancelling one withdraws a pull, or a push of which nothing has left yet; anything else
     goes on. All may be called from any thread, one at a time. Arrays handed to a push are read
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
@@ -57,7 +57,7 @@ class Worker(Puller):
     ) -> None:
         """Start the job, or join the one that another worker has started.
 
-        The first worker's word is the job and its values are the initial ones; of later workers
+        The first worker defines the job, and its values are the initial ones; of later workers
         the names, shapes, dtypes and options must be the same, their values are ignored. So every
         worker may call this, at any time, more than once.
 
@@ -76,11 +76,11 @@ class Worker(Puller):
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
         replicas_to_aggregate : int, optional
-            Synchronous: how many gradients make a step. Fewer than there are workers: the first so
-            many complete ones count, later ones are dropped and counted (backup workers). More:
+            Synchronous: how many gradients make a step. With fewer than there are workers, the
+            first complete ones count, later ones are dropped and counted (backup workers). With more,
             workers bring several batches to a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
-            Synchronous: what happens when a step takes longer than those before it lead to expect
+            Synchronous: what happens when a step takes longer than earlier steps suggest
             (`zmqps.core.coordinator.consistency.deadline`): wait on, go on without those who are late, or let
             those who wait fail with `DeadlineError`.
         retain : int
@@ -167,13 +167,13 @@ class Worker(Puller):
         if nonfinite == "reject":
             for parameter, value in zip(parameters, values, strict=True):
                 if not np.isfinite(value).all():
-                    raise ConfigurationError(f"the initial value of {parameter.name!r} holds NaN or infinity")
+                    raise ConfigurationError(f"the initial value of {parameter.name!r} contains NaN or infinity")
         return self._attach(Init(0.0, job=job, values=values), timeout)
 
     def rejoin(self, *, timeout: float | None = None) -> None:
         """Come back as a new member: what to do after `EvictedError`.
 
-        A worker that was stopped, or cut off, for longer than the heartbeat timeout is taken for
+        A worker that was stopped, or cut off, for longer than the heartbeat timeout is presumed
         dead, and the others go on without it. This ends its old life and joins as a new
         incarnation under the same name, with the lowest free rank; where this worker had called
         `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.
@@ -354,7 +354,7 @@ def connect(
     timeout : float
         Seconds to wait for the coordinator.
     name : str, optional
-        How logs and errors call this worker; by default made of host and pid.
+        This worker's name in logs and errors; by default made of host and pid.
     observer : bool
         Only look: pull, but never push, be counted or waited for.
     transport : {"auto", "tcp", "ipc", "shm"}, optional
@@ -372,7 +372,7 @@ def connect(
     DeadlineError
         The coordinator did not answer.
     ConfigurationError
-        ``address`` is no endpoint, ``job`` no name, or there is no such transport.
+        ``address`` is not an endpoint, ``job`` is not a name, or there is no such transport.
     """
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"

@@ -44,7 +44,7 @@ _open: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class Connection:
-    """A member of a cluster that is there for one of its jobs: `zmqps.Worker` adds what it trains."""
+    """A member of a cluster, in one of its jobs; `zmqps.Worker` adds the training."""
 
     def __init__(
         self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
@@ -95,7 +95,7 @@ class Connection:
 
     @property
     def job(self) -> str:
-        """The name of the job that this worker is there for."""
+        """The name of this worker's job."""
         return self._job_name
 
     @property
@@ -150,7 +150,7 @@ class Connection:
         num_examples : int
             How many examples there are; the coordinator never sees them.
         range_size : int
-            How many make a range: some batches, less than a worker could do again after another's death.
+            How many make a range: a few batches, because another worker repeats the range of one that dies.
         passes : int
             How often every example is used.
         shuffle_seed : int, optional
@@ -171,7 +171,7 @@ class Connection:
         JobMismatchError
             Another worker has described the data set otherwise.
         DeadlineError
-            Names those whose ranges were awaited.
+            Names the workers whose ranges were awaited.
         """
         data = DataSpec(
             name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
@@ -217,7 +217,7 @@ class Connection:
         """Complete what is under way, tell the others that this worker is done, and close.
 
         In the synchronous mode the last push counts in its step, which this does not wait for: pull
-        before if you want to know what came of it. When the last worker of a job has left, and one has
+        first to see the result. When the last worker of a job has left, and one has
         finished, the job ends and its memory is freed; the cluster goes on.
 
         Parameters
@@ -228,7 +228,7 @@ class Connection:
         Raises
         ------
         DeadlineError
-            Names what was not completed; the worker is closed all the same.
+            Names what was not completed; the worker is closed anyway.
         """
         try:
             self.finish_async(timeout=timeout).result()
@@ -255,8 +255,8 @@ class Connection:
     def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster and release everything; what is under way fails with `ClosedError`.
 
-        When this returns nothing of the worker is open: no socket, no thread, no shared memory that it
-        does not still look at. Any thread may close it, and more than one. Only in a callback of a
+        When this returns nothing of the worker is open: no socket, no thread, no shared memory but what
+        its arrays still refer to. Any thread may close it, and more than one. Only in a callback of a
         future, which runs on the thread that is to end, it returns before that.
 
         Parameters
@@ -310,5 +310,5 @@ def _close_all() -> None:
     for connection in list(_open):
         try:
             connection.close()
-        except PSError as error:  # the next one is to be closed all the same
+        except PSError as error:  # the next one is closed anyway
             log.error("%s", error)

@@ -38,11 +38,11 @@ class GradientBuffers:
         self.arrays = {p.name: array.reshape(p.shape) for p, array in zip(parameters, self.flat, strict=True)}
 
     def are(self, grads: Mapping[str, Any]) -> bool:
-        """Whether these arrays are what is pushed: all of them, and the very objects."""
+        """Whether these arrays are what is pushed: all of them, and the same objects."""
         return len(grads) == len(self.arrays) and all(grads.get(name) is array for name, array in self.arrays.items())
 
     def hold(self, flat: Sequence[Array | None]) -> bool:
-        """Whether flat arrays, by parameter, are all of this memory, by whatever way they were made."""
+        """Whether flat arrays, by parameter, are all of this memory, however they were made."""
         return all(
             array is not None
             and array.dtype == own.dtype

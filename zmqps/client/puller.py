@@ -94,7 +94,7 @@ class Puller(Connection):
         copy : bool
             False: return read-only arrays, which are views of a server's own memory where that is on this
             host, in reach (``docs/lane.md``), and holds the parameter in one piece; copies otherwise. A
-            view stays as it is until it is garbage: the server puts later updates elsewhere, for which
+            view stays as it is until garbage-collected: the server puts later updates elsewhere, for which
             it keeps up to two more copies of its values. So let go of the last values
             before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
             ends. Not together with ``out``.
@@ -146,8 +146,8 @@ class Puller(Connection):
     ) -> Iterator[tuple[str, Any]]:
         """Ask for parameters at once and hand out each as soon as it is there, in the order of ``names``.
 
-        So a forward pass can begin with the first layer while the last ones are on their way. It is one pull
-        all the same, begun by this call, not by the first step of the loop.
+        So a forward pass can begin with the first layer while the last ones are on their way. It is still one
+        pull, begun by this call, not by the first step of the loop.
 
         Parameters
         ----------

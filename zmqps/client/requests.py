@@ -109,7 +109,7 @@ class Requests:
     ) -> tuple[Pull, Result]:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
-            raise ConfigurationError("a pull has at_least or exact, not both")
+            raise ConfigurationError("a pull takes at_least or exact, not both")
         version = at_least if exact is None else exact
         if version is not None:
             version = checks.whole("a version", version, 0)
@@ -245,5 +245,5 @@ class Requests:
 
 def _several(names: str | Iterable[str] | None) -> list[str] | None:
     if names is not None and (not isinstance(names, Iterable) or isinstance(names, bytes)):
-        raise ConfigurationError(f"names is a name or several, not {names!r:.60}")
+        raise ConfigurationError(f"names must be a name or several names, not {names!r:.60}")
     return None if names is None else [names] if isinstance(names, str) else list(names)

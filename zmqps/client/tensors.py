@@ -32,7 +32,7 @@ def as_array(name: str, value: Any) -> Array:
     Raises
     ------
     DtypeError
-        It is no array, or not of a floating dtype.
+        It is not an array, or not of a floating dtype.
     """
     if type(value) is np.ndarray and value.dtype in NATIVE_DTYPES:
         return value
@@ -46,7 +46,7 @@ def as_array(name: str, value: Any) -> Array:
             array = np.from_dlpack(value)
         else:
             array = np.asarray(value)
-    except Exception as error:  # whatever the object's own conversion raises: it is no array we can use
+    except Exception as error:  # whatever the object's own conversion raises: it is not an array we can use
         expected = f"an array or something that converts to one ({error})"
         raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
     if array.dtype.name not in STORAGE_DTYPES:
@@ -96,9 +96,9 @@ def look(
 def plain_ones(
     values: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int]
 ) -> dict[int, Array] | None:
-    """Return arrays by parameter number if there is nothing about any of them to be looked at twice, else None.
+    """Return arrays by parameter number if each of them can be used as it is, else None.
 
-    That is what a training loop hands over in nearly every step: one look for each array.
+    That is what a training loop hands over in nearly every step: one check for each array.
     """
     plain: dict[int, Array] = {}
     if not isinstance(values, Mapping):
@@ -222,11 +222,11 @@ def _in_place(value: Any, array: Array) -> bool:
     """Whether an array, made by `as_array`, is the memory of the value itself."""
     if array is value:
         return True
-    for see in (np.from_dlpack, np.asarray):  # two looks at one memory overlap; two copies do not
+    for see in (np.from_dlpack, np.asarray):  # two views of one memory overlap; two copies do not
         try:
             with warnings.catch_warnings(action="ignore"):
                 again = see(_detached(value))
-        except Exception:  # it offers no such look
+        except Exception:  # it offers no such view
             continue
         if np.may_share_memory(again, array):
             return True
@@ -242,7 +242,7 @@ class Tables:
 
     #: Free tables of one size: a loop that compares two pulls holds two. More are allocated as needed and forgotten.
     KEPT = 2
-    #: What is smaller the allocator itself gives out again, faster than a lease is made.
+    #: Smaller ones are reused by the allocator itself, faster than a lease is made.
     SMALL_NBYTES = 64 << 10
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from zmqps.trace.record import watch
 
 T = TypeVar("T")
 
-#: Seconds that a question about the session waits for the background thread to come by.
+#: Seconds that a question about the session waits for the background thread.
 ASK_S = 60.0
 #: Seconds that a cancel waits for it, which may be called in a user's asyncio loop.
 CANCEL_S = 1.0
@@ -90,8 +90,8 @@ class Answer(Future[Any]):
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._resolver and not self.done():
             raise ConfigurationError(
-                "a callback of a future runs on the thread that would have to resolve this one, so it would wait for "
-                "ever; use the methods in _async there, or hand over to another thread"
+                "a callback of a future runs on the thread that would have to resolve this one, so it would wait "
+                "forever; use the methods in _async there, or hand over to another thread"
             )
 
 

@@ -98,7 +98,7 @@ class BoundedTraining(AsyncTraining):
         assert isinstance(coordinator, CoordinatorMachine)
         training = self._begun & set(coordinator.membership.members)
         if reader.identity.incarnation not in training:
-            return  # taken for dead: what it reads is its own affair
+            return  # presumed dead: what it reads is its own affair
         clock = _clock(reader)
         others = (node for node in self._simulation.workers if node.identity.incarnation in training)
         for other in others:

@@ -43,7 +43,7 @@ Program: TypeAlias = Generator[tuple[Operation, float] | float, Any, None]
 
 #: Lines of the trace that a failure shows.
 TRACE_LINES = 200
-#: A machine whose deadline is due again and again at the same moment would spin for ever.
+#: A machine whose deadline is due again and again at the same moment would spin forever.
 MOST_RINGS = 5
 
 

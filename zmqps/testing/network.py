@@ -3,7 +3,7 @@
 By default a connection is what ZeroMQ over TCP is: messages arrive whole and in order, or not at
 all. A *loss* therefore breaks the connection: everything on its way is gone, and what is sent
 before the connection is back is dropped. Duplication and reordering do what TCP never does; the
-data plane has to stand them all the same, for a request is sent again when its answer is late.
+data plane has to bear them anyway, because a request is sent again when its answer is late.
 """
 
 from __future__ import annotations

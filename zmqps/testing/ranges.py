@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class RangeWitness:
-    """Listens to who is given which range, and who says to have used it.
+    """Notes which worker is given which range, and which says it has used it.
 
     Parameters
     ----------
     simulation
         Which it listens to.
     data
-        The data set; there is no other.
+        The only data set.
     """
 
     def __init__(self, simulation: SimulatedCluster, data: DataSpec) -> None:

@@ -159,7 +159,7 @@ def _note(jobs: dict[tuple[bytes, int], str], sender: Node, message: Message) ->
 
 
 def _end(simulation: SimulatedCluster, name: str) -> None:
-    """Let an operator end a job who does not wait for the answer."""
+    """Let an operator, who does not wait for the answer, end a job."""
     coordinator = simulation.nodes.get("coordinator")
     if coordinator is not None and coordinator.alive:
         simulation.note("an operator", f"ends {name}")

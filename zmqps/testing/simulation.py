@@ -268,7 +268,7 @@ class Simulation(SimulatedCluster):
         return self.training.run_s(self.rng)
 
     def ended(self, node: Node) -> None:
-        """Who has gone may be started again, a worker under the name it had."""
+        """A node that has gone may be started again, a worker under the name it had."""
         if node.role == "worker":
             self._num_running -= 1
             if self.training.restarts(self, node):

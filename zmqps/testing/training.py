@@ -38,7 +38,7 @@ class ReferenceRules:
         self.slot_fill: tuple[float, ...] = ()
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use and which is each parameter's."""
+        """Return the kernels in use, and the index of each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
         return [None if rule.frozen else make_kernel(rule) for rule in rules], kernel_of

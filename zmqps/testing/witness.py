@@ -72,7 +72,7 @@ class StepWitness:
         self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
         self._brought: dict[tuple[bytes, int], list[tuple[int, ...]]] = defaultdict(list)  # by incarnation and step
         self._training: set[bytes] = set()  # whom others wait for
-        # who waits for data or at a barrier, and is not waited for, with the requests
+        # workers that wait for data or at a barrier, and are not waited for, with the requests
         self._pausing: dict[bytes, set[int]] = defaultdict(set)
         self._joined: dict[bytes, set[bytes]] = defaultdict(set)  # by life of the coordinator
         simulation.on_send.append(self._sent)

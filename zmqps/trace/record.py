@@ -274,6 +274,6 @@ class WatchedRules:
         return getattr(self._rules, name)
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
-        """Return them, and which is each parameter's."""
+        """Return them, and the index of each parameter's."""
         kernels, kernel_of = self._rules.kernels(names)
         return [kernel and self._recorder.around("apply", "server", kernel) for kernel in kernels], kernel_of
