@@ -110,7 +110,7 @@ def test_sizes_are_read_with_their_units(text, number) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "1 parsec", "-1"])
 def test_what_is_no_size_is_refused(text) -> None:
-    with pytest.raises(click.BadParameter, match="is no size"):
+    with pytest.raises(click.BadParameter, match="is not a size"):
         Size().convert(text, None, None)
 
 

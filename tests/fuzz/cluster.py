@@ -67,7 +67,7 @@ def ready_server() -> ServerMachine:
 
 
 def values_of(machine: ServerMachine) -> bytes:
-    """Return the values of a server's shards, all jobs one behind the other."""
+    """Return the values of a server's shards, all jobs one after the other."""
     shards = [tenant.built() for _, tenant in sorted(machine.tenants.items())]
     assert shards
     return b"".join(state.value.tobytes() for shard in shards for state in shard.slices)

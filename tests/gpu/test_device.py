@@ -50,7 +50,7 @@ def test_a_server_without_its_device_does_not_start(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_cluster_refuses_what_is_no_device() -> None:
-    with pytest.raises(ConfigurationError, match="'gpu' is no device"):
+    with pytest.raises(ConfigurationError, match="'gpu' is not a device"):
         LocalCluster(device="gpu")
 
 

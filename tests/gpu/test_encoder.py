@@ -141,7 +141,7 @@ def test_a_full_device_says_so() -> None:
             raise MemoryError("out of memory allocating 4,000 bytes")
 
     bench = Bench(Full())
-    with pytest.raises(DeviceError, match=r"no memory to encode gradients in .*out of memory"):
+    with pytest.raises(DeviceError, match=r"lacks the memory to encode gradients .*out of memory"):
         bench.encode("bf16", bench.gradients(0))
 
 

@@ -23,11 +23,11 @@ DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
 
 coordinator = setting(
     "--coordinator",
-    help="Its endpoint; by default that of the cluster started here, else the usual one.",
+    help="The coordinator's endpoint; by default that of the cluster started here, else the usual one.",
     show_default=f"as in .zmqps/, or {DEFAULT_ADDRESS}",
 )
 timeout = setting(
-    "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait for it."
+    "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait."
 )
 as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print the plain data.")
 
@@ -37,7 +37,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 @settings.directory
 @timeout
 @as_json
-@setting("--watch", "-w", is_flag=True, shared=False, help="Show it anew every second, until Ctrl-C.")
+@setting("--watch", "-w", is_flag=True, shared=False, help="Refresh every second, until Ctrl-C.")
 def status(coordinator: str | None, directory: Path, timeout: float, as_json: bool, watch: bool) -> int:
     """Show nodes, jobs, placement, traffic, staleness, and who is waited for."""
     if as_json:
@@ -64,19 +64,19 @@ def status(coordinator: str | None, directory: Path, timeout: float, as_json: bo
 @settings.directory
 @timeout
 @as_json
-@setting("--job", shared=False, help="Which, where several are under way.", show_default="the only one")
+@setting("--job", shared=False, help="Which job, if several are running.", show_default="the only one")
 def placement(coordinator: str | None, directory: Path, timeout: float, as_json: bool, job: str | None) -> int:
     """Show which parameters of a job are on which server."""
     jobs = _ask(coordinator, directory, timeout)["jobs"]
     if job is None and len(jobs) > 1:
         raise click.UsageError(f"say which job with --job: {', '.join(jobs)}")
     if job is not None and job not in jobs:
-        raise click.UsageError(f"there is no job {job!r}; {', '.join(jobs) or 'none'} is under way")
+        raise click.UsageError(f"there is no job {job!r}; running: {', '.join(jobs) or 'none'}")
     rows = [row for name, found in jobs.items() if job in (None, name) for row in found["job"].get("placement") or []]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     elif not rows:
-        click.echo("no job is placed yet: a worker's init and all servers make one")
+        click.echo("no job is placed yet: that takes a worker's init and all servers")
     else:
         from zmqps.cli.tables import new_console, placement_table
 
@@ -148,10 +148,10 @@ def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, 
 @click.argument("nodes", nargs=-1)
 @settings.directory
 @setting("--name", shared=False, help="The cluster's, where none runs here.", show_default="cluster")
-@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, help="Only the last ones.")
-@setting("--follow", "-f", is_flag=True, shared=False, help="Go on with what is still to come, until Ctrl-C.")
+@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, help="Only so many of the last lines.")
+@setting("--follow", "-f", is_flag=True, shared=False, help="Keep printing new lines, until Ctrl-C.")
 def logs(nodes: tuple[str, ...], directory: Path, name: str | None, lines: int | None, follow: bool) -> int:
-    """Show what the nodes have said, in the order of time; all, or those named (server-0, worker-1)."""
+    """Show the logs of all nodes, or of those named (server-0, worker-1), merged by time."""
     from zmqps.cli.state import read_state
 
     state = read_state(directory)

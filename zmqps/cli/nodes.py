@@ -22,7 +22,7 @@ from zmqps.launch.logs import set_up_logging
     type=click.IntRange(min=1),
     help="How many workers a job expects; by default whoever comes.",
 )
-@setting("--name", shared=False, help="How logs and errors call this node.")
+@setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.insecure
 @settings.log_settings
 @settings.parent_fd
@@ -42,7 +42,7 @@ def coordinator(
     log_level: str,
     parent_fd: int | None,
 ) -> int:
-    """Run a coordinator: it knows who is there, places jobs, holds barriers."""
+    """Run a coordinator: it keeps track of members, places jobs and holds barriers."""
     set_up_logging(name or "coordinator", level=log_level, as_json=log_json)
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.nodes.coordinator import CoordinatorConfig, run
@@ -63,7 +63,7 @@ def coordinator(
 @settings.apply_threads
 @settings.device
 @settings.memory
-@setting("--name", shared=False, help="How logs and errors call this node.")
+@setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.insecure
 @settings.log_settings
 @settings.parent_fd
@@ -103,7 +103,7 @@ def server(
 
 
 def _run(node: Callable[[], Any], parent_fd: int | None) -> int:
-    """Run a node; what keeps it from starting is told by its parent process, if it has one that asks."""
+    """Run a node; if it cannot start, its parent process says why, where there is one that asks."""
     try:
         return int(node())
     except PSError as error:

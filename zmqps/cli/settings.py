@@ -65,7 +65,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
         """Return the number of bytes."""
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
         if match is None or match[2] not in UNITS:
-            self.fail(f"{value!r} is no size; write 1048576, 512KiB or 1MiB", param, ctx)
+            self.fail(f"{value!r} is not a size; write 1048576, 512KiB or 1MiB", param, ctx)
         return int(float(match[1]) * UNITS[match[2]])
 
 
@@ -84,11 +84,11 @@ def cluster_settings(command: F) -> F:
         setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
         setting(
             "--lease", type=click.FloatRange(min=0), default=600.0,
-            help="Seconds that a job without workers is kept for them to come back; 0: until it is ended.",
+            help="Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.",
         ),
         setting(
             "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
-            help="Seconds without a worker or observer of any job after which the cluster ends; 0: it does not.",
+            help="Seconds without a worker or observer of any job after which the cluster ends; 0: never.",
         ),
         setting("--once", is_flag=True, help="End the cluster when its first job has finished."),
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
@@ -98,7 +98,7 @@ def cluster_settings(command: F) -> F:
     return command
 
 
-insecure = setting("--insecure", is_flag=True, help="Allow to bind beyond this host, without encryption or passwords.")
+insecure = setting("--insecure", is_flag=True, help="Allow binding beyond this host, without encryption or passwords.")
 kernels = setting(
     "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
 )
@@ -129,7 +129,7 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
     Raises
     ------
     ConfigurationError
-        The file cannot be read; or names the key that no command knows.
+        The file cannot be read, or contains a key that no command knows.
     """
     try:
         entries = tomllib.loads(path.read_text())

@@ -61,7 +61,7 @@ def read_state(directory: Path) -> State | None:
         try:
             return State(**{**json.load(file), "running": running})
         except (ValueError, TypeError):
-            # being written, or damaged; who holds the lock is running all the same
+            # being written, or damaged; whoever holds the lock is running anyway
             return State(pid=0, name="", address="", logs="", started="", running=running)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @settings.memory
 @setting(
     "--servers-per-gpu", type=click.IntRange(min=1),
-    help="So many servers on each GPU of this host, in place of --servers and --device.",
+    help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
 @settings.insecure
@@ -89,7 +89,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
     devices = spread(told["device"], told["servers_per_gpu"], gpus)
     if told["pin_workers"]:
-        pin(gpus, 0)  # that there is none is said before anything is started
+        pin(gpus, 0)  # a missing GPU is reported before anything is started
     options = CoordinatorOptions(
         servers=len(devices) if devices else told["servers"], workers=told["workers"],
         heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
@@ -203,7 +203,7 @@ def down(directory: Path, timeout: float) -> int:
         click.echo(f"no cluster runs here; the last one's supervisor (pid {state.pid}) had been killed")
         return exits.OK
     if not state.pid:
-        raise PSError("a cluster is starting here at this very moment; try again")
+        raise PSError("a cluster is just starting here; try again")
     where = f" at {state.address}" if state.address else ", which was starting"
     if asyncio.run(end_supervisor(state.pid, timeout)):
         click.echo(f"ended the cluster{where}")

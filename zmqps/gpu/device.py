@@ -164,7 +164,7 @@ def parse(text: str) -> str:
     Raises
     ------
     ConfigurationError
-        It is none of these.
+        It is not one of these.
     """
     kind, colon, number = text.partition(":") if isinstance(text, str) else ("", "", "")
     if text in ("cpu", "auto"):
@@ -173,7 +173,7 @@ def parse(text: str) -> str:
         return "cuda:0"
     if kind == "cuda" and number.isascii() and number.isdigit() and len(number) <= 3:
         return f"cuda:{int(number)}"
-    raise ConfigurationError(f"{text!r:.60} is no device; write cpu, cuda, cuda:1 or auto (a GPU if one works)")
+    raise ConfigurationError(f"{text!r:.60} is not a device; write cpu, cuda, cuda:1 or auto (a GPU if one works)")
 
 
 def open_device(text: str) -> Device | None:
@@ -187,7 +187,7 @@ def open_device(text: str) -> Device | None:
     Raises
     ------
     ConfigurationError
-        The text names none.
+        The text does not name a device.
     DeviceError
         CuPy is missing, or the device; says what to install or to name instead.
     """

@@ -38,9 +38,9 @@ class Encoder:
         self._seeds = count(1)
 
     def port_for(self, codec: str, arrays: Mapping[int, Array | Remote]) -> Port | None:
-        """Return where gradients are encoded; None: on this host, as it is always right.
+        """Return where gradients are encoded; None: on this host, which is always right.
 
-        Those of several GPUs are, and those in a codec whose result would depend on where.
+        That is so for gradients on several GPUs, and for a codec whose result would depend on the place.
         """
         found = named(codec)
         ports = {array.port.device.spec: array.port for array in arrays.values() if isinstance(array, Remote)}
@@ -85,7 +85,7 @@ class Encoder:
                         blobs[cargo] = RAW if chosen is None else chosen.spec, self._blob(port, chosen, flat, cargo)
         except MemoryError as error:
             raise DeviceError(
-                f"{port.device.name} has no memory to encode gradients in ({error}); make it, or push them raw"
+                f"{port.device.name} lacks the memory to encode gradients ({error}); free some, or push them raw"
             ) from error
         fetched = self._handover.fetch([Remote(port, blob) for _, blob in blobs.values()])
         names = [name for name, _ in blobs.values()]

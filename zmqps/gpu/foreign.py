@@ -31,7 +31,7 @@ def locate(value: Any) -> str | None:
     if hasattr(value, "__dlpack_device__"):
         try:
             kind, index = value.__dlpack_device__()
-        except Exception:  # no memory at all (PyTorch's "meta"), or none that DLPack knows: no array we can use
+        except Exception:  # no memory at all (PyTorch's "meta"), or none that DLPack knows: not an array we can use
             return None
         return f"cuda:{int(index)}" if int(kind) in (CUDA, CUDA_MANAGED) else None
     interface = getattr(value, "__cuda_array_interface__", None)

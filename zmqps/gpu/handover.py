@@ -51,7 +51,7 @@ class Pinned:
         self._lock = threading.RLock()  # the garbage collector may give back while this thread takes
 
     def take(self, device: Device, nbytes: int) -> Array:
-        """Return so many bytes for copies from and to a device; ordinary ones where no more may or can be locked."""
+        """Return memory for copies from and to a device; ordinary memory where no more may or can be locked."""
         with self._lock:
             block = self._take_free(nbytes) if nbytes else None
             while block is None and self._free and self.nbytes + nbytes > self._limit_nbytes:
@@ -111,7 +111,7 @@ class Remote:
 
     @property
     def contiguous(self) -> bool:
-        """Whether its elements lie one behind the other, in their order."""
+        """Whether its elements lie one after the other, in their order."""
         return bool(self.array.flags.c_contiguous)
 
 
@@ -221,7 +221,7 @@ class Handover:
 def _adopted(device: Device, name: str, value: Any, fill: bool) -> Any:
     try:
         array = device.adopt(value)
-    except Exception as error:  # whatever the object's own conversion raises: it is no array we can use
+    except Exception as error:  # whatever the object's own conversion raises: it is not an array we can use
         expected = f"an array that DLPack or the CUDA array interface describes ({error})"
         raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
     if array.dtype.name not in STORAGE_DTYPES:

@@ -60,14 +60,14 @@ def spread(device: str, servers_per_gpu: int | None, gpus: Sequence[str]) -> tup
     ConfigurationError
         A device was named beside a number for all of them.
     DeviceError
-        There is none.
+        There is no GPU.
     """
     device = parse(device)
     if servers_per_gpu is None:
         return None
     checks.whole("servers per GPU", servers_per_gpu, 1)
     if device.startswith("cuda:") and device != "cuda:0":
-        raise ConfigurationError(f"servers per GPU are for all GPUs, {device} is one of them; leave one of both out")
+        raise ConfigurationError(f"servers per GPU are for all GPUs, {device} is one of them; leave out one of the two")
     if not gpus and device == "auto":
         return ("cpu",) * servers_per_gpu
     if not gpus:
@@ -84,7 +84,7 @@ def pin(gpus: Sequence[str], index: int) -> dict[str, str]:
     Raises
     ------
     DeviceError
-        There is none.
+        There is no GPU.
     """
     if not gpus:
         raise DeviceError("there is no GPU to pin workers to: nvidia-smi lists none, or CUDA_VISIBLE_DEVICES hides it")

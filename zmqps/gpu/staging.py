@@ -261,7 +261,7 @@ class DeviceMemory:
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return blobs, which are decoded on the device so that the smaller form crosses the bus.
 
-        What somebody will look at before it is taken is decoded on this host, and so is what cannot be
+        What is read before it is taken is decoded on this host, and so is what cannot be
         judged without decoding it, or is larger than the values themselves.
         """
         sizes = list(sizes)

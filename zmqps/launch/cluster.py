@@ -42,7 +42,7 @@ class ClusterConfig:
     kernels
         ``numba`` or ``numpy``, for the servers.
     insecure
-        Allow to bind beyond loopback.
+        Allow binding beyond loopback.
     log_level
         debug, info, warning or error.
     log_json
@@ -202,9 +202,9 @@ class LocalCluster:
     heartbeat_interval, heartbeat_timeout : float
         Seconds between signs of life, and of silence after which a node is lost.
     lease : float
-        Seconds that a job without workers is kept for them to come back; 0: until it is ended.
+        Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.
     idle_timeout : float
-        Seconds without a worker or observer of any job after which the cluster ends; 0: it does not.
+        Seconds without a worker or observer of any job after which the cluster ends; 0: never.
     memory : int, optional
         The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
     slice_nbytes : int
@@ -216,8 +216,8 @@ class LocalCluster:
     device : str
         Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
     servers_per_gpu : int, optional
-        So many servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` so
-        many on the processor if there is none.
+        Number of servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` as
+        many on the processor if there is no GPU.
     timeout : float
         Seconds to wait for the start.
     directory : path, optional
@@ -323,7 +323,7 @@ class LocalCluster:
 
     def stop(self) -> None:
         """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`."""
-        with self._stopping:  # who comes second waits until the first is done
+        with self._stopping:  # a second caller waits until the first is done
             if self._state != "running":
                 return
             self._state = "stopped"

@@ -41,7 +41,7 @@ class Process:
     Parameters
     ----------
     name
-        How messages call it.
+        Its name in messages.
     command
         What to run.
     stdout
@@ -214,7 +214,7 @@ def session_of(leader: int) -> list[int]:
     processes = psutil.process_iter(["status"])
     alive = [process.pid for process in processes if process.info["status"] != psutil.STATUS_ZOMBIE]
     if leader in alive:
-        return []  # its number has been given to somebody else, which takes that its session is no more
+        return []  # its number has been given to somebody else, which happens only when its session is gone
     return [pid for pid in alive if _session_id(pid) == leader]
 
 

@@ -65,7 +65,7 @@ class Driver:
     landed
         The same for `Landed`: ``landed(operation, parameters)``.
     failed
-        Called after a defect: nobody is to wait for this machine any more, which ends. Without it the
+        Called after a defect: nobody may wait for this machine any more, and it ends. Without it the
         machine goes on, and the peer whose request it was is told.
     """
 
@@ -141,7 +141,7 @@ class Driver:
                 self._defect(error, action)
 
     def _defect(self, cause: Exception, *about: Any) -> None:
-        """Say that an event, or an action, has met a defect; those who wait for what would come of it are told."""
+        """Report a defect in taking an event or an action, also to those that wait for its outcome."""
         self.counters["internal_errors"] += 1
         self.log.error("internal error; please report it", exc_info=cause)
         error = InternalError(node=self.machine.title, what=f"{type(cause).__name__}: {cause}"[:MAX_CAUSE_CHARS])

@@ -36,7 +36,7 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
     Raises
     ------
     ConfigurationError
-        The endpoint is none, or reaches beyond loopback without ``insecure``.
+        The endpoint is invalid, or reaches beyond loopback without ``insecure``.
     """
     check_endpoint(endpoint)
     if endpoint.startswith("tcp://") and urlsplit(endpoint).hostname not in LOOPBACK_HOSTS and not insecure:
@@ -47,9 +47,9 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
 
 
 def check_peer(endpoint: object) -> str:
-    """Return an endpoint to connect to; raise `ConfigurationError` for one that can only be bound, or none."""
+    """Return an endpoint to connect to; raise `ConfigurationError` for any other."""
     if not isinstance(endpoint, str):
-        raise ConfigurationError(f"{endpoint!r:.60} is no endpoint; write tcp://HOST:PORT or ipc://PATH")
+        raise ConfigurationError(f"{endpoint!r:.60} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
     check_endpoint(endpoint)
     if endpoint.startswith("tcp://") and (urlsplit(endpoint).hostname in (None, "*") or not urlsplit(endpoint).port):
         raise ConfigurationError(f"{endpoint!r} cannot be connected to; write the coordinator's host and port")
@@ -66,4 +66,4 @@ def check_endpoint(endpoint: str) -> None:
         pass  # a port that is no number, or out of range
     if scheme == "ipc" and rest:
         return
-    raise ConfigurationError(f"{endpoint!r} is no endpoint; write tcp://HOST:PORT or ipc://PATH")
+    raise ConfigurationError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")

@@ -180,7 +180,7 @@ class ZmqTransport:
         AddressInUseError
             Names the port and, where it can be known, who holds it.
         ConfigurationError
-            The endpoint is none, or names an interface this host does not have.
+            The endpoint is invalid, or names an interface this host does not have.
         """
         return _bind(self._router or self._new_router(), endpoint)
 
@@ -198,7 +198,7 @@ class ZmqTransport:
         Raises
         ------
         ConfigurationError
-            The endpoint is none.
+            The endpoint is invalid.
         """
         dealer = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.IDENTITY, self._identity)
@@ -234,7 +234,7 @@ class ZmqTransport:
             return False
         try:
             tracked = _send(socket, frames, track=bool(readers))
-        except zmq.ZMQError:  # not connected, or its queue is full: the sender's retries are for that
+        except zmq.ZMQError:  # not connected, or its queue is full: the sender will try again
             self.counters["undeliverable"] += 1
             return False
         finally:

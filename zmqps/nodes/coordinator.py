@@ -29,9 +29,9 @@ class CoordinatorConfig:
     options
         What the cluster consists of, and its timeouts.
     name
-        How logs and errors call it.
+        Its name in logs and errors.
     insecure
-        Allow to bind beyond loopback.
+        Allow binding beyond loopback.
     """
 
     bind: str = f"tcp://127.0.0.1:{DEFAULT_PORT}"
@@ -46,7 +46,7 @@ class CoordinatorConfig:
         checks.whole("workers", o.workers, 1, optional=True)
         checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
         if not (o.lease >= 0 and o.idle_timeout >= 0):
-            raise ConfigurationError(f"lease ({o.lease}) and idle_timeout ({o.idle_timeout}) are seconds from 0")
+            raise ConfigurationError(f"lease ({o.lease}) and idle_timeout ({o.idle_timeout}) must be 0 seconds or more")
         if not 0 < o.heartbeat_interval < o.heartbeat_timeout:
             raise ConfigurationError(
                 f"the heartbeat timeout ({o.heartbeat_timeout} s) must exceed the interval ({o.heartbeat_interval} s)"

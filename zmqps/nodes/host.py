@@ -1,4 +1,4 @@
-"""What the host of a server has to give."""
+"""How much memory a server's host has left."""
 
 from __future__ import annotations
 

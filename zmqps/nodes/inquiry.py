@@ -1,4 +1,4 @@
-"""What those ask the coordinator who are no member of the cluster: its status, the end of a job."""
+"""What the coordinator is asked from outside the cluster: for its status, for the end of a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("zmqps.inquiry")
 async def inquire(
     address: str, *, timeout: float, until: Callable[[Mapping[str, Any]], bool] = lambda status: True
 ) -> dict[str, Any]:
-    """Ask the coordinator for its status until it is as hoped.
+    """Ask the coordinator for its status until it is satisfactory.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ async def inquire(
     timeout
         Seconds to wait for that.
     until
-        Whether a status will do; by default the first one does.
+        Whether a status is satisfactory; by default the first one is.
 
     Raises
     ------
     DeadlineError
-        It did not answer, or not as hoped.
+        It did not answer, or no status was satisfactory.
     """
     machine = Inquiry(address, until)
     await _run(machine, "status", timeout)
@@ -62,7 +62,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
 def end_job(address: str, job: str, *, timeout: float = 5.0) -> str:
     """End a job of the cluster at an address; return what the coordinator says to it.
 
-    Its members are told, and its memory on the servers is freed. One that had ended before is no error.
+    Its members are told, and its memory on the servers is freed. A job that had ended before is not an error.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def end_job(address: str, job: str, *, timeout: float = 5.0) -> str:
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
-        ``address`` is no endpoint.
+        ``address`` is not an endpoint.
     """
     machine = Inquiry(address, question=EndJob(1, job))
     run_blocking(_run(machine, "jobs end", timeout))
@@ -86,7 +86,7 @@ def ask_status(address: str, *, timeout: float = 5.0) -> dict[str, Any]:
     DeadlineError
         No coordinator answered.
     ConfigurationError
-        ``address`` is no endpoint.
+        ``address`` is not an endpoint.
     """
     return run_blocking(inquire(address, timeout=timeout))
 

@@ -49,11 +49,11 @@ class ServerConfig:
     bind
         Where workers reach this server; port 0 takes a free one.
     name
-        How logs and errors call it; by default made of host and pid.
+        Its name in logs and errors; by default made of host and pid.
     kernels
         ``numba`` (compiled) or ``numpy`` (the reference).
     insecure
-        Allow to bind beyond loopback.
+        Allow binding beyond loopback.
     apply_threads
         How many threads update one slice, `zmqps.nodes.apply`; a GPU needs no others.
     device
@@ -92,7 +92,7 @@ class CompiledRules:
         self.slot_fill: tuple[float, ...] = ()
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use and which is each parameter's."""
+        """Return the kernels in use, and the index of each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
         return [None if rule.frozen else self._threads.over(self._kernel(rule)) for rule in rules], kernel_of
@@ -140,7 +140,7 @@ def make_shard(
     streams
         Of the device it is to live on instead.
     name
-        How errors call the server.
+        The server's name in errors.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def make_shard(
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)
     gc.collect()  # or what is garbage now would be kept for good
-    gc.freeze()  # a look at all that numba has made of its modules would hold everybody up for 50 ms
+    gc.freeze()  # to walk all of numba's modules would stall the server for 50 ms
     return Shard(
         placement,
         index,

@@ -72,7 +72,7 @@ def test_closing_removes_the_file_and_tells_the_other_side() -> None:
      "zmqps-1-" + "0" * 32 + "\n", "zmqps-1-" + "0" * 32 + "\0", "zmqps-x-" + "0" * 32],
 )  # fmt: skip
 def test_names_that_are_not_ours_are_not_opened(name: str) -> None:
-    with pytest.raises(SegmentError, match="no name"):
+    with pytest.raises(SegmentError, match="not a segment's name"):
         Segment.attach(name)
 
 
@@ -131,7 +131,7 @@ def test_files_that_are_no_segment_are_refused(created: Segment, spoil: Callable
 
 def test_a_file_of_another_user_is_refused(created: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(SegmentError, match="no private file of this user"):
+    with pytest.raises(SegmentError, match="not a private file of this user"):
         Segment.attach(created.name)
 
 

@@ -1,7 +1,7 @@
 """Memory of one process that others on its host map and read: anonymous files, which leave nothing behind.
 
 A file made by ``memfd_create`` has no name and ends with the last process that has it open or
-mapped. Others open it by way of ``/proc/<pid>/fd/<number>``. It cannot shrink, so looking at it is
+mapped. Others open it by way of ``/proc/<pid>/fd/<number>``. It cannot shrink, so reading it is
 safe whatever its owner does, and its last bytes say which one it is, because numbers of processes
 and files are used again.
 """
@@ -139,7 +139,7 @@ def attach(description: Description) -> Bytes:
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-            raise ArenaError("the memory is no private file of this user")
+            raise ArenaError("the memory is not a private file of this user")
         if facts.st_size != total or not nbytes:
             raise ArenaError(f"{facts.st_size} bytes for an arena of {nbytes}")
         if ~fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _seals():

@@ -5,7 +5,7 @@ the other side answers once it has mapped one, or cannot. Only then do frames tr
 
 A message with references that must stay as they are takes a *loan*: a slot in the lane's file, where
 the lender writes the loan's number and the borrower writes it back when nobody refers to the frames
-any more. Only who accepted the lane makes loans.
+any more. Only the side that accepted the lane makes loans.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zmqps.net.lane.ring import Counter64, RingError
 MAX_ARENAS = 16
 #: number, pid, descriptor, bytes, key
 ANNOUNCEMENT = struct.Struct("<QQQQ16s16x")
-#: Loans at a time; one more, and what is to be lent is copied.
+#: Loans at a time; frames beyond them are copied.
 MAX_LOANS = 4096
 REFUSED = 1 << 63
 

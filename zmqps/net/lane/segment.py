@@ -121,15 +121,15 @@ class Segment:
 
     @classmethod
     def attach(cls, name: str) -> Segment:
-        """Map the segment that a peer names, and remove its file: nobody else shall have it.
+        """Map the segment that a peer names, and remove its file, so that nobody else can map it.
 
         Raises
         ------
         SegmentError
-            There is none, or it is not what a peer of this user has made.
+            It does not exist, or was not made by a peer of this user.
         """
         if not NAME.fullmatch(name):
-            raise SegmentError("that is no name of a segment")
+            raise SegmentError("that is not a segment's name")
         try:
             fd = os.open(DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -137,7 +137,7 @@ class Segment:
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-                raise SegmentError("the segment is no private file of this user")
+                raise SegmentError("the segment is not a private file of this user")
             magic, version, secret, ring_nbytes = HEADER.unpack(os.pread(fd, HEADER.size, 0).ljust(HEADER.size, b"\0"))
             if magic != MAGIC or version != VERSION:
                 raise SegmentError("the segment is of another version")

@@ -1,6 +1,6 @@
 """The same-host lane: payloads through shared memory, everything else through another transport.
 
-docs/lane.md specifies what is on the wire. In short: who opens a connection names a segment in its
+docs/lane.md specifies what is on the wire. In short: the side that opens a connection names a segment in its
 `Hello`; the other side attaches to it and proves in its `Welcome` that it has read the secret in
 there. From then on large array frames travel as positions in a ring, in an envelope around the
 header; those that lie in an arena (`zmqps.net.lane.arena`) stay there, and travel as references. A frame
@@ -30,13 +30,13 @@ from zmqps.net.transport import Deliver, Transport
 #: What is in flight fits, with room for the odd end of the ring; so does the usual limit of a
 #: container's shared memory, 64 MiB, for both rings.
 RING_NBYTES = WINDOW_NBYTES + (4 << 20)
-#: A message none of whose frames has so many bytes stays in ZeroMQ; of others all frames go this way.
+#: A message whose frames are all smaller stays in ZeroMQ; of any other all frames go this way.
 MIN_NBYTES = 16 << 10
 MAX_LANES = 1024
-#: How often a server looks whose worker has gone.
+#: How often a server looks for lanes whose worker has gone.
 REAP_S = 5.0
 
-#: No msgpack begins like this, so who knows nothing of lanes refuses an envelope.
+#: No msgpack begins like this, so a node that knows nothing of lanes refuses an envelope.
 ENVELOPE_BYTE = 0xC1
 ENVELOPE = struct.Struct("<BBHI8sQQ")  # 0xC1, version, frames, slot and lane, base, loan (0: none)
 ENTRY = struct.Struct("<QQQ")  # arena (0: the ring), position, bytes
@@ -119,7 +119,7 @@ class Lane:
         Raises
         ------
         RingError
-            It is none; says why.
+            It is not a packed message; says why.
         """
         first = memoryview(frames[0])
         if first.nbytes < ENVELOPE.size:
