@@ -293,12 +293,14 @@ class CoordinatorMachine:
                 actions += run.lose_server(member, error)
             told = [other for run in runs for other in run.members.values()]
         else:
-            told = [*self.servers, *self.runs[member.job].members.values()]
+            told = [other for other in self.runs[member.job].members.values() if other is not member]
+            # before a step that is complete without it: servers take nothing more of it from then on
+            actions += [Send(server.peer, lost) for server in self.servers]
         actions += self._depart(member, how, now, error)
         for run in runs:
             if run.vacant:  # nobody is there who would have to notice before
                 actions += self._end_run(run, str(error), now)
-        return [*actions, *(Send(other.peer, lost) for other in told if other is not member)]
+        return [*actions, *(Send(other.peer, lost) for other in told)]
 
     def _evicted(self, member: MemberInfo, now: float) -> EvictedError:
         silent = now - member.seen_at
