@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
+from hashlib import sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,11 @@ class Mutant:
         """Return the lines that the change takes away and puts in their place, without the space around them."""
         lines = list(unified_diff(source.splitlines(), self.apply(source).splitlines(), n=0, lineterm=""))[2:]
         return tuple("\n".join(x[1:].strip() for x in lines if x.startswith(sign)) for sign in "-+")  # type: ignore[return-value]
+
+    def name(self, source: str) -> str:
+        """Return a short name, which stays as long as the changed lines and those around them."""
+        lines = [line for line in self.diff(source).splitlines() if not line.startswith("@@")]
+        return sha256("\n".join(lines).encode()).hexdigest()[:6]
 
     def diff(self, source: str) -> str:
         """Return the change as a hunk."""

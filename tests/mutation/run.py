@@ -1,7 +1,8 @@
 """Change the core in many small ways and say which changes no test notices: ``python -m tests.mutation.run``.
 
 Each mutant is made in a copy of the repository and meets the tests of its own room first, its own file's before all, up
-to the first failure; one that survives meets the simulated clusters. A hang is noticed too.
+to the first failure; one that survives meets the simulated clusters. A hang is noticed too. A survivor is printed with
+a name, and ``--only`` tries it again.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ ALL_PASSED, ONE_FAILED, CANNOT_IMPORT = 0, 1, 2  # what pytest returns
 
 def shuffled(found: Iterable[Mutant], seed: int) -> list[Mutant]:
     """Return mutants in an order of which any beginning has of every module its share."""
-    rng = random.Random(seed)
     by_path: defaultdict[str, list[Mutant]] = defaultdict(list)
     for mutant in found:
         by_path[mutant.path].append(mutant)
     ranked: list[tuple[float, Mutant]] = []
-    for _, those in sorted(by_path.items()):
+    for path, those in sorted(by_path.items()):
+        rng = random.Random(f"{seed} {path}")  # its own, so that a change of one module changes no other's mutants
         rng.shuffle(those)
         offset = rng.random()
         ranked += [((i + offset) / len(those), mutant) for i, mutant in enumerate(those)]
@@ -66,6 +67,14 @@ def sample(sources: dict[str, str], number: int, seed: int) -> list[Mutant]:
     return list(islice(worth, number))
 
 
+def named(sources: dict[str, str], names: Sequence[str]) -> list[Mutant]:
+    """Return the mutants of these names; raise `SystemExit` for a name that none has."""
+    found = {mutant.name(source): mutant for path, source in sources.items() for mutant in mutants(path, source)}
+    if missing := [name for name in names if name not in found]:
+        raise SystemExit(f"no mutant has this name, its lines may have changed: {', '.join(missing)}")
+    return [found[name] for name in names]
+
+
 def is_outdated(entry: Equivalent) -> bool:
     """Tell whether the lines that a mutant known to change nothing would change are no longer there."""
     file = ROOT / entry.path
@@ -81,8 +90,8 @@ def room_of(path: str) -> str:
 def files_for(path: str, root: Path = ROOT) -> list[str]:
     """Return the files of tests of a module's room, those of the module itself first."""
     files = sorted(file.relative_to(root).as_posix() for file in (root / room_of(path)).rglob("test_*.py"))
-    own = f"/test_{Path(path).stem}.py"
-    return sorted(files, key=lambda file: not file.endswith(own))
+    own = f"test_{Path(path).stem}"
+    return sorted(files, key=lambda file: (Path(file).stem != own, not Path(file).stem.startswith(f"{own}_")))
 
 
 def copy_of_repository(to: Path) -> None:
@@ -182,6 +191,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--mutants", type=int, default=200, help="how many, of every module its share")
     parser.add_argument("--seed", type=int, default=0, help="which")
+    parser.add_argument("--only", default="", help="try no sample but the mutants of these names, commas between")
     parser.add_argument("--under", default="zmqps/core", help="a folder or a module of the core")
     parser.add_argument("--bar", type=float, default=95.0, help="percent that must be noticed")
     parser.add_argument("--room-only", action="store_true", help="let no cluster try what survives its room")
@@ -189,8 +199,11 @@ def main() -> int:
     options = parser.parse_args()
 
     sources = modules(options.under)
-    chosen = sample(sources, options.mutants, options.seed)
-    written = [w for w in WRITTEN if w.path.startswith(options.under) or options.under == "zmqps/core"]
+    if options.only:
+        chosen, written = named(sources, options.only.split(",")), []
+    else:
+        chosen = sample(sources, options.mutants, options.seed)
+        written = [w for w in WRITTEN if w.path.startswith(options.under) or options.under == "zmqps/core"]
     print(f"{len(chosen)} mutants of {options.under}, and {len(written)} written by hand", flush=True)
     for entry in filter(is_outdated, EQUIVALENT):
         print(f"strike it off the list, its lines have changed: {entry.path}: {entry.old!r}")
@@ -206,7 +219,9 @@ def main() -> int:
             for mutant, fate in zip(chosen, found, strict=True):
                 fates[fate] += 1
                 if fate == "survived":
-                    print(f"\n[{fates.total()}] {mutant.kind}\n{mutant.diff(sources[mutant.path])}\n", flush=True)
+                    source = sources[mutant.path]
+                    title = f"[{fates.total()}] {mutant.name(source)}: {mutant.kind}"
+                    print(f"\n{title}\n{mutant.diff(source)}\n", flush=True)
                 elif fates.total() % 20 == 0:
                     print(
                         f"{fates.total()} tried, {fates['survived']} survived, {time.monotonic() - began:.0f} s",

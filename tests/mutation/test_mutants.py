@@ -9,7 +9,7 @@ import pytest
 from tests.mutation import run
 from tests.mutation.listed import Equivalent
 from tests.mutation.mutants import Mutant, mutants
-from tests.mutation.run import files_for, modules, sample, shuffled
+from tests.mutation.run import files_for, modules, named, sample, shuffled
 
 BODY = "def f(a, b, x):\n    {}\n"
 
@@ -88,6 +88,27 @@ def test_an_order_is_the_same_for_a_seed_and_each_beginning_has_every_modules_sh
     assert order == shuffled(found, seed=0) != shuffled(found, seed=1)
     assert set(order) == set(found)
     assert [sum(m.path == path for m in order[:10]) for path in "ab"] == [8, 2]
+
+
+def test_a_change_of_one_module_leaves_the_mutants_of_the_others() -> None:
+    found = [Mutant(path=path, start=i, stop=i, new="", kind="") for path in "ab" for i in range(20)]
+    of_b = [mutant for mutant in shuffled(found, seed=0) if mutant.path == "b"]
+    assert [mutant for mutant in shuffled(found[7:], seed=0) if mutant.path == "b"] == of_b
+
+
+def test_a_mutant_keeps_its_name_when_its_module_changes_elsewhere() -> None:
+    source = "\n\ndef f(a, b):\n    a.x = 1\n    b.y = 2\n\n\ndef g(c):\n    c.clear()\n"
+    names = {mutant.name(source) for mutant in mutants("m.py", source)}
+    assert len(names) == len(mutants("m.py", source))
+    longer = "import os\n" + source + "    c.close()\n"
+    kept = [mutant.name(longer) for mutant in mutants("m.py", longer) if mutant.name(longer) in names]
+    assert {mutant.name(longer) for mutant in named({"m.py": longer}, kept)} == set(kept)
+    assert len(kept) == 6  # of f; of g the lines around have changed
+
+
+def test_a_name_that_no_mutant_has_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"no mutant has this name, .*: 123456"):
+        named({"m.py": "def f(a):\n    a.clear()\n"}, ["123456"])
 
 
 def test_what_is_known_to_change_nothing_is_passed_over_and_changes_no_other_choice(monkeypatch) -> None:  # type: ignore[no-untyped-def]
