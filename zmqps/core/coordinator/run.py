@@ -221,7 +221,7 @@ class JobRun:
     def progress(self, server: MemberInfo, message: Ready, now: float) -> list[Action]:
         """A server has built its shard, or has all its values."""
         self.waits.tell_soon(now)
-        return self.startup.progress(server, message.epoch, bool(message.loaded))
+        return self.startup.progress(server, bool(message.loaded))
 
     def committed(self, server: MemberInfo, message: Committed) -> None:
         """A server has applied a step."""

@@ -150,10 +150,8 @@ class Startup:
             actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
         return actions
 
-    def progress(self, server: MemberInfo, epoch: int, loaded: bool) -> list[Action]:
+    def progress(self, server: MemberInfo, loaded: bool) -> list[Action]:
         """A server has built its shard, or has all its values."""
-        if epoch != self.epoch or self.placement is None:
-            return []  # of a job that was given up
         self.built.add(server.rank)
         if loaded:
             self.loaded.add(server.rank)

@@ -126,7 +126,7 @@ def decompress(
     view = memoryview(b"")
     arrays = []
     for size, dtype in sizes:
-        if not view.nbytes and size:
+        if not view.nbytes:
             view = memoryview(next(buffers, b"")).cast("B")
         array, consumed = read(view, size, dtype)
         view = view[consumed:]

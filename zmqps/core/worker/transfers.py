@@ -279,7 +279,7 @@ class Transfers:
         """Whether an operation that is not done can end as if it had never been asked for."""
         if operation in self.pace.held:
             return True
-        transfer = operation.transfer if isinstance(operation, Exchange) else None
+        transfer = operation.transfer
         if isinstance(transfer, Pull):
             return True
         if not isinstance(transfer, Push):
