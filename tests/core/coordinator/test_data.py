@@ -257,6 +257,17 @@ def test_a_synchronous_step_waits_again_for_who_has_given_up_to_wait_for_data() 
     assert len(sent(actions, Commit)[0].contributors) == 2
 
 
+def test_a_synchronous_step_does_not_wait_for_who_waits_for_another_data_set_still() -> None:
+    coordinator = training("w0", "w1", staleness=0)
+    specs = [replace(SPEC, name=name, num_examples=4, passes=2) for name in ("one", "two")]
+    first = [got(take(coordinator, "w0", 5 + i, spec=spec), "w0") for i, spec in enumerate(specs)]
+    for i, spec in enumerate(specs):
+        take(coordinator, "w1", 5 + i, spec=spec)
+    got(take(coordinator, "w0", 7, first[0], specs[0]), "w1")
+    assert len(sent(coordinator.take("w0", Arrive(8, 0, (1,))), Proceed)) == 1, "w1 has a range of one, none of two"
+    got(take(coordinator, "w0", 9, first[1], specs[1]), "w1")
+
+
 def test_a_step_that_only_waits_for_who_begins_to_wait_for_data_is_complete() -> None:
     coordinator = training("w0", "w1", staleness=0)
     spec = replace(SPEC, num_examples=4)

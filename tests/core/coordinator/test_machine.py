@@ -14,14 +14,17 @@ from tests.core.machines import (
     errors,
     exits_of,
     hello,
+    identity,
     job,
     logged,
     peer,
     receivers,
     sent,
 )
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import Stop, Undecodable
+from zmqps.core.protocol.events import Received, Stop, Undecodable
 from zmqps.core.protocol.messages import (
     Assign,
     Discard,
@@ -71,6 +74,18 @@ def test_a_hello_is_answered_with_rank_and_the_terms_of_the_membership() -> None
     assert [w.rank for w in sent(coordinator.join("w1", "s0"), Welcome)] == [1, 0]
 
 
+def test_unless_told_otherwise_a_sign_of_life_is_due_each_second_and_ten_seconds_of_silence_are_too_many() -> None:
+    coordinator = CoordinatorMachine(identity("coordinator"), CoordinatorOptions(servers=1))
+    (welcome,) = sent(coordinator.handle(Received(peer("w0"), hello("worker", "w0")), 0.0), Welcome)
+    assert (welcome.heartbeat_interval, welcome.heartbeat_timeout) == (1.0, 10.0)
+
+
+def test_a_server_is_told_the_number_of_workers_of_the_largest_job() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "w0", "w1.b", "w2.b", "w3.c")
+    assert [welcome.num_workers for welcome in sent(coordinator.join("s1"), Welcome)] == [2]
+
+
 def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
     coordinator = Coordinator()
     coordinator.join("w0")
@@ -115,7 +130,9 @@ def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
 
 def test_rubbish_is_answered_with_its_error_and_counted() -> None:
     coordinator = Coordinator()
-    assert errors(coordinator.handle(Undecodable(peer("x"), ProtocolError("no")))) == [ProtocolError.code]
+    actions = coordinator.handle(Undecodable(peer("x"), ProtocolError("no")))
+    assert [(error.request, error.code) for error in sent(actions, Error)] == [(0, ProtocolError.code)]
+    assert logged(actions).startswith("refused a request of ")
     assert coordinator.machine.status(0.0)["counters"]["refused"] == 1
 
 
@@ -318,6 +335,14 @@ def test_stop_shuts_everybody_down_and_newcomers_are_told() -> None:
     assert receivers(coordinator.join("w1"), Shutdown) == [peer("w1")]
     coordinator.take("s0", Leave("finished"))
     assert exits_of(coordinator.take("w0", Leave("closed"))) == [exits.OK]
+
+
+def test_after_a_stop_the_coordinator_stays_until_the_servers_have_left_too() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0")
+    coordinator.handle(Stop("SIGTERM"))
+    assert exits_of(coordinator.take("w0", Leave("closed"))) == []
+    assert exits_of(coordinator.take("s0", Leave("finished"))) == [exits.OK]
 
 
 def test_stop_without_members_ends_at_once() -> None:

@@ -55,6 +55,16 @@ def test_who_is_there_for_a_job_that_is_ended_is_told_and_is_there_no_more() -> 
     assert sent(coordinator.take("w1.b", Heartbeat({})), HeartbeatAck)
 
 
+def test_the_end_of_one_job_does_not_make_a_cluster_idle_that_trains_another() -> None:
+    coordinator = Coordinator(idle_timeout=60.0)
+    coordinator.train("s0", "w0", "w1.b")
+    end_job(coordinator, "default")
+    assert exits_of(coordinator.wait(100.0, "s0", "w1.b")) == []
+    end_job(coordinator, "b")
+    assert exits_of(coordinator.wait(159.0, "s0")) == []
+    assert exits_of(coordinator.wait(165.0, "s0"))[:1] == [exits.IDLE]
+
+
 def test_a_server_is_asked_to_discard_until_it_has() -> None:
     coordinator = Coordinator(servers=2)
     coordinator.train("s0", "s1", "w0")

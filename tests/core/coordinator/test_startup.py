@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
-from zmqps.core.protocol.messages import Assign, Error, Job, Leave, Status, StatusRequest, Take, Waiting, Withdraw
+from zmqps.core.protocol.messages import (
+    Assign,
+    Error,
+    Job,
+    Leave,
+    Ready,
+    Status,
+    StatusRequest,
+    Take,
+    Waiting,
+    Withdraw,
+)
 from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, from_wire
 
 
@@ -65,6 +76,17 @@ def test_a_loader_that_goes_is_replaced_by_another_worker(goodbye: Leave | Withd
     coordinator.init("w1", job())
     coordinator.ready("s0", loaded=False)
     assert [m.load for m in sent(coordinator.take("w0", goodbye), Job, peer("w1"))] == [1]
+
+
+def test_what_a_server_says_late_of_a_job_that_was_given_up_does_not_make_the_next_one_ready() -> None:
+    coordinator = Coordinator()
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", job())
+    coordinator.take("w0", Withdraw(1))
+    coordinator.take("s0", Ready(1, 0))
+    coordinator.take("s0", Ready(1, 1))
+    assert sent(coordinator.init("w0", job("a"), 2), Job) == [], "s0 has yet to build its shard"
+    assert [m.load for m in sent(coordinator.ready("s0", loaded=False), Job, peer("w0"))] == [1]
 
 
 def test_a_loader_that_is_lost_is_replaced_by_another_worker() -> None:

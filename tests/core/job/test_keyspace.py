@@ -190,6 +190,15 @@ def test_cuts_that_do_not_fit_are_a_protocol_error(change) -> None:  # type: ign
         Placement.from_wire(SMALL, {**GOOD, **change})
 
 
+def test_a_slice_has_an_element_at_least_however_small_it_may_be() -> None:
+    assert [piece.size for piece in Placement.balance(SMALL, 1, 1).slices[0]] == [1] * 8
+
+
+@pytest.mark.parametrize("slice_nbytes", [1, 32 << 20])
+def test_the_smallest_and_the_largest_slice_are_taken(slice_nbytes: int) -> None:
+    assert Placement.from_wire(SMALL, {**GOOD, "slice_nbytes": slice_nbytes}).slice_nbytes == slice_nbytes
+
+
 @given(st.dictionaries(st.sampled_from(["cuts", "slice_nbytes"]), PLAIN | st.lists(st.lists(st.integers(-1, 6)))))
 def test_any_map_is_a_placement_or_a_protocol_error(wire) -> None:  # type: ignore[no-untyped-def]
     with contextlib.suppress(ProtocolError):

@@ -161,3 +161,8 @@ def test_junk_is_arrays_of_the_right_size_or_a_protocol_error(
     except ProtocolError:
         return
     assert [array.size for array in arrays] == sizes
+
+
+@pytest.mark.parametrize("codec", [RAW, "bf16"])
+def test_what_is_pulled_may_travel_as_it_is_or_in_a_codec_that_leaves_nothing_out(codec: str) -> None:
+    assert check_codec(codec, pulls=True) == codec

@@ -120,6 +120,12 @@ def test_what_does_not_fit_is_refused(entry: Any) -> None:
         unpack(Tensors(1, {"x": entry}, (bytes(8),)))
 
 
+@pytest.mark.parametrize("shape", [[0, 1 << 63], [1 << 56, 0]])
+def test_nothing_in_a_shape_beyond_memory_is_refused(shape: list[int]) -> None:
+    with pytest.raises(ProtocolError, match="no usable shape"):
+        unpack(Tensors(1, {"x": ["float32", shape, "raw", 0]}, ()))
+
+
 @given(
     arrays=st.dictionaries(st.text(max_size=8), PLAIN, max_size=3), payload=st.lists(st.binary(max_size=20), max_size=2)
 )

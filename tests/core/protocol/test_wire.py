@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated
 from zmqps.core.protocol import wire
-from zmqps.core.protocol.messages import BY_KIND, Ack, Error, Hello, Left, Pull, Push, Status, Values, Waiting
+from zmqps.core.protocol.messages import BY_KIND, Ack, Error, Hello, Left, Pull, Push, Shutdown, Status, Values, Waiting
 from zmqps.core.protocol.wire import (
     INLINE_NBYTES,
     MAX_FRAME_NBYTES,
@@ -23,6 +23,7 @@ from zmqps.core.protocol.wire import (
     MAX_TEXT_CHARS,
     decode,
     encode,
+    peek,
 )
 from zmqps.errors import LimitError, ProtocolError
 
@@ -55,6 +56,18 @@ def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:
     assert all(cls.kind == kind for kind, cls in BY_KIND.items())
     annotations = {str(f.type) for cls in BY_KIND.values() for f in fields(cls)}  # type: ignore[arg-type]
     assert annotations == set(wire.CHECKS) | {"Payload"}
+
+
+def test_a_message_tells_its_name_and_request_without_being_decoded() -> None:
+    assert peek(encode(Waiting(7, "for w1"))) == ("Waiting", 7)
+    assert peek(encode(Shutdown("the job is finished"))) == ("Shutdown", 0)
+    assert peek(encode(Left())) == ("Left", 0)
+
+
+def test_what_is_short_is_shown_whole_in_an_error_and_what_is_long_in_part() -> None:
+    for value, shown in (("abc", "'abc'"), (["x" * 30] * 9, r".{57}\.\.\.")):
+        with pytest.raises(ProtocolError, match=rf"header is not \[kind, field, ...\]: {shown}$"):
+            decode([msgpack.packb(value)])
 
 
 def test_a_small_payload_travels_inside_the_header() -> None:

@@ -48,6 +48,7 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import (
     EvictedError,
     JobError,
+    LimitError,
     NonFiniteGradientError,
     NotJoinedError,
     OptimizerError,
@@ -126,12 +127,19 @@ def test_a_shard_is_built_aside_and_reported() -> None:
     assert [(m.epoch, m.loaded) for m in sent(server.assign(), Ready)] == [(1, 0)], "a repeated Assign"
 
 
+def test_a_shard_that_no_server_is_said_to_share_the_memory_with_is_built_all_the_same() -> None:
+    server = Server()
+    (run,) = runs_of(server.get(replace(assign(server.spec, placement(server.spec)), sharing=0)))
+    assert [(m.epoch, m.loaded) for m in sent(server.build(run), Ready)] == [(1, 0)]
+
+
 def test_the_counters_say_whether_the_shard_has_its_values() -> None:
     server = Server()
     server.assign()
     assert server.machine.counters()["loaded"] is False, "built, and still empty"
     server.train("w")
     assert server.machine.counters()["loaded"] is True
+    assert server.machine.counters()["stage_nbytes"] == 0, "nothing waits for a step in asynchronous training"
 
 
 def test_a_shard_that_is_built_for_a_job_given_up_is_dropped() -> None:
@@ -224,6 +232,14 @@ def test_a_push_is_applied_on_arrival_and_pulled_after() -> None:
     assert (ack.request, list(ack.versions), list(ack.staleness)) == (101, [1], [0])
     (values,) = sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w"), Values)
     assert np.concatenate([np.frombuffer(b, np.float32) for b in values.payload]).tolist() == (-EIGHT).tolist()
+
+
+def test_a_push_that_asks_for_the_values_after_it_is_told_its_staleness_too() -> None:
+    server = Server()
+    server.train("w", "v")
+    server.get(push(), "v")
+    (values,) = sent(server.get(push(reply=1), "w"), Values)
+    assert (list(values.versions), list(values.staleness)) == ([2], [1])
 
 
 @pytest.mark.parametrize("reply", [0, 1])
@@ -334,6 +350,17 @@ def test_a_worker_that_was_taken_for_dead_is_told_so_and_changes_nothing() -> No
     assert errors(server.get(push(seq=2), "w")) == [EvictedError.code]
     assert errors(server.get(hello("worker", "w"), "w")) == [EvictedError.code]
     assert server.values()[:8] == (-EIGHT).tolist()
+
+
+def test_with_as_many_workers_as_it_takes_a_server_refuses_another_and_still_knows_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zmqps.core.server.machine.MAX_PEERS", 2)
+    server = Server()
+    for name in ("w", "x", "w"):
+        assert len(sent(server.get(hello("worker", name), name), Welcome)) == 1
+    assert errors(server.get(hello("worker", "y"), "y")) == [LimitError.code]
+    assert len(sent(server.get(hello("worker", "x"), "x"), Welcome)) == 1
 
 
 def test_a_worker_that_says_goodbye_is_forgotten() -> None:

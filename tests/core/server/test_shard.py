@@ -313,6 +313,16 @@ def test_a_gradient_that_is_not_finite_is_refused_and_names_its_parameter(bad) -
     assert shard.counters["nonfinite"] == 1
 
 
+def test_of_a_push_of_some_parameters_only_the_bad_one_is_named() -> None:
+    keyspace = KeySpace([Parameter(name, (size,), "float32") for name, size in (("a", 4), ("b", 4), ("c", 16))])
+    shard = Shard(Placement.balance(keyspace, 1), 0, Rules())
+    gradient = ones(16)
+    gradient[2] = np.nan
+    with pytest.raises(NonFiniteGradientError) as caught:
+        shard.push([(0, 0, (8, 24))], [gradient], "w")
+    assert caught.value.parameters == "'c'"
+
+
 def test_of_many_bad_parameters_the_first_five_are_named() -> None:
     keyspace = KeySpace([Parameter(f"p{i}", (1,), "float32") for i in range(8)])
     shard = Shard(Placement.balance(keyspace, 1), 0, Rules())

@@ -267,6 +267,15 @@ def test_a_version_that_is_read_stays_even_when_it_is_no_longer_kept() -> None:
     assert shard.counters["spare_buffers"] == spares, "its buffer is used again"
 
 
+def test_a_step_of_a_part_keeps_the_rest_while_older_versions_are_kept() -> None:
+    shard = make(retain=2)
+    advance(shard, 3)
+    collect(shard, 1.0, step=3, parts=[(1, 0, (0, 3))])
+    commit(shard, A, step=3)
+    assert values(shard) == [-3.0] * 4 + [-4.0] * 3 + [-3.0]
+    assert values(shard, exact=3) == [-3.0] * 8
+
+
 def test_a_slice_that_did_not_change_is_one_buffer_for_several_versions() -> None:
     shard = make(retain=2)
     for step in range(4):

@@ -11,6 +11,7 @@ from tests.core.machines import identity, job, placement, sent
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import FIRST_RETRY_S, Handshake
 from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
+from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome
@@ -173,6 +174,14 @@ def test_what_was_given_up_is_never_sent_again_and_makes_room() -> None:
     assert len(sent(later, Pull)) == WINDOW_NBYTES >> 20
 
 
+def test_with_nothing_left_to_wait_for_nothing_is_due() -> None:
+    connection = Connection()
+    transfer, _ = connection.transfer("push")
+    transfer.done = True
+    connection.wait(RETRY_S)
+    assert connection.link.next_deadline() is None
+
+
 def test_a_late_answer_to_what_was_given_up_lands_nowhere() -> None:
     connection = Connection()
     pull, actions = connection.transfer("pull")
@@ -278,6 +287,24 @@ def test_what_is_encoded_does_not_stay_in_place() -> None:
     _, actions = connection.transfer("pull", in_place=5 << 20, reply_codec="bf16")
     assert {len(pull.parts) for pull in sent(actions, Pull)} == {1}
     assert connection.link.in_flight_nbytes == 12 << 20
+
+
+@pytest.mark.parametrize(("codec", "keeps"), [("bf16", False), ("topk:fraction=0.5", True)])
+def test_only_what_a_codec_leaves_out_is_kept(codec: str, keeps: bool) -> None:
+    kept: list[Any] = []
+
+    def compress(codec: Any, parts: Any, residuals: Any, seed: int) -> list[Any]:
+        kept.append(residuals)
+        return CODING.compress(codec, parts, residuals, seed)
+
+    spec = large(megabytes=1)
+    where = placement(spec, 1, 1 << 20)
+    link = Link("server 0", Handshake(identity("worker"), server_peer(0), ""), 1, 1, coding=Coding(compress=compress))
+    link.on_welcome(WELCOME, 0.0)
+    push = transfers.Push(cargoes=plan(where, None), source=Source(arrays=[np.ones(1 << 18, np.float32)], codec=codec))
+    link.enqueue(push, push.cargoes[0])
+    assert [message.codec for message in sent(link.pump(0.0), Push)] == [codec]
+    assert [residuals is not None for residuals in kept] == [keeps]
 
 
 def test_a_cargo_larger_than_a_message_in_place_has_one_of_its_own() -> None:

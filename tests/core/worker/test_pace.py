@@ -144,6 +144,22 @@ def test_a_step_begins_with_nothing() -> None:
     assert step(p, version=2).attempts == (2,)
 
 
+@pytest.mark.parametrize("mode", ["sync", "ssp"])
+def test_who_is_told_of_the_step_it_is_in_keeps_what_it_has_brought_to_it(mode: str) -> None:
+    p = pace(mode, clock=3)
+    transfer = push(p)
+    pushed(p, transfer)
+    assert not p.resume(3)
+    assert p.arriving(1).attempts == (transfer.attempt,)
+
+
+def test_who_is_told_of_a_later_step_loses_what_it_has_brought_to_its_own() -> None:
+    p = pace("ssp", clock=3)
+    pushed(p, push(p))
+    assert p.resume(4)
+    assert (p.clock, p.arriving(1).attempts) == (4, ())
+
+
 def test_with_more_gradients_than_workers_the_clock_stays() -> None:
     p = pace(clock=3)
     step(p, version=3)

@@ -307,6 +307,17 @@ def test_a_lost_server_fails_its_own_operations_only() -> None:
     assert isinstance(resolved(session.ask(session.transfer("push")))[0][1], PeerLostError)
 
 
+def test_the_loss_of_a_server_fails_all_that_is_under_way_to_it() -> None:
+    session = Session()
+    session.attach()
+    pushes = [session.transfer("push") for _ in range(3)]
+    for push in pushes:
+        session.ask(push)
+    failed = resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))
+    assert [operation for operation, _ in failed] == pushes
+    assert all(isinstance(value, PeerLostError) for _, value in failed)
+
+
 def test_the_loss_of_a_server_that_holds_nothing_of_the_job_fails_nothing() -> None:
     session = Session()
     session.attach()
@@ -434,6 +445,16 @@ def test_a_goodbye_that_nobody_answers_is_said_all_the_same() -> None:
     session.ask(finish, timeout=60.0)
     assert resolved(session.wait(FAREWELL_S - 0.1)) == []
     assert resolved(session.wait(FAREWELL_S + 0.1)) == [(finish, None)]
+
+
+def test_a_finish_that_takes_too_long_says_whom_it_waits_for() -> None:
+    session = Session()
+    session.attach()
+    finish = Finish(0.0)
+    session.ask(finish, timeout=FAREWELL_S / 2)
+    ((operation, value),) = resolved(session.wait(FAREWELL_S))
+    assert operation is finish
+    assert (value.operation, value.waiting_for) == ("finish", "the coordinator at tcp://coordinator:1")
 
 
 def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() -> None:

@@ -251,8 +251,8 @@ def decode(frames: Sequence[Buffer]) -> Message:
         raise ProtocolError(f"no message is of kind {values[0]}")
     names, checks, has_payload = SCHEMAS[cls]
     if cls is Hello and len(values) > HELLO_FIELDS:
-        values[len(names) + 1 :] = []  # what a later version appends is not for us; its number says enough
-        checks = checks[: len(values) - 1]  # and an earlier one lacks what this one has appended
+        # what a later version appends is not for us, its number says enough; an earlier one lacks what this one appends
+        values[len(names) + 1 :] = []
     elif len(values) != 1 + len(names) + has_payload:
         raise ProtocolError(f"{cls.__name__} has {len(names) + has_payload} fields, not {len(values) - 1}")
     try:

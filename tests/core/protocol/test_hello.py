@@ -1,0 +1,33 @@
+"""Who may say hello, and for which job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.core.machines import hello
+from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, check_hello, check_job
+from zmqps.errors import ProtocolError, ProtocolVersionError
+
+
+@pytest.mark.parametrize("name", ["a", "two words", "größer", "x" * MAX_JOB_NAME_CHARS])
+def test_a_job_may_have_any_printable_name(name: str) -> None:
+    check_job(hello("worker", job=name))
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[2J", "x" * (MAX_JOB_NAME_CHARS + 1)])
+def test_a_name_that_is_none_or_would_spoil_a_table_is_refused(name: str) -> None:
+    with pytest.raises(ProtocolError, match="printable characters"):
+        check_job(hello("worker", job=name))
+
+
+def test_a_hello_of_our_protocol_is_taken_in_each_role_that_is_expected_and_no_other() -> None:
+    said = hello("worker")
+    check_hello(said, ("worker", "observer"))
+    with pytest.raises(ProtocolError, match="role 'worker'"):
+        check_hello(said, ("server",))
+    with pytest.raises(ProtocolError, match="magic 'HTTP'"):
+        check_hello(replace(said, magic="HTTP"), ("worker",))
+    with pytest.raises(ProtocolVersionError):
+        check_hello(replace(said, version=said.version + 1), ("worker",))
