@@ -279,6 +279,14 @@ def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it()
     assert [member.hello.name for member in coordinator.run().workers] == ["w1", "w2"]
 
 
+def test_no_step_is_committed_on_the_servers_that_are_left_when_one_is_lost() -> None:
+    coordinator = two_jobs()
+    coordinator.take("w2.b", Arrive(9, 0, (1,)))
+    coordinator.take("s1", Leave("closed"))
+    left = coordinator.take("w3.b", Leave("finished"))  # the only one that was awaited
+    assert sent(left, Commit) == []
+
+
 def test_a_job_that_has_lost_a_shard_is_not_called_finished() -> None:
     coordinator = train_alone()
     coordinator.wait(TIMEOUT + 1, "w0")
