@@ -89,6 +89,17 @@ def test_the_same_model_again_starts_from_its_new_values_and_a_job_left_alone_go
             assert set(worker.pull()) == {"x"}
 
 
+def test_the_cells_of_a_notebook_can_be_changed_and_run_again_without_a_close() -> None:
+    with zmqps.LocalCluster(kernels="numpy") as cluster:
+        for size in (3, 5, 8):  # the same name is bound to a new worker, and the old one is nobody's any more
+            worker = zmqps.connect(cluster.address)
+            worker.init(ones(size), optimizer=SGD)
+            worker.push(ones(size))
+            np.testing.assert_array_equal(worker.pull()["w"], np.zeros(size))
+        assert [member["role"] for member in cluster.status()["members"]] == ["server", "worker"]
+        worker.close()
+
+
 def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
     nbytes = 80_000_000
     with zmqps.LocalCluster(servers=1) as cluster:

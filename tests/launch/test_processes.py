@@ -20,7 +20,7 @@ PATIENCE = 20.0
 #: Starts a child that waits, says its number, and waits as well.
 FAMILY = """if True:
     import subprocess, sys
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])  # which outlives this one
     print(child.pid, flush=True)
     input()"""
 

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -61,7 +61,6 @@ class Connection:
         self._name = name
         self._transport = transport
         self._arenas = Arenas()  # memory that servers on this host may read
-        self._lanes: LaneTransport | None = None
         self._closed = False
         self._lives = threading.Lock()  # no new life begins once it is closed
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
@@ -79,12 +78,19 @@ class Connection:
         identity = new_identity(self._role, name=self._name, job=self._job_name)
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check, watched_coding())
+        transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
 
         def make_transport() -> LaneTransport:
-            self._lanes = LaneTransport(ZmqTransport(identity.incarnation), self._transport, arenas=self._arenas)
-            return self._lanes
+            return LaneTransport(ZmqTransport(identity.incarnation), transport, arenas=arenas)
 
-        return SessionThread(machine, make_transport)
+        thread = SessionThread(machine, make_transport)
+        # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
+        weakref.finalize(self, thread.let_go).atexit = False
+        return thread
+
+    @property
+    def _lanes(self) -> LaneTransport | None:
+        return cast("LaneTransport | None", self._thread.transport)
 
     # --- who ----------------------------------------------------------------------------------
 

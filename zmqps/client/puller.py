@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -45,13 +46,17 @@ class Puller(Connection):
         return self._lanes is not None and self._lanes.in_place
 
     def _attach(self, init: Init, timeout: float | None) -> Future[None]:
+        me = weakref.ref(self)
+
+        def reads_in_place() -> bool:
+            worker = me()  # no circle, which would keep a worker that nobody refers to
+            return worker is not None and worker._reads_in_place()
+
         def attach(value: Attached) -> None:
             if init.job is not None or self._trained is None:
                 self._trained = value.job
             if self._requests is None:
-                self._requests = Requests(
-                    value, self._handover, self._arenas.empty, self._reads_in_place, self._buffers
-                )
+                self._requests = Requests(value, self._handover, self._arenas.empty, reads_in_place, self._buffers)
 
         return self._submit(init, timeout, attach)
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.core.protocol.events import Stop
-from zmqps.core.worker.operations import Cancelled, Operation
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.operations import Cancelled, Finish, Operation
+from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, InternalError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
@@ -108,6 +108,7 @@ class SessionThread:
 
     def __init__(self, machine: SessionMachine, make_transport: Callable[[], Transport]) -> None:
         self.machine = machine
+        self.transport: Transport | None = None  # once it is made
         self._make_transport = make_transport
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
@@ -136,7 +137,8 @@ class SessionThread:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         session = self.machine
-        machine, transport = watch(session, self._make_transport(), session.member.identity, session.operation_of)
+        self.transport = self._make_transport()
+        machine, transport = watch(session, self.transport, session.member.identity, session.operation_of)
         self._driver = Driver(machine, transport, log, self._resolve, self._landed, self._fail)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
@@ -273,6 +275,22 @@ class SessionThread:
             pending, self._pending = self._pending, {}
         for entry in pending.values():
             entry.future.set_exception(error)
+
+    def let_go(self) -> None:
+        """End the thread of a worker that was dropped without a close.
+
+        The main thread waits until the coordinator knows, so that whoever connects in its place does not meet the
+        dropped one. Any other thread may be one that collects objects while it holds the lock.
+        """
+        if self._loop is None or self._ended:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(lambda: self._driver.submit(Stop("dropped")) if self._driver else None)
+            return
+        with suppress(PSError, TimeoutError):
+            self.submit(Finish(0.0, reason="closed"), FAREWELL_S).result(FAREWELL_S)
+        self.stop(FAREWELL_S)
 
     def stop(self, timeout: float) -> bool:
         """End the thread; whatever waits gets `ClosedError`.

@@ -107,8 +107,8 @@ class Training:
 def tenant_of(node: Node, job: str = DEFAULT) -> Tenant | None:
     """Return what a server keeps of a job, or kept last of those that had its name; None of any other node."""
     machine = node.machine
-    if not isinstance(machine, ServerMachine):
-        return None
+    if not isinstance(machine, ServerMachine) or machine.member.welcome is None:
+        return None  # it may have been assigned a shard before it has heard of which coordinator
     epochs = [epoch for epoch, tenant in machine.tenants.items() if tenant.name == job]
     return machine.tenants[max(epochs)] if epochs else None
 

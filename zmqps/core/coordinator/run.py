@@ -49,6 +49,7 @@ class JobRun:
         self._servers = servers
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._left_alone = False  # its workers have gone, and no other one has begun since
+        self._training: set[bytes] = set()  # workers that have begun
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
         self.steps = Steps(self.members)
         self.startup = Startup(
@@ -111,7 +112,11 @@ class JobRun:
         actions += self.data.leave(member, finished=how == "finished")
         if not self.members:
             self.idle_since = now
-        self._left_alone |= self.startup.ready and not len(self.workers)
+        trained = member.incarnation in self._training
+        self._training.discard(member.incarnation)
+        if self.startup.ready and not self._training and (trained or not len(self.workers)):
+            self._left_alone = True  # who is there already, as in a notebook's next cell, has come to it, too
+            self._returned |= {worker.incarnation for worker in self.workers}
         return actions + self.move_on(now)
 
     def move_on(self, now: float) -> list[Action]:
@@ -136,6 +141,7 @@ class JobRun:
         """Say what a member begins with, now that the job can be trained."""
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
         if member.role == "worker":
+            self._training.add(member.incarnation)
             self._returned.discard(member.incarnation)
             self._left_alone = False
         return beginning
