@@ -125,9 +125,8 @@ def how_it_ended(process: subprocess.Popen[bytes]) -> str:
     return f"killed by {signal.Signals(-code).name}"
 
 
-def watch(workers: Sequence[Worker], observer: zmqps.Worker, args: argparse.Namespace) -> None:
+def watch(workers: Sequence[Worker], observer: zmqps.Worker, args: argparse.Namespace, num_batches: int) -> None:
     """Draw the progress bar until all workers have ended, and the coordinator knows of those who did not finish."""
-    num_batches = math.ceil(len(digits.load_data()[0]) / args.batch)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("pushes"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bar = progress.add_task("starting", total=args.passes * num_batches)
@@ -157,6 +156,9 @@ def pause(workers: Sequence[Worker]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
+    # before anything runs: scikit-learn takes a while to import
+    x_train, x_test, _, y_test = digits.load_data()
+    num_batches = math.ceil(len(x_train) / args.batch)
     workers: list[Worker] = []
     with (
         zmqps.LocalCluster(
@@ -173,11 +175,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             for number in range(args.workers):
                 workers.append(Worker(number, cluster.address, args))
-            watch(workers, observer, args)
+            watch(workers, observer, args, num_batches)
         finally:
             for worker in workers:
                 worker.end()
-        _, x_test, _, y_test = digits.load_data()
         test_accuracy = digits.accuracy(observer.pull(), x_test, y_test)
     results = sorted((worker.result() for worker in workers), key=lambda result: result.rank)
     facts = {
