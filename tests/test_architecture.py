@@ -164,7 +164,7 @@ MADE_IN_ORDER = {
 CORE_LEAVES_OUT = {"asyncio", "zmq", "numba", "cupy", "psutil"}
 
 #: Longer than this and a commit's subject is cut off where commits are listed; older ones than this commit may be.
-MAX_SUBJECT, SHORT_AFTER = 72, "9717b0977613928d82fbeadaf1472e6def556a47"
+MAX_SUBJECT, SHORT_AFTER = 72, "66e13cf6de8edf3ac0f4f6f21d12d2eb16596927"
 
 
 # --- reading the source -------------------------------------------------------------------------
