@@ -149,7 +149,7 @@ class Driver:
         for one in about:
             peer, request = getattr(one, "peer", b""), getattr(getattr(one, "message", None), "request", 0)
             if request and peer.startswith(INBOUND):
-                self.transport.send(peer, encode(Error(request, error.code, str(error), error.facts())), ())
+                self.transport.send(peer, encode(Error.of(request, error)), ())
         failed, self._failed = self._failed, None
         if failed is not None:
             failed(error)
@@ -216,7 +216,7 @@ class Driver:
         try:
             await asyncio.get_running_loop().run_in_executor(self._waiter, pending.wait)
         except PSError as error:
-            send = Send(send.peer, Error(getattr(send.message, "request", 0), error.code, str(error), error.facts()))
+            send = Send(send.peer, Error.of(getattr(send.message, "request", 0), error))
             self.log.error("%s", error)
         except Exception as error:
             self._defect(error, send)

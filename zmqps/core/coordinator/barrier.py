@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
-from zmqps.core.protocol.messages import Enter, Error, Released, Waiting
+from zmqps.core.protocol.messages import Enter, Released, Waiting
 from zmqps.errors import LimitError, PSError, listed
 
 #: Barriers with a name of their own that can be waited at at the same time.
@@ -84,7 +84,7 @@ class Barriers:
         for barrier in broken:
             for waiter, request in self._close(barrier):
                 self._resume(waiter, _reason(barrier))
-                actions.append(waiter.answer(request, Error(request, error.code, str(error), error.facts())))
+                actions.append(waiter.fail(request, error))
         return actions
 
     def _close(self, barrier: Barrier) -> list[tuple[MemberInfo, int]]:

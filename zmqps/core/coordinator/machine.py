@@ -148,7 +148,7 @@ class CoordinatorMachine:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
         actions: list[Action] = []
         for member in self.membership.overdue(now):
-            actions += [*self._lose(member, now), Send(member.peer, _error(0, self._evicted(member, now)))]
+            actions += [*self._lose(member, now), Send(member.peer, Error.of(0, self._evicted(member, now)))]
         for run in list(self.runs.values()):
             actions += run.on_deadline(now)
             if run.expired(now):
@@ -344,7 +344,7 @@ class CoordinatorMachine:
         error = JobEndedError(job=run.name, reason=how)
         for member in run.members.values():
             self.membership.remove(member, "ended", now, error)
-            actions.append(Send(member.peer, _error(0, error)))
+            actions.append(Send(member.peer, Error.of(0, error)))
         run.startup.give_up()
         actions += self._discard(run, now)
         if self.options.once and trained and how == FINISHED:
@@ -416,7 +416,7 @@ class CoordinatorMachine:
         member = self.membership.find(peer)
         who = member.title if member else f"peer {peer.hex()}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
-        answer = Send(peer, _error(request, error))
+        answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]
 
     # --- what others may look at ---------------------------------------------------------------
@@ -446,10 +446,6 @@ class CoordinatorMachine:
             "gone": gone_status(self.membership.gone, now),
             "counters": dict(self.counts),
         }
-
-
-def _error(request: int, error: PSError) -> Error:
-    return Error(request, error.code, str(error), error.facts())
 
 
 def _of_run(

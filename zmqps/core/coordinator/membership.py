@@ -41,7 +41,7 @@ class MemberInfo:
 
     def fail(self, request: int, error: PSError) -> Send:
         """Return the answer to a request that failed."""
-        return self.answer(request, Error(request, error.code, str(error), error.facts()))
+        return self.answer(request, Error.of(request, error))
 
     @property
     def role(self) -> str:

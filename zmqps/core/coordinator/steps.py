@@ -9,7 +9,7 @@ from zmqps.core.coordinator.consistency import Commitment, Decision, Policy, mak
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Commit, Error, Proceed
+from zmqps.core.protocol.messages import Arrive, Commit, Proceed
 from zmqps.errors import DeadlineError, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
@@ -153,7 +153,7 @@ class Steps:
         for worker in decision.failed:
             member, request = self._members.get(worker), self._requests.pop(worker, None)
             if member is not None and request is not None:
-                actions.append(member.answer(request, Error(request, error.code, str(error), error.facts())))
+                actions.append(member.fail(request, error))
         return actions
 
     def confirmed(self, server: MemberInfo, step: int) -> None:

@@ -15,6 +15,8 @@ PROTOCOL_VERSION = 2
 MAGIC = "zmqps"
 
 if TYPE_CHECKING:
+    from zmqps.errors import PSError
+
     U8: TypeAlias = int
     U32: TypeAlias = int
     U64: TypeAlias = int
@@ -124,6 +126,11 @@ class Error(Message):
     code: U32
     text: Text
     facts: Facts
+
+    @classmethod
+    def of(cls, request: int, error: PSError) -> Error:
+        """Return the message that raises an error again at the other end."""
+        return cls(request, error.code, str(error), error.facts())
 
 
 @dataclass(frozen=True, slots=True)

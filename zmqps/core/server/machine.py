@@ -296,7 +296,7 @@ class ServerMachine:
         if tenant is not None:
             self._discarded[message.epoch] = tenant.name
             error = self._ended(message.epoch)
-            actions += [Send(peer, _failure(request, error)) for peer, request in tenant.parked]
+            actions += [Send(peer, Error.of(request, error)) for peer, request in tenant.parked]
             epochs = {message.epoch}
             if not any(other.name == tenant.name for other in self.tenants.values()):
                 epochs.add(0)  # a client that only said hello cannot be there for the next job of that name
@@ -480,12 +480,8 @@ class ServerMachine:
         client = self._clients.get(self._peers.find(peer) or b"")
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {peer.hex()}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
-        answer = Send(peer, _failure(request, error))
+        answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]
-
-
-def _failure(request: int, error: PSError) -> Error:
-    return Error(request, error.code, str(error), error.facts())
 
 
 def _located(assign: Assign) -> tuple[JobSpec, Placement]:
