@@ -66,6 +66,12 @@ WRITTEN = (
 
 EQUIVALENT = (
     Equivalent(
+        path="zmqps/core/server/machine.py",
+        old="seed = versions[0] << 32 | message.parts[0][0] if versions else 0",
+        new="seed = versions[0] << 32 | message.parts[0][0] if versions else 1",
+        reason="without parts nothing is encoded",
+    ),
+    Equivalent(
         path="zmqps/core/worker/transfers.py",
         old="if due is not None and now >= due:",
         new="if (due is not None):",
@@ -228,12 +234,6 @@ EQUIVALENT = (
         old="return self.placement is not None and len(self.loaded) == self.num_servers",
         new="return (len(self.loaded) == self.num_servers)",
         reason="there is a server at least, and it loads for a job that is placed",
-    ),
-    Equivalent(
-        path="zmqps/core/coordinator/run.py",
-        old="if self.workers.num_joined >= (self.expected or 0) > self._all_joined:",
-        new="if self.workers.num_joined >= (self.expected or 1) > self._all_joined:",
-        reason="where no workers are expected, it becomes the 0 that it is",
     ),
     Equivalent(
         path="zmqps/core/worker/session.py",

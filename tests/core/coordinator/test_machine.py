@@ -239,9 +239,12 @@ def test_a_lost_member_is_announced_to_all_others() -> None:
 
 def test_a_lost_member_that_speaks_again_is_told_that_it_was_evicted() -> None:
     coordinator = Coordinator()
+    coordinator.now = 100.0
     coordinator.join("w0", "w1")
-    assert EvictedError.code in errors(coordinator.wait(11.0, "w0"), peer("w1"))
-    assert errors(coordinator.take("w1", Heartbeat({}))) == [EvictedError.code]
+    assert EvictedError.code in errors(coordinator.wait(111.0, "w0"), peer("w1"))
+    (told,) = sent(coordinator.take("w1", Heartbeat({})), Error)
+    assert told.code == EvictedError.code
+    assert "was silent for 10.0 s and presumed dead" in told.text
     assert errors(coordinator.join("w1")) == [EvictedError.code]
     assert [w.rank for w in sent(coordinator.join("w9"), Welcome)] == [1], "a new life takes the free rank"
 
@@ -374,6 +377,10 @@ def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
     coordinator.train("s0", "w0", "w1.b")
     actions = coordinator.take("w1.b", Leave("finished"))
     assert receivers(actions, Shutdown) == [peer("s0"), peer("w0")]
+    assert receivers(actions, Discard) == [peer("s0")], (
+        "a server that does not hear the end frees its shard all the same"
+    )
+    assert "job 'b' has ended: its workers have finished" in logged(actions)
 
 
 # --- the status ---------------------------------------------------------------------------------

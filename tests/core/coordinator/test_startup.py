@@ -128,6 +128,16 @@ def test_a_server_that_cannot_build_its_shard_fails_the_init_and_a_better_one_wo
     assert [m.load for m in sent(coordinator.ready("s0", loaded=False), Job, peer("w0"))] == [1]
 
 
+def test_a_server_that_fails_in_general_fails_the_inits_of_all_jobs_that_begin() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "w1.b")
+    coordinator.join("w2.c", "w3.d")
+    for worker in ("w2.c", "w3.d"):
+        coordinator.init(worker, job())
+    failed = coordinator.take("s0", Error.of(0, JobError("s0 is broken")))
+    assert receivers(failed, Error) == [peer("w2.c"), peer("w3.d")], "what is trained already goes on"
+
+
 def test_what_servers_say_of_a_job_that_failed_does_not_touch_the_next_one() -> None:
     coordinator = Coordinator(servers=3)
     coordinator.join("s0", "s1", "s2", "w0")

@@ -9,7 +9,7 @@ import pytest
 from tests.core.machines import job, placement
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.server.admission import admit, described, required_nbytes
+from zmqps.core.server.admission import Room, admit, described, required_nbytes
 from zmqps.core.treatments import Compensate, Divide
 from zmqps.errors import JobMemoryError
 
@@ -37,6 +37,10 @@ def test_a_shard_needs_what_its_job_keeps(
 ) -> None:
     required = required_nbytes(placement(spec), 0, num_slots, spec, num_workers)
     assert {what: nbytes for what, nbytes in required.items() if nbytes} == expected
+
+
+def test_who_is_told_nothing_of_the_room_has_all_of_it_for_one_worker() -> None:
+    assert Room() == Room(reserved_nbytes=0, available_nbytes=1 << 62, num_workers=1)
 
 
 def test_each_shard_needs_its_own_part() -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.tenant import Tenant, in_all
+from zmqps.core.treatments import ReadCopies
 from zmqps.errors import JobError
 
 SPEC = job("a", "b", staleness=0)
@@ -44,6 +45,18 @@ def test_a_shard_is_there_once_it_is_built_and_ready_once_it_has_its_values(
         else:
             with pytest.raises(JobError, match=expected.replace("(", r"\(")):
                 get()
+
+
+def test_memory_of_gradients_and_of_copies_is_touched_once_it_is_there() -> None:
+    one = tenant()
+    shard = one.built()
+    shard.required_nbytes = 1_000
+    assert one.untouched_nbytes == 1_000 - 64
+    shard.collect([(0, 0, ())], [np.zeros(8, np.float32)], (WORKER, 1), 0, 1, "w")
+    assert one.untouched_nbytes == 1_000 - 64 - 32
+    shard.copies = ReadCopies()
+    shard.copies.note(WORKER, 0, 0, np.zeros(8, np.float32))
+    assert one.untouched_nbytes == 1_000 - 64 - 32 - 32
 
 
 def test_a_worker_has_one_ledger() -> None:

@@ -121,8 +121,9 @@ class JobRun:
 
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
-        if self.workers.num_joined >= (self.expected or 0) > self._all_joined:
-            self._all_joined = self.expected or 0
+        expected = self.expected or 0
+        if self.workers.num_joined >= expected > self._all_joined:
+            self._all_joined = expected
         actions = self._place()
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)

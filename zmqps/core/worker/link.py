@@ -305,11 +305,11 @@ class Link:
 def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
     """Yield cargoes in groups of a limited number of bytes, or one by one."""
     batch: list[Cargo] = []
-    room = 0
+    room = nbytes
     for cargo in cargoes:
         if batch and cargo.nbytes > room:
             yield tuple(batch)
-            batch = []
-        room = (room if batch else nbytes) - cargo.nbytes
+            batch, room = [], nbytes
+        room -= cargo.nbytes
         batch.append(cargo)
     yield tuple(batch)
