@@ -87,7 +87,7 @@ class StepWitness:
     def check_freed(self, server: Node) -> None:
         """Assert that a server that frees its shard because the workers are done has every step."""
         shard, coordinator = loaded_shard(server, self._name), self._simulation.coordinator
-        ended = coordinator.ended.get(self._name)
+        ended = coordinator.ended.by_name.get(self._name)
         if shard is None or ended is None or ended.how != FINISHED:
             return
         life = life_of(server, self._name)

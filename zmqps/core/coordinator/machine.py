@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from zmqps.core.coordinator.discards import Discards
+from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
@@ -29,7 +29,6 @@ from zmqps.core.protocol.messages import (
     HeartbeatAck,
     Hello,
     Init,
-    JobEnded,
     Leave,
     Left,
     Lost,
@@ -61,16 +60,6 @@ GOODBYE_S = 3.0
 MAX_JOBS = 256
 #: How a job ends whose workers are done.
 FINISHED = "its workers have finished"
-#: Of jobs that have ended, the status shows so many; older ones are forgotten.
-MAX_ENDED = 256
-
-
-class Ended(NamedTuple):
-    """A job that is over."""
-
-    how: str
-    at: float
-    epoch: int
 
 
 class CoordinatorMachine:
@@ -87,8 +76,7 @@ class CoordinatorMachine:
         self.started_at = 0.0
         self._epochs = count(1)
         self._discards = Discards()
-        self.ended: OrderedDict[str, Ended] = OrderedDict()  # by name, the last job of that name
-        self._ended_for: OrderedDict[tuple[Peer, int, str], JobEnded] = OrderedDict()  # answers to those who ended jobs
+        self.ended = EndedJobs()
         self._idle_since: float | None = None
         self._reminder_due = 0.0
         self._throttle = Throttle()
@@ -216,8 +204,7 @@ class CoordinatorMachine:
             return self.runs[name]
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
-        before = self.ended[name].how if name in self.ended else ""
-        return JobRun(name, self.options, self.servers, lambda: next(self._epochs), before)
+        return JobRun(name, self.options, self.servers, lambda: next(self._epochs), self.ended.how(name))
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
@@ -336,10 +323,7 @@ class CoordinatorMachine:
         del self.runs[run.name]
         trained = run.startup.placement is not None
         if trained:
-            self.ended[run.name] = Ended(how, now, run.startup.epoch)
-            self.ended.move_to_end(run.name)
-            while len(self.ended) > MAX_ENDED:
-                self.ended.popitem(last=False)
+            self.ended.add(run.name, how, run.startup.epoch, now)
             actions.append(Log("info", f"job {run.name!r} has ended: {how}"))
         error = JobEndedError(job=run.name, reason=how)
         for member in run.members.values():
@@ -381,25 +365,20 @@ class CoordinatorMachine:
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job; asked again, because the answer was lost, it ends no other one."""
-        known = self._ended_for.get((peer, message.request, message.job))
+        known = self.ended.answered(peer, message)
         if known is not None:
             return [Send(peer, known)]
-        run, ended = self.runs.get(message.job), self.ended.get(message.job)
+        run, actions = self.runs.get(message.job), list[Action]()
         if run is not None:
             actions = self._end_run(run, "ended by zmqps jobs end", now)
             self._note_idle(now)
             text = f"job {message.job!r} has ended"
-        elif ended is not None:
-            actions, text = [], f"job {message.job!r} had ended {now - ended.at:.0f} s ago: {ended.how}"
-        else:
+        elif not (text := self.ended.describe(message.job, now)):
             names = listed(sorted(map(repr, self.runs)), 8)
             raise JobError(
                 f"there is no job {message.job[:100]!r}; {f'running: {names}' if names else 'none is running'}"
             )
-        answer = self._ended_for[peer, message.request, message.job] = JobEnded(message.request, text)
-        while len(self._ended_for) > MAX_ENDED:
-            self._ended_for.popitem(last=False)
-        return [*actions, Send(peer, answer)]
+        return [*actions, Send(peer, self.ended.answer(peer, message, text))]
 
     # --- failures and the end ------------------------------------------------------------------
 
@@ -441,7 +420,7 @@ class CoordinatorMachine:
             "workers": self.options.workers or 0,
             "waiting": self._waiting(),
             "jobs": {name: run.status(list(self.servers), now) for name, run in self.runs.items()},
-            "ended": [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at, _) in self.ended.items()],
+            "ended": self.ended.status(now),
             "members": members_status([*self.servers, *of_jobs], now),
             "gone": gone_status(self.membership.gone, now),
             "counters": dict(self.counts),

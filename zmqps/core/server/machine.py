@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity, Member
 from zmqps.core.node.throttle import Throttle
@@ -24,7 +23,6 @@ from zmqps.core.protocol.events import (
     Reader,
     Received,
     Returned,
-    Run,
     Send,
     Stop,
     Undecodable,
@@ -53,6 +51,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.server.admission import Room
+from zmqps.core.server.builds import Builds, build_error
 from zmqps.core.server.peers import Peers
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant, in_all
@@ -118,13 +117,11 @@ class ServerMachine:
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
-        self._make_shard = make_shard
-        self._available = available
+        self._builds = Builds(self.tenants, make_shard, available)
         self._clients: dict[bytes, Client] = {}  # by incarnation
         self._peers = Peers(2 * MAX_PEERS)
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self._num_refused = 0
-        self._to_build: deque[Assign] = deque()  # the first of them is being built
         self._discarded: OrderedDict[int, str] = OrderedDict()  # epochs, and their jobs
         self._ending = False
         self._throttle = Throttle()
@@ -221,57 +218,24 @@ class ServerMachine:
             return self._report_ready(self.tenants[message.epoch])  # a repeated Assign
         if len(self.tenants) >= MAX_TENANTS:
             raise LimitError(what="number of jobs on a server", got=len(self.tenants) + 1, limit=MAX_TENANTS)
-        _located(message)
-        self.tenants[message.epoch] = self._new_tenant(message)
-        self._to_build.append(message)
-        return self._build() if len(self._to_build) == 1 else []
-
-    def _new_tenant(self, assign: Assign) -> Tenant:
-        """Return a job's entry, with its share of what is free now, before any server of this host builds for it."""
-        untouched = sum(tenant.untouched_nbytes for tenant in self.tenants.values())
-        return Tenant(assign, (self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
-
-    @property
-    def _built_epochs(self) -> Iterable[int]:
-        return (epoch for epoch, tenant in self.tenants.items() if tenant.shard is not None)
-
-    def _build(self) -> list[Action]:
-        """Begin with the next shard: one at a time, so that each is admitted beside all before it."""
-        while self._to_build and self._to_build[0].epoch not in self.tenants:
-            self._to_build.popleft()  # discarded before its turn
-        if not self._to_build:
-            return []
-        assign = self._to_build[0]
-        tenant = self.tenants[assign.epoch]
-        required = {e: t.shard.required_nbytes for e, t in self.tenants.items() if t.shard is not None}
-        since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
-        job, placement = _located(assign)
-        room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers)
-        return [Run(assign, partial(self._make_shard, job, placement, assign.shard, room))]
+        self.tenants[message.epoch] = self._builds.new_tenant(message)
+        return self._builds.add(message)
 
     def _built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
-        self._to_build.popleft()
         tenant = self.tenants.get(assign.epoch)
         actions: list[Action] = []
         if tenant is None:
             pass  # of a job that was given up meanwhile
         elif isinstance(shard, Exception):
             del self.tenants[assign.epoch]  # asked again, because our answer was lost, it fails again
-            actions += self._refuse(COORDINATOR, assign.epoch, self._build_error(assign, shard))
+            error = build_error(self.member.identity.name, assign, shard)
+            actions += self._refuse(COORDINATOR, assign.epoch, error)
         else:
             tenant.shard = shard
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {len(shard.slices)} slices"
             actions += [Log("info", text), *self._report_ready(tenant)]
-        return actions + self._build()
-
-    def _build_error(self, assign: Assign, error: Exception) -> PSError:
-        name = self.member.identity.name
-        if isinstance(error, PSError):
-            return error
-        if isinstance(error, MemoryError):
-            return JobError(f"{name} lacks the memory for shard {assign.shard} ({error}); start more servers")
-        return JobError(f"{name} cannot build shard {assign.shard} of the job {assign.name!r}: {error!r}")
+        return actions + self._builds.next()
 
     def _report_ready(self, tenant: Tenant) -> list[Action]:
         if tenant.shard is None:
@@ -482,12 +446,3 @@ class ServerMachine:
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
         answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]
-
-
-def _located(assign: Assign) -> tuple[JobSpec, Placement]:
-    """Return the job of an `Assign` and where it lies."""
-    job = JobSpec.from_wire(assign.job)
-    placement = Placement.from_wire(KeySpace(job.parameters), assign.placement)
-    if assign.shard >= placement.num_shards:
-        raise ProtocolError(f"shard {assign.shard} of {placement.num_shards}")
-    return job, placement

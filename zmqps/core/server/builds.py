@@ -1,0 +1,98 @@
+"""The shards that a server is yet to build: one at a time, each admitted beside those before it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import Action, Run
+from zmqps.core.protocol.messages import Assign
+from zmqps.core.server.admission import Room
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tenant import Tenant
+from zmqps.errors import JobError, ProtocolError, PSError
+
+
+class Builds:
+    """The queue of shards to build.
+
+    Parameters
+    ----------
+    tenants
+        The jobs of the server by epoch; shared with its machine.
+    make_shard
+        Builds a shard: ``make_shard(job, placement, index, room)``.
+    available
+        Returns the bytes of memory that can be had on this host.
+    """
+
+    def __init__(
+        self,
+        tenants: Mapping[int, Tenant],
+        make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
+        available: Callable[[], int],
+    ) -> None:
+        self._tenants = tenants
+        self._make_shard = make_shard
+        self._available = available
+        self._waiting: deque[Assign] = deque()  # the first of them is being built
+
+    def new_tenant(self, assign: Assign) -> Tenant:
+        """Return a job's entry, with its share of what is free now, before any server of this host builds for it.
+
+        Raises
+        ------
+        PSError
+            The job or its placement is not valid.
+        """
+        _located(assign)
+        untouched = sum(tenant.untouched_nbytes for tenant in self._tenants.values())
+        return Tenant(assign, (self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
+
+    @property
+    def _built_epochs(self) -> Iterable[int]:
+        return (epoch for epoch, tenant in self._tenants.items() if tenant.shard is not None)
+
+    def add(self, assign: Assign) -> list[Action]:
+        """Queue the shard of a tenant that is there now."""
+        self._waiting.append(assign)
+        return self._begin() if len(self._waiting) == 1 else []
+
+    def next(self) -> list[Action]:
+        """The first shard is built, or could not be: begin with the next one."""
+        self._waiting.popleft()
+        return self._begin()
+
+    def _begin(self) -> list[Action]:
+        while self._waiting and self._waiting[0].epoch not in self._tenants:
+            self._waiting.popleft()  # discarded before its turn
+        if not self._waiting:
+            return []
+        assign = self._waiting[0]
+        tenant = self._tenants[assign.epoch]
+        required = {e: t.shard.required_nbytes for e, t in self._tenants.items() if t.shard is not None}
+        since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
+        job, placement = _located(assign)
+        room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers)
+        return [Run(assign, partial(self._make_shard, job, placement, assign.shard, room))]
+
+
+def build_error(name: str, assign: Assign, error: Exception) -> PSError:
+    """Return what a server of this name says to the coordinator when it could not build a shard."""
+    if isinstance(error, PSError):
+        return error
+    if isinstance(error, MemoryError):
+        return JobError(f"{name} lacks the memory for shard {assign.shard} ({error}); start more servers")
+    return JobError(f"{name} cannot build shard {assign.shard} of the job {assign.name!r}: {error!r}")
+
+
+def _located(assign: Assign) -> tuple[JobSpec, Placement]:
+    """Return the job of an `Assign` and where it lies."""
+    job = JobSpec.from_wire(assign.job)
+    placement = Placement.from_wire(KeySpace(job.parameters), assign.placement)
+    if assign.shard >= placement.num_shards:
+        raise ProtocolError(f"shard {assign.shard} of {placement.num_shards}")
+    return job, placement
