@@ -77,7 +77,6 @@ class InProcessCluster:
 
 def make_node(role: str, name: str) -> tuple[ZmqTransport, Any]:
     """Return a bound transport, and the identity of who it belongs to."""
-    identity = new_identity(role, name=name)
-    transport = ZmqTransport(identity.incarnation)
+    transport = ZmqTransport()
     endpoint = transport.bind(ANYWHERE)
-    return transport, new_identity(role, name=name, endpoint=endpoint, incarnation=identity.incarnation)
+    return transport, new_identity(role, name=name, endpoint=endpoint)

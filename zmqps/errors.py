@@ -12,6 +12,7 @@
     ├── ShutdownError (ConnectionError)      the cluster is ending
     ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
     ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
+    ├── IdentityError (PermissionError)      a node cannot prove that it is who it says; says what to do
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
@@ -174,6 +175,12 @@ class InternalError(PSError, RuntimeError):
     text = "internal error of {node}: {what}; please report it, with that node's log"
     node: str
     what: str
+
+
+class IdentityError(PSError, PermissionError):
+    """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed."""
+
+    code = 11
 
 
 class ProtocolError(PSError, ValueError):

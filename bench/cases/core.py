@@ -76,6 +76,7 @@ class Wires:
                 pid=1,
                 endpoint=endpoint,
                 job="default",
+                secret=role.encode().ljust(16),
             )
             for role, endpoint in names.items()
         }

@@ -141,10 +141,9 @@ def nodes(*, servers: int, workers: int) -> Iterator[tuple[str, list[CallSoon]]]
     )
 
     def node(role: str, name: str) -> tuple[LaneTransport, Any]:
-        identity = new_identity(role, name=name)
-        transport = LaneTransport(ZmqTransport(identity.incarnation))
+        transport = LaneTransport(ZmqTransport())
         endpoint = transport.bind("tcp://127.0.0.1:0")
-        return transport, new_identity(role, name=name, endpoint=endpoint, incarnation=identity.incarnation)
+        return transport, new_identity(role, name=name, endpoint=endpoint)
 
     def run(driver: Driver) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:
         loop = asyncio.new_event_loop()

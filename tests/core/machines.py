@@ -13,6 +13,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
+from zmqps.core.protocol.keys import LOADER, ticket_of
 from zmqps.core.protocol.messages import Assign, Error, Heartbeat, Hello, Init, Message, Ready
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
@@ -34,15 +35,26 @@ def identity(role: str, name: str = "a", job: str = "default") -> Identity:
         pid=7,
         endpoint=endpoint if role == "server" else "",
         job=job,
+        secret=name.encode().ljust(16, b"!"),
     )
+
+
+#: Of the shards that tests assign to a server.
+KEY = b"the key of shard"
 
 
 def hello(role: str, name: str = "a", job: str = "default") -> Hello:
     return identity(role, name, job).hello()
 
 
+def ticketed(role: str, name: str = "a", job: str = "default", *, epoch: int = 1, loads: bool = False) -> Hello:
+    """Return what a member says to a server, with the ticket that the coordinator has made for it."""
+    who = identity(role, name, job)
+    return who.hello(ticket_of(KEY, LOADER if loads else role, who.incarnation), epoch)
+
+
 def assign(spec: JobSpec, where: Placement, *, epoch: int = 1, shard: int = 0, name: str = "default") -> Assign:
-    return Assign(epoch, name, 1, 1, shard, spec.to_wire(), where.to_wire())
+    return Assign(epoch, name, 1, 1, shard, spec.to_wire(), where.to_wire(), KEY)
 
 
 def peer(name: str) -> Peer:

@@ -55,6 +55,7 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Text": st.text(max_size=40),
     "Seconds": st.floats(0, 1e12),
     "Incarnation": st.binary(min_size=16, max_size=16),
+    "Key": st.sampled_from([b"", bytes(range(16))]),
     "Plain": st.dictionaries(st.text(max_size=8), PLAIN, max_size=4),
     "Facts": st.dictionaries(st.text(max_size=8), SCALARS, max_size=4),
     "Texts": st.lists(st.text(max_size=20), max_size=4).map(tuple),

@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from zmqps.codecs import bf16
+from zmqps.core.protocol.keys import proof_of, ticket_of
 from zmqps.core.protocol.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
@@ -23,6 +24,7 @@ from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
+    Departed,
     Discard,
     Discarded,
     EndJob,
@@ -85,14 +87,25 @@ CUTS = {"cuts": [[0, 6], [0, 2]], "slice_nbytes": 1 << 20}
 REFUSED = NonFiniteGradientError(worker="w (host, pid 1)", parameters="'w'")
 ENDED = JobEndedError(job="resnet", reason="ended by zmqps jobs end")
 MEMORY = JobMemoryError(server="server-b", what="shard 0 of 1 (values 56)", needed_nbytes=56, free_nbytes=40)
+SECRET, KEY = bytes(range(16, 32)), bytes(range(32, 48))
+TICKET, PROOF = ticket_of(KEY, "worker", WORKER), proof_of(KEY, "worker", WORKER)
+TO_REACH = {"name": "server-b", "endpoint": "tcp://10.0.0.2:5571", "ticket": TICKET.hex(), "proof": PROOF.hex()}
 W, B = np.array([1, -2, 0.5, 0, 3, 4], "<f4"), np.array([0.25, -1], "<f8")
 LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
 
 MESSAGES: dict[str, Message] = {
-    "hello of a worker": Hello("zmqps", 2, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet"),
-    "hello of an observer": Hello("zmqps", 2, "observer", WORKER, "reader", "host-a", 4712, job="ünder 50 %"),
-    "hello of a server": Hello("zmqps", 2, "server", SERVER, "server-b", "host-b", 12, "tcp://10.0.0.2:5571", ("x",)),
-    "welcome": Welcome(2, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
+    "hello of a worker": Hello("zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=SECRET),
+    "hello of an observer": Hello(
+        "zmqps", 3, "observer", WORKER, "reader", "host-a", 4712, job="ünder 50 %", secret=SECRET, guard=PROOF
+    ),
+    "hello of a server": Hello(
+        "zmqps", 3, "server", SERVER, "server-b", "host-b", 12, "tcp://10.0.0.2:5571", ("x",), secret=SECRET
+    ),
+    "hello of a worker to a server": Hello(
+        "zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=TICKET, epoch=7
+    ),
+    "welcome": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
+    "welcome of a server": Welcome(3, SERVER, "server-b", 0, 0.0, 0.0, 4, 2, proof=PROOF),
     "heartbeat": Heartbeat({"pushes": 12, "staleness_mean": 0.5, "loaded": True, "nested": {"list": [1, None, "x"]}}),
     "heartbeat answered": HeartbeatAck(4),
     "leave": Leave("finished"),
@@ -106,13 +119,15 @@ MESSAGES: dict[str, Message] = {
     "init": Init(1, JOB),
     "init of a job for two workers": Init(3, {**JOB, "workers": 2}),
     "init for the job as it is": Init(2, {}),
-    "job": Job(1, 1, JOB, {**CUTS, "servers": [{"name": "server-b", "endpoint": "tcp://10.0.0.2:5571"}]}, 1, 0, 4, ""),
+    "job": Job(1, 1, JOB, {**CUTS, "servers": [TO_REACH]}, 1, 0, 4, ""),
     "job with a note": Job(2, 7, JOB, {**CUTS, "servers": []}, 0, 41, 4, "the job 'resnet' goes on"),
-    "assign": Assign(1, "resnet", 4, 2, 0, JOB, CUTS),
+    "assign": Assign(1, "resnet", 4, 2, 0, JOB, CUTS, KEY),
     "ready": Ready(1, 1),
     "discard": Discard(7),
     "discarded": Discarded(7),
+    "departed": Departed(WORKER),
     "end of a job": EndJob(1, "resnet"),
+    "end of a job of a guarded cluster": EndJob(1, "resnet", SECRET, PROOF),
     "job ended": JobEnded(1, "job 'resnet' has ended"),
     "enter": Enter(3, "epoch-1"),
     "released": Released(3, 0),

@@ -8,7 +8,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send, Stop
+from zmqps.core.protocol.keys import LOADER, ticket_of
 from zmqps.core.protocol.messages import Assign, Hello, Load, Message, Welcome
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine
@@ -38,16 +39,24 @@ PARAMETERS = (Parameter("w", (6, 5), "float32"), Parameter("b", (4,), "float64")
 JOB = JobSpec(parameters=PARAMETERS, optimizer=sgd(0.5).to_wire())
 PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 64)
 EPOCH = 1
-ASSIGN = Assign(EPOCH, "default", 1, 1, 0, JOB.to_wire(), PLACEMENT.to_wire())
+KEY = b"the key of shard"
+ASSIGN = Assign(EPOCH, "default", 1, 1, 0, JOB.to_wire(), PLACEMENT.to_wire(), KEY)
 
 
 def hello(role: str, incarnation: bytes, job: str = "default") -> Hello:
-    return Hello("zmqps", 2, role, incarnation, f"{role}-fuzz", "host", 1, "tcp://127.0.0.1:1", job=job)
+    """Return what a member says to the coordinator."""
+    return Hello("zmqps", 3, role, incarnation, f"{role}-fuzz", "host", 1, "tcp://127.0.0.1:1", (), job, incarnation)
+
+
+def ticketed(role: str, incarnation: bytes, key: bytes = KEY, *, loads: bool = False) -> Hello:
+    """Return what a member of the first job says to the server that has the shard of this key."""
+    ticket = ticket_of(key, LOADER if loads else role, incarnation)
+    return replace(hello(role, incarnation), secret=ticket, epoch=EPOCH)
 
 
 def ready_server() -> ServerMachine:
     """Return a server that has joined, built its shard and been loaded with ones."""
-    identity = new_identity("server", endpoint="tcp://127.0.0.1:2", incarnation=b"s" * 16)
+    identity = new_identity("server", endpoint="tcp://127.0.0.1:2")
     machine = ServerMachine(
         identity,
         "tcp://127.0.0.1:1",
@@ -58,7 +67,7 @@ def ready_server() -> ServerMachine:
     for action in machine.handle(Received(COORDINATOR, ASSIGN), 0.0):
         if isinstance(action, Run):
             machine.handle(Returned(action.tag, action.work()), 0.0)
-    machine.handle(Received(b"@loader", hello("worker", b"l" * 16)), 0.0)
+    machine.handle(Received(b"@loader", ticketed("worker", b"l" * 16, loads=True)), 0.0)
     for slice_ in PLACEMENT.slices[0]:
         values = np.ones(slice_.size, PLACEMENT.keyspace.tables[slice_.table].dtype)
         machine.handle(Received(b"@loader", Load(1, EPOCH, ((slice_.index, 0, ()),), (values,))), 0.0)
@@ -176,7 +185,7 @@ def live_cluster() -> Iterator[Cluster]:
         log = logging.getLogger("zmqps.fuzz")
         log.setLevel(logging.CRITICAL + 1)  # a hundred thousand refusals are no news
         loop = asyncio.get_running_loop()
-        transports = [ZmqTransport(b"coordinator"), ZmqTransport(b"server")]
+        transports = [ZmqTransport(), ZmqTransport()]
         endpoints = [transport.bind(ANYWHERE) for transport in transports]
         coordinator = CoordinatorMachine(
             new_identity("coordinator", endpoint=endpoints[0]),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import assign, errors, identity, peer, sent
+from tests.core.machines import assign, errors, peer, sent, ticketed
 from tests.core.server.test_machine import Server
 from tests.devices import NewDevice, on_every_device
 from zmqps.codecs import parse
@@ -409,7 +409,7 @@ def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> Non
     where = Placement.balance(KeySpace(spec.parameters), 1, 4096)
     server = DeviceServer(new_device())
     server.take(COORDINATOR, assign(spec, where))
-    server.take("w", identity("worker", "w").hello())
+    server.take("w", ticketed("worker", "w", loads=True))
     values = np.linspace(-1, 1, 1024, dtype=np.float32)
     server.take("w", Load(1, 1, [(0, 0, ())], [values]))
     host = make_shard(CONFIG, spec, where, 0)

@@ -48,13 +48,13 @@ class Cluster:
         options = CoordinatorOptions(
             servers=num_servers, workers=workers, slice_nbytes=slice_nbytes, heartbeat_timeout=300.0
         )
-        transport = ZmqTransport(b"coordinator")
+        transport = ZmqTransport()
         self.address = transport.bind("tcp://127.0.0.1:0")
         machine = CoordinatorMachine(new_identity("coordinator", endpoint=self.address), options)
         self.drivers.append(Driver(machine, transport, log))
         config = ServerConfig(coordinator=self.address, kernels=kernels)
         for rank in range(num_servers):
-            lanes = LaneTransport(ZmqTransport(b"server-%d" % rank))
+            lanes = LaneTransport(ZmqTransport())
             endpoints = [lanes.bind("tcp://127.0.0.1:0"), lanes.bind(new_local_endpoint())]
             if proxy is not None:
                 endpoints = [await proxy.before(endpoint) for endpoint in endpoints]

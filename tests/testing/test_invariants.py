@@ -269,8 +269,8 @@ def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:
 
 
 def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
-    def push(original: Any, server: ServerMachine, peer: Any, client: Any, tenant: Any, message: Any) -> Any:
-        return original(server, peer, client, next(iter(server.tenants.values())), message)
+    def push(original: Any, server: ServerMachine, client: Any, tenant: Any, message: Any) -> Any:
+        return original(server, client, next(iter(server.tenants.values())), message)
 
     wrap(monkeypatch, ServerMachine, "_push", push)
     caught("jobs-alike", "nobody pushed")

@@ -36,7 +36,7 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv(VARIABLE, raising=False)
     record.recorder.cache_clear()
     identity = new_identity("worker")
-    machine, transport = SessionMachine(identity, "tcp://127.0.0.1:1"), ZmqTransport(identity.incarnation)
+    machine, transport = SessionMachine(identity, "tcp://127.0.0.1:1"), ZmqTransport()
     try:
         assert record.watch(machine, transport, identity) == (machine, transport)
         assert record.around("check", "worker", len) is len

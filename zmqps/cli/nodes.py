@@ -51,7 +51,10 @@ def coordinator(
         servers=servers, workers=workers, heartbeat_interval=heartbeat_interval, heartbeat_timeout=heartbeat_timeout,
         lease=lease, idle_timeout=idle_timeout, once=once, slice_nbytes=slice_size,
     )  # fmt: skip
-    return _run(lambda: run(CoordinatorConfig(address, options, name, insecure), parent_fd), parent_fd)
+    return _run(
+        lambda: run(CoordinatorConfig(bind=address, options=options, name=name, insecure=insecure), parent_fd),
+        parent_fd,
+    )
 
 
 @click.command()

@@ -81,7 +81,7 @@ class Connection:
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
 
         def make_transport() -> LaneTransport:
-            return LaneTransport(ZmqTransport(identity.incarnation), transport, arenas=arenas)
+            return LaneTransport(ZmqTransport(), transport, arenas=arenas)
 
         thread = SessionThread(machine, make_transport)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again

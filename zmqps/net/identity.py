@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import uuid
 from urllib.parse import urlsplit
 
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def new_identity(
-    role: str, *, name: str | None = None, endpoint: str = "", incarnation: bytes | None = None, job: str = ""
+    role: str, *, name: str | None = None, endpoint: str = "", job: str = "", job_secret: bytes = b""
 ) -> Identity:
     """Return the identity of this life of this process; ``job`` is what a worker or observer is there for."""
     host = socket.gethostname()
-    incarnation = incarnation or uuid.uuid4().bytes
     return Identity(
         role=role,
-        incarnation=incarnation,
+        incarnation=uuid.uuid4().bytes,
         name=name or f"{role}-{host}-{os.getpid()}",
         host=host,
         pid=os.getpid(),
         endpoint=endpoint,
         job=job,
+        secret=secrets.token_bytes(KEY_NBYTES),
+        job_secret=job_secret,
     )
 
 

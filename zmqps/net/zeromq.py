@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from zmqps.net.transport import INBOUND, Deliver
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
+#: Random bytes of a routing id.
+ROUTING_NBYTES = 16
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
 
@@ -144,18 +147,14 @@ class ZmqTransport:
 
     Parameters
     ----------
-    identity
-        Routing id of the connections opened here; unique for each life of a process, because two
-        connections with one id starve each other.
     io_threads
         How many threads of ZeroMQ read and write sockets; connections are spread over them.
     """
 
-    def __init__(self, identity: bytes, io_threads: int = 1) -> None:
+    def __init__(self, io_threads: int = 1) -> None:
         keep_freed_memory()
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
-        self._identity = b"z" + identity
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
@@ -201,7 +200,8 @@ class ZmqTransport:
             The endpoint is invalid.
         """
         dealer = self._context.socket(zmq.DEALER)
-        dealer.setsockopt(zmq.IDENTITY, self._identity)
+        # nobody can know it, and so take this connection over; nor are two the same, which would starve each other
+        dealer.setsockopt(zmq.IDENTITY, b"z" + secrets.token_bytes(ROUTING_NBYTES))
         dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)

@@ -18,7 +18,7 @@ from zmqps.trace.record import watch
 DEFAULT_PORT = 5570
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorConfig:
     """What a coordinator is told when it starts.
 
@@ -32,12 +32,15 @@ class CoordinatorConfig:
         Its name in logs and errors.
     insecure
         Allow binding beyond loopback.
+    job_secret
+        What everybody who joins has to know; empty: nothing.
     """
 
     bind: str = f"tcp://127.0.0.1:{DEFAULT_PORT}"
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     name: str | None = None
     insecure: bool = False
+    job_secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         check_bind(self.bind, insecure=self.insecure)
@@ -61,14 +64,13 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
     """
-    identity = new_identity("coordinator", name=config.name)
-    transport = ZmqTransport(identity.incarnation)
+    transport = ZmqTransport()
     try:
         endpoint = transport.bind(config.bind)
     except BaseException:
         transport.close(0)
         raise
-    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, incarnation=identity.incarnation)
+    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=config.job_secret)
     machine = CoordinatorMachine(identity, config.options)
     driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"))
     return await run_node(driver, endpoint, parent_fd)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from zmqps.core.node.inquiry import Inquiry
+from zmqps.core.protocol.guard import end_guard
+from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
@@ -50,7 +52,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
     check_endpoint(machine.endpoint)
     try:
         async with asyncio.timeout(timeout):
-            await Driver(machine, ZmqTransport(uuid.uuid4().bytes), log).run()
+            await Driver(machine, ZmqTransport(), log).run()
     except TimeoutError:
         awaited = " to answer" if machine.status is None else " to be ready"
         waited = f"the coordinator at {machine.endpoint}{awaited}"
@@ -59,7 +61,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
         raise machine.error
 
 
-def end_job(address: str, job: str, *, timeout: float = 5.0) -> str:
+def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: bytes = b"") -> str:
     """End a job of the cluster at an address; return what the coordinator says to it.
 
     Its members are told, and its memory on the servers is freed. A job that had ended before is not an error.
@@ -68,12 +70,15 @@ def end_job(address: str, job: str, *, timeout: float = 5.0) -> str:
     ------
     DeadlineError
         No coordinator answered.
+    IdentityError
+        The cluster has a job secret, and this is not it.
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
         ``address`` is not an endpoint.
     """
-    machine = Inquiry(address, question=EndJob(1, job))
+    nonce = secrets.token_bytes(KEY_NBYTES)
+    machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(job_secret, job, nonce)))
     run_blocking(_run(machine, "jobs end", timeout))
     return machine.text
 

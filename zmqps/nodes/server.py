@@ -6,7 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,8 @@ class ServerConfig:
         Where shards are kept and updated: ``cpu``, ``cuda``, ``cuda:1``, or ``auto`` for a GPU if one works.
     memory_nbytes
         The most that shards of all jobs may take; None: what is free on this host when a job begins.
+    job_secret
+        The cluster's; empty: it has none.
     """
 
     coordinator: str
@@ -70,6 +72,7 @@ class ServerConfig:
     apply_threads: int = 1
     device: str = "cpu"
     memory_nbytes: int | None = None
+    job_secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
@@ -200,8 +203,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     if streams is not None:
         streams.enter()
         log.info("computing on %s", streams.device.name)
-    identity = new_identity("server", name=config.name)
-    transport = LaneTransport(ZmqTransport(identity.incarnation, IO_THREADS))
+    transport = LaneTransport(ZmqTransport(IO_THREADS))
     try:
         endpoint = advertised = transport.bind(config.bind)
         if endpoint.startswith("tcp://") and (local := new_local_endpoint()):
@@ -209,7 +211,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     except BaseException:
         transport.close(0)
         raise
-    identity = new_identity("server", name=config.name, endpoint=advertised, incarnation=identity.incarnation)
+    identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=config.job_secret)
 
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         host = HostMemory(transport.arenas.empty, watched_coding())

@@ -221,7 +221,7 @@ class Engine:
             case Connect(peer, endpoint):
                 assert peer not in node.connections, f"{node.name} opens {peer!r} twice"
                 acceptor = endpoint.removeprefix("sim://")
-                names = peer, b"@" + node.identity.incarnation
+                names = peer, b"@" + self.rng.randbytes(16)
                 link = self.network.connect(node.name, acceptor, names, acceptor == "coordinator", self.now)
                 node.connections[peer] = link
                 there = self.nodes.get(acceptor)

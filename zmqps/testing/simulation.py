@@ -11,6 +11,7 @@ from random import Random
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.operations import Init, Operation
@@ -244,6 +245,7 @@ class Simulation(SimulatedCluster):
             pid=len(self.nodes),
             endpoint=f"sim://{name}",
             job=job,
+            secret=self.rng.randbytes(KEY_NBYTES),
         )
 
     def partition(self, node: Node, seconds: float) -> None:

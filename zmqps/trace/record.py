@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, TypeVar, cast
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
+from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.wire import peek
 from zmqps.net.transport import Deliver, Transport
 from zmqps.trace import VARIABLE
@@ -29,6 +31,8 @@ from zmqps.trace import VARIABLE
 #: Spans that a file holds at most, about 150 MB of them: a trace is to look at, not to fill a disk.
 MAX_SPANS = 1_000_000
 FLUSHED_SPANS = 4096
+#: Connections whose workers are named; a server has no more clients.
+MAX_LABELLED = 4096
 #: What a process does with a message: role -> name of the message -> phase.
 HANDLING = {
     "worker": {"Values": "land", "Ack": "land"},
@@ -151,9 +155,10 @@ def watch(
         return machine, transport
     found.name(f"{identity.role} {identity.name}")
     role = "worker" if identity.role == "observer" else identity.role
+    labels = _Labels(role, identity)
     return (
-        cast(Machine, WatchedMachine(machine, found, role, identity, operation_of)),
-        cast(Transport, WatchedTransport(transport, found, role, identity)),
+        cast(Machine, WatchedMachine(machine, found, role, labels, operation_of)),
+        cast(Transport, WatchedTransport(transport, found, role, labels)),
     )
 
 
@@ -163,22 +168,35 @@ def watch_rules(rules: R) -> R:
     return rules if found is None else cast(R, WatchedRules(rules, found))
 
 
-def _label(role: str, identity: Identity, peer: Peer, number: int) -> str:
-    """Return what names a request at both ends: its number and the worker's incarnation, the end of its routing id."""
-    incarnation = identity.incarnation if role == "worker" else peer[-len(identity.incarnation) :]
-    return f"{incarnation.hex()[:8]}-{number}"
+class _Labels:
+    """What names a request at both ends: its number and the worker's incarnation, which its `Hello` has said."""
+
+    def __init__(self, role: str, identity: Identity) -> None:
+        self._own = identity.incarnation if role == "worker" else None
+        self._behind: OrderedDict[Peer, bytes] = OrderedDict()
+
+    def heard(self, peer: Peer, hello: Hello) -> None:
+        """A connection is of this worker."""
+        self._behind[peer] = hello.incarnation
+        while len(self._behind) > MAX_LABELLED:
+            self._behind.popitem(last=False)
+
+    def of(self, peer: Peer, number: int) -> str:
+        """Return the label of a request."""
+        incarnation = self._own or self._behind.get(peer, b"")
+        return f"{incarnation.hex()[:8]}-{number}"
 
 
 class WatchedMachine:
     """A machine whose work is noted, and for how long operations and their requests waited."""
 
     def __init__(
-        self, machine: Machine, recorder: Recorder, role: str, identity: Identity, operation_of: OperationOf
+        self, machine: Machine, recorder: Recorder, role: str, labels: _Labels, operation_of: OperationOf
     ) -> None:
         self._machine = machine
         self._recorder = recorder
         self._role = role
-        self._identity = identity
+        self._labels = labels
         self._operation_of = operation_of
         self._begun: dict[Any, int] = {}  # operation -> when it came
 
@@ -204,11 +222,13 @@ class WatchedMachine:
             return "submit", {"operation": title}
         if not isinstance(event, Received):
             return "control", {"event": type(event).__name__}
+        if isinstance(event.message, Hello):
+            self._labels.heard(event.peer, event.message)
         kind = type(event.message).__name__
         facts = {"message": kind}
         phase = HANDLING.get(self._role, {}).get(kind, "control")
         if phase != "control" and (number := getattr(event.message, "request", 0)):
-            facts["request"] = _label(self._role, self._identity, event.peer, number)
+            facts["request"] = self._labels.of(event.peer, number)
         return phase, facts
 
     def _noted(self, actions: list[Action]) -> list[Action]:
@@ -219,7 +239,7 @@ class WatchedMachine:
             if isinstance(action, Send):
                 operation = self._operation_of(action.peer, getattr(action.message, "request", 0))
                 if operation in self._begun:
-                    label = _label(self._role, self._identity, action.peer, action.message.request)  # type: ignore[attr-defined]
+                    label = self._labels.of(action.peer, action.message.request)  # type: ignore[attr-defined]
                     self._recorder.span("queue", self._role, self._begun[operation], end, "b", request=label)
             elif isinstance(action, Resolve) and action.operation in self._begun:
                 begun = self._begun.pop(action.operation)
@@ -230,11 +250,11 @@ class WatchedMachine:
 class WatchedTransport:
     """A transport whose sends and deliveries are noted."""
 
-    def __init__(self, transport: Transport, recorder: Recorder, role: str, identity: Identity) -> None:
+    def __init__(self, transport: Transport, recorder: Recorder, role: str, labels: _Labels) -> None:
         self._transport = transport
         self._recorder = recorder
         self._role = role
-        self._identity = identity
+        self._labels = labels
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -252,7 +272,7 @@ class WatchedTransport:
         phase = SENDING.get(self._role, {}).get(kind, "control")
         facts = {"message": kind}
         if phase != "control":
-            facts["request"] = _label(self._role, self._identity, peer, number)
+            facts["request"] = self._labels.of(peer, number)
         self._recorder.span(phase, self._role, begin, end, **facts)
         return sent
 

@@ -435,7 +435,7 @@ def test_too_many_barriers_are_refused() -> None:
     [
         ("worker", {"magic": "other"}, ProtocolError.code),
         ("worker", {"version": 1, "job": ""}, ProtocolVersionError.code),
-        ("worker", {"version": 3}, ProtocolVersionError.code),
+        ("worker", {"version": 4}, ProtocolVersionError.code),
         ("worker", {"role": "king"}, ProtocolError.code),
         ("worker", {"job": ""}, ProtocolError.code),
         ("observer", {"job": ""}, ProtocolError.code),

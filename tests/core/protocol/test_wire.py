@@ -93,7 +93,7 @@ def test_empty_buffers_do_not_travel() -> None:
 
 def test_a_duration_may_be_sent_as_an_integer() -> None:
     incarnation = bytes(16)
-    welcome = decode([msgpack.packb([2, 1, incarnation, "server-0", 0, 1, 10, 4, 1, []])])
+    welcome = decode([msgpack.packb([2, 1, incarnation, "server-0", 0, 1, 10, 4, 1, [], b""])])
     assert comparable(welcome)[5:7] == (1.0, 10.0)
 
 
@@ -110,7 +110,12 @@ HELLO = ["zmqps", 7, "worker", bytes(16), "name", "host", 1, "", []]
 
 @pytest.mark.parametrize(
     ("appended", "job"),
-    [([], ""), (["resnet"], "resnet"), (["resnet", 7], "resnet"), (["resnet", {"a": b"x"}, [[[]]], None], "resnet")],
+    [
+        ([], ""),
+        (["resnet"], "resnet"),
+        (["resnet", b""], "resnet"),
+        (["resnet", b"", 0, b"", {"a": b"x"}, [[[]]], None], "resnet"),
+    ],
 )
 def test_a_hello_of_any_version_can_be_read(appended: list[object], job: str) -> None:
     message = decode([msgpack.packb([1, *HELLO, *appended])])

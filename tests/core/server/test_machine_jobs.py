@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import assign, errors, hello, job, make_shard, peer, placement, sent
+from tests.core.machines import assign, errors, hello, job, make_shard, peer, placement, sent, ticketed
 from tests.core.server.test_machine import EIGHT, WELCOME, Server, push, runs_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
@@ -73,13 +73,14 @@ class Host(Server):
         (run,) = runs_of(self.ask(epoch, spec, name))
         assert len(sent(self.build(run), Ready)) == 1
         for worker in workers:
-            self.get(hello("observer" if worker[0] == "o" else "worker", worker, name), worker)
+            role = "observer" if worker[0] == "o" else "worker"
+            self.get(ticketed(role, worker, name, epoch=epoch), worker)
         self.load(epoch, name)
 
     def load(self, epoch: int, name: str) -> None:
         shard = self.machine.tenants[epoch].built()
         loader = f"loader of {name} {epoch}"
-        self.get(hello("worker", loader[-9:], name), loader)
+        self.get(ticketed("worker", loader[-9:], name, epoch=epoch, loads=True), loader)
         for slice_ in range(len(shard.slices)):
             self.get(Load(1, epoch, ((slice_, 0, ()),), (np.zeros(8, np.float32),)), loader)
         self.get(Leave("closed"), loader)
@@ -140,13 +141,10 @@ def test_counters_are_of_each_job_and_of_all() -> None:
 @pytest.mark.parametrize("message", [push(1, epoch=A), pull(A), Load(3, A, ((0, 0, ()),), (EIGHT,))])
 def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> None:
     server = two_jobs()
-    server.get(hello("observer", "p", "b"), "p")
+    server.get(ticketed("observer", "p", "b", epoch=B), "p")
     (refused,) = sent(server.get(message, who), Error)
-    if isinstance(message, Load) and who == "p":
-        assert refused.code == NotJoinedError.code
-    else:
-        assert refused.code == ProtocolError.code
-        assert refused.text == "epoch 1 is of the job 'a', not of 'b'"
+    assert refused.code == NotJoinedError.code
+    assert refused.text == "this connection is for epoch 2; say Hello with the ticket of 1"
     assert server.values(A) == [0.0] * 16
     assert len(sent(server.get(pull(B), who), Values)) == 1, "it goes on with its own"
 
@@ -154,11 +152,11 @@ def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> Non
 @pytest.mark.parametrize("name", ["", "x" * 4000])
 def test_who_names_no_job_that_is_here_can_do_nothing(name: str) -> None:
     server = two_jobs()
-    server.get(replace(hello("worker", "u"), job=name), "u")
+    (refused,) = sent(server.get(replace(ticketed("worker", "u"), job=name), "u"), Error)
+    assert refused.code == ProtocolError.code
+    assert len(refused.text) < 200
     for message in (push(1, epoch=A), pull(B)):
-        (refused,) = sent(server.get(message, "u"), Error)
-        assert refused.code == ProtocolError.code
-        assert len(refused.text) < 200
+        assert errors(server.get(message, "u")) == [NotJoinedError.code]
     assert server.values(A) == [0.0] * 16
 
 
@@ -241,7 +239,7 @@ def test_a_shard_without_room_is_reported_with_the_facts_and_touches_no_other_jo
 def test_a_shard_is_asked_for_before_it_is_built_and_before_it_is_loaded() -> None:
     server = two_jobs()
     (run,) = runs_of(server.ask(3, name="c"))
-    server.get(hello("worker", "u", "c"), "u")
+    server.get(ticketed("worker", "u", "c", epoch=3), "u")
     (refused,) = sent(server.get(push(1, epoch=3), "u"), Error)
     assert refused.code == JobError.code
     assert "no shard of the job 'c' yet" in refused.text
@@ -283,12 +281,12 @@ def test_who_speaks_of_a_job_that_has_ended_is_told(message: Any, again: bool) -
     server.get(push(1, epoch=A), "v")
     server.get(Discard(A))
     if again:
-        server.get(hello("worker", "v", "a"), "v")
+        assert errors(server.get(ticketed("worker", "v", "a", epoch=A), "v")) == [JobEndedError.code]
     (refused,) = sent(server.get(message, "v"), Error)
     error = from_wire(refused.code, refused.text, refused.facts)
     assert isinstance(error, JobEndedError)
     assert (refused.request, error.job, error.reason) == (message.request, "a", "its shards were freed")
-    assert errors(server.get(replace(message, epoch=B), "v")) == [ProtocolError.code if again else NotJoinedError.code]
+    assert errors(server.get(replace(message, epoch=B), "v")) == [NotJoinedError.code]
     assert server.values(B) == [0.0] * 24
 
 
@@ -311,7 +309,7 @@ def test_an_assignment_that_was_overtaken_by_its_end_leaves_nothing_behind(overt
     for _ in range(2):
         assert server.ask(1) == [Send(COORDINATOR, Discarded(1))]
     assert server.machine.tenants == {}
-    server.get(hello("worker", "w"), "w")
+    assert errors(server.get(ticketed("worker", "w"), "w")) == [JobEndedError.code]
     assert errors(server.get(push(1, epoch=1), "w")) == [JobEndedError.code]
 
 
@@ -379,5 +377,5 @@ def test_of_epochs_that_were_discarded_so_many_are_remembered(monkeypatch: pytes
     for epoch in range(10, 20):
         server.get(Discard(epoch))
     assert list(server.machine._discarded) == [17, 18, 19]
-    assert errors(server.get(push(1, epoch=10), "v")) == [StaleEpochError.code]
+    assert errors(server.get(ticketed("worker", "u", epoch=10), "u")) == [StaleEpochError.code]
     assert errors(server.get(push(1, epoch=19), "v")) == [JobEndedError.code]

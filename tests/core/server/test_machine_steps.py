@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import assign, errors, hello, job, peer, sent
+from tests.core.machines import assign, errors, hello, job, peer, sent, ticketed
 from tests.core.server.test_machine import WELCOME, Server, push
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Discard, Error, Leave, Load, Lost, Pull, Values
-from zmqps.errors import EvictedError, JobEndedError, ProtocolError, SliceRangeError, StaleEpochError, VersionError
+from zmqps.core.server.parked import nbytes_of
+from zmqps.core.server.shard import Shard
+from zmqps.errors import (
+    EvictedError,
+    JobEndedError,
+    LimitError,
+    ProtocolError,
+    SliceRangeError,
+    StaleEpochError,
+    VersionError,
+)
 
 ONES = np.ones(8, np.float32)
 
@@ -216,12 +226,41 @@ def test_a_pull_parked_for_a_job_that_was_given_up_is_refused() -> None:
     assert server.machine.tenants == {}
 
 
-def test_a_server_parks_so_many_pulls_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.server.machine.MAX_PARKED", 3)
-    server = serve("w")
-    for request in range(3):
-        assert server.get(pull(request + 1, version=1), "w") == []
-    assert errors(server.get(pull(9, version=1), "w")) == [22]
+def test_a_worker_parks_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.server.machine.MAX_PARKED_NBYTES", 3 * nbytes_of(pull()))
+    server = serve("w", "v")
+    for request in (1, 2, 3, 3):
+        assert server.get(pull(request, version=1), "w") == []
+    assert errors(server.get(pull(9, version=1), "w")) == [LimitError.code]
+    assert server.get(pull(9, version=1), "v") == [], "another one is not concerned"
+    assert len(sent(step(server), Values)) == 4
+
+
+def test_where_all_have_parked_too_much_who_has_most_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.server.machine.MAX_ALL_PARKED_NBYTES", 4 * nbytes_of(pull()))
+    server = serve("w", "v")
+    for request in (1, 2, 3, 4):
+        assert server.get(pull(request, version=1), "w") == []
+    assert errors(server.get(pull(5, version=1), "w"), peer("w")) == [LimitError.code]
+    for request in (1, 2):
+        (refused,) = sent(server.get(pull(request, version=1), "v"), Error, peer("w"))
+        assert refused.code == LimitError.code
+    assert errors(server.get(pull(3, version=1), "v"), peer("v")) == [LimitError.code]
+    done = step(server)
+    assert [len(sent(done, Values, peer(name))) for name in ("w", "v")] == [2, 2]
+
+
+def test_an_update_looks_only_at_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve("w", "v", spec=job("a", "b"))
+    for request in range(1000):
+        server.get(pull(request + 1, version=1 << 40), "v")
+    server.get(pull(2000, version=1), "v")
+    looked = []
+    available = Shard.available
+    monkeypatch.setattr(Shard, "available", lambda *a, **k: looked.append(1) or available(*a, **k))
+    (values,) = sent(server.get(push(1), "w"), Values, peer("v"))
+    assert values.request == 2000
+    assert len(looked) == 1
 
 
 # --- codecs -------------------------------------------------------------------------------------
@@ -238,7 +277,7 @@ def large(**options: Any) -> Server:
     (run,) = [a for a in server.get(assign(server.spec, where)) if isinstance(a, Run)]
     server.handle(Returned(run.tag, run.work()))
     for name in ("w", "loader"):
-        server.get(hello("worker", name), name)
+        server.get(ticketed("worker", name, loads=name == "loader"), name)
     server.get(Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(800, np.float32),)), "loader")
     return server
 

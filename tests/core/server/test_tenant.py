@@ -22,7 +22,7 @@ def tenant(*, built: bool = True, loaded: bool = True) -> Tenant:
         tenant.shard = make_shard(SPEC, placement(SPEC), 0)
         for slice_ in range(2 if loaded else 1):
             tenant.shard.load([(slice_, 0, ())], [np.zeros(8, np.float32)])
-    tenant.validate()
+    tenant.validate([])
     return tenant
 
 
@@ -69,14 +69,14 @@ def test_a_worker_has_one_ledger() -> None:
 
 def test_of_who_has_gone_nothing_is_kept() -> None:
     one = tenant()
-    for peer, request in ((b"@w", 1), (b"@w2", 2), (b"@o", 1)):
-        one.parked[peer, request] = Pull(request, 1, 9, 0, "raw", ((0, 0, ()),))
+    for who, request in ((WORKER, 1), (WORKER, 2), (OTHER, 1)):
+        one.parked.add(who, Pull(request, 1, 9, 0, "raw", ((0, 0, ()),)), [(0, 9)])
     one.ledger(WORKER)
     one.ledger(OTHER)
-    one.forget(WORKER, [b"@w", b"@w2"])
-    assert set(one.parked) == {(b"@o", 1)}
+    one.forget(WORKER)
+    assert set(one.parked) == {(OTHER, 1)}
     assert set(one.ledgers) == {OTHER}
-    one.forget(b"?" * 16, [])
+    one.forget(b"?" * 16)
     assert set(one.ledgers) == {OTHER}
 
 

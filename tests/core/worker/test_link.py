@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import identity, job, placement, sent
+from tests.core.machines import hello, job, placement, sent
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import FIRST_RETRY_S, Handshake
 from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
@@ -31,8 +31,8 @@ class Connection:
     def __init__(self, spec: JobSpec | None = None, slice_nbytes: int = 32, *, welcome: bool = True) -> None:
         self.spec = spec or job("a", "b", "c")
         self.placement = placement(self.spec, 1, slice_nbytes)
-        handshake = Handshake(identity("worker"), server_peer(0), "tcp://s0:1")
-        self.link = Link("server 0", handshake, 1, len(self.placement.slices[0]))
+        handshake = Handshake(hello("worker"), server_peer(0), "tcp://s0:1")
+        self.link = Link("server 0", handshake, b"", 1, len(self.placement.slices[0]))
         self.now = 0.0
         self.first = handshake.start(0.0)
         if welcome:
@@ -299,7 +299,7 @@ def test_only_what_a_codec_leaves_out_is_kept(codec: str, keeps: bool) -> None:
 
     spec = large(megabytes=1)
     where = placement(spec, 1, 1 << 20)
-    link = Link("server 0", Handshake(identity("worker"), server_peer(0), ""), 1, 1, coding=Coding(compress=compress))
+    link = Link("server 0", Handshake(hello("worker"), server_peer(0), ""), b"", 1, 1, coding=Coding(compress=compress))
     link.on_welcome(WELCOME, 0.0)
     push = transfers.Push(cargoes=plan(where, None), source=Source(arrays=[np.ones(1 << 18, np.float32)], codec=codec))
     link.enqueue(push, push.cargoes[0])

@@ -53,7 +53,8 @@ from zmqps.errors import (
 )
 
 S0, S1 = server_peer(0), server_peer(1)
-WELCOME = Welcome(PROTOCOL_VERSION, b"i" * 16, "c", 3, 1.0, 10.0, 4, 2)
+PROOF = b"p" * 16
+WELCOME = Welcome(PROTOCOL_VERSION, b"i" * 16, "c", 3, 1.0, 10.0, 4, 2, proof=PROOF)
 
 
 class Session:
@@ -90,7 +91,8 @@ class Session:
         return actions
 
     def job(self, request: int, load: int = 0, epoch: int = 1, names: str = "01") -> Job:
-        servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1"} for n in names]
+        keys = {"ticket": (b"t" * 16).hex(), "proof": PROOF.hex()}
+        servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1", **keys} for n in names]
         where = {**self.placement.to_wire(), "servers": servers}
         return Job(request, epoch, self.spec.to_wire(), where, load, 0, 2, "")
 

@@ -323,7 +323,7 @@ def test_without_memory_to_share_all_is_the_same_by_copies(cluster: Cluster, mon
 
 def test_a_local_socket_is_taken_if_somebody_listens_there() -> None:
     tcp, nobody = "tcp://127.0.0.1:1", new_local_endpoint()
-    transport = ZmqTransport(b"server")
+    transport = ZmqTransport()
     local = transport.bind(new_local_endpoint())
     both = f"{tcp} {local}"
     assert choose(both, "auto") == choose(both, "shm") == Route(local, True)

@@ -25,7 +25,7 @@ class EndedJobs:
 
     def __init__(self) -> None:
         self.by_name: OrderedDict[str, Ended] = OrderedDict()
-        self._answers: OrderedDict[tuple[Peer, int, str], JobEnded] = OrderedDict()  # to those who ended jobs
+        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
 
     def add(self, name: str, how: str, epoch: int, now: float) -> None:
         """A job has ended."""
@@ -46,11 +46,11 @@ class EndedJobs:
 
     def answered(self, peer: Peer, message: EndJob) -> JobEnded | None:
         """Return what this request to end a job was answered before."""
-        return self._answers.get((peer, message.request, message.job))
+        return self._answers.get((message.nonce or peer, message.request, message.job))
 
     def answer(self, peer: Peer, message: EndJob, text: str) -> JobEnded:
         """Return the answer to a request to end a job, remembered in case it is lost: asked again, it ends no other."""
-        answer = self._answers[peer, message.request, message.job] = JobEnded(message.request, text)
+        answer = self._answers[message.nonce or peer, message.request, message.job] = JobEnded(message.request, text)
         while len(self._answers) > MAX_ENDED:
             self._answers.popitem(last=False)
         return answer

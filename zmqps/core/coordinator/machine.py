@@ -16,11 +16,14 @@ from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.guard import check_end, check_join, welcome_guard
 from zmqps.core.protocol.hello import check_hello, check_job
+from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
     Committed,
+    Departed,
     Discarded,
     EndJob,
     Enter,
@@ -167,6 +170,7 @@ class CoordinatorMachine:
 
     def _join(self, peer: Peer, hello: Hello, now: float) -> list[Action]:
         check_hello(hello, ("worker", "server", "observer"))
+        check_join(self.identity.job_secret, hello)
         self.membership.check_welcome(hello.incarnation)
         if self.ending is not None:
             return [Send(peer, Shutdown(self.ending.reason))]
@@ -195,6 +199,7 @@ class CoordinatorMachine:
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
             self.options.heartbeat_interval, self.options.heartbeat_timeout,
             run.num_workers if run else num_workers, self.options.servers,
+            proof=welcome_guard(self.identity.job_secret, hello),
         )  # fmt: skip
         return [Send(peer, welcome), *actions]
 
@@ -204,7 +209,8 @@ class CoordinatorMachine:
             return self.runs[name]
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
-        return JobRun(name, self.options, self.servers, lambda: next(self._epochs), self.ended.how(name))
+        before, root = self.ended.how(name), self.identity.secret
+        return JobRun(name, self.options, self.servers, lambda: next(self._epochs), before, root)
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
@@ -300,6 +306,11 @@ class CoordinatorMachine:
         if run is None:
             self._discards.leave(member)
         else:
+            if (
+                how != "lost" and member.incarnation in run.startup.told
+            ):  # else servers hear of the loss, or never knew it
+                there = [server for server in run.startup.servers if server.incarnation in self.membership.members]
+                actions += [Send(server.peer, Departed(member.incarnation)) for server in there]
             actions += run.depart(member, how, now, error)
             if run.finished:
                 actions += self._end_run(run, FINISHED, now)
@@ -365,6 +376,7 @@ class CoordinatorMachine:
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job; asked again, because the answer was lost, it ends no other one."""
+        check_end(self.identity.job_secret, message)
         known = self.ended.answered(peer, message)
         if known is not None:
             return [Send(peer, known)]
@@ -393,7 +405,7 @@ class CoordinatorMachine:
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self.counts["refused"] += 1
         member = self.membership.find(peer)
-        who = member.title if member else f"peer {peer.hex()}"
+        who = member.title if member else f"peer {alias(peer)}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
         answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]

@@ -9,8 +9,9 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from zmqps.core.protocol.events import Peer, Send
+from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Message
-from zmqps.errors import LimitError, ProtocolError, PSError
+from zmqps.errors import IdentityError, LimitError, ProtocolError, PSError
 
 MAX_MEMBERS = 4096
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered.
@@ -135,10 +136,20 @@ class Membership:
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}  # incarnations that may not speak any more, and why
 
     def join(self, hello: Hello, peer: Peer, roster: Roster, now: float) -> MemberInfo:
-        """Enter a member in its roster; the same incarnation keeps its rank."""
+        """Enter a member in its roster; the same incarnation keeps its rank, whatever connection it comes by.
+
+        Raises
+        ------
+        IdentityError
+            Somebody else says that it is a member: it does not know its secret.
+        """
         if self._peers.get(peer, hello.incarnation) != hello.incarnation:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
+        if len(hello.secret) != KEY_NBYTES:
+            raise ProtocolError(f"a member has a secret of {KEY_NBYTES} bytes")
         member = self.members.get(hello.incarnation)
+        if member is not None and not same(member.hello.secret, hello.secret):
+            raise IdentityError(f"{member.title} is here, and whoever says this Hello is another one; nothing changes")
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)

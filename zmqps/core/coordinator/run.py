@@ -33,10 +33,18 @@ class JobRun:
         Returns a number that no job has had.
     before
         How the job that had this name before has ended; empty where there was none.
+    root
+        The coordinator's secret.
     """
 
     def __init__(
-        self, name: str, options: CoordinatorOptions, servers: Roster, new_epoch: Callable[[], int], before: str
+        self,
+        name: str,
+        options: CoordinatorOptions,
+        servers: Roster,
+        new_epoch: Callable[[], int],
+        before: str,
+        root: bytes,
     ) -> None:
         self.name = name
         self.members: dict[bytes, MemberInfo] = {}
@@ -54,7 +62,7 @@ class JobRun:
         self.steps = Steps(self.members)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, lambda: self.num_workers,
-            options.workers,
+            options.workers, root,
         )  # fmt: skip
         self.barriers = Barriers(self.members, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.steps.pause, self.steps.resume)

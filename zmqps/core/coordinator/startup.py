@@ -10,6 +10,7 @@ from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.errors import PSError
 
@@ -55,6 +56,8 @@ class Startup:
         Returns how many workers the job counts on.
     expected
         How many workers the cluster expects of a job that does not say; None: whoever comes.
+    root
+        The coordinator's secret: what keys and tickets are made of.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class Startup:
         new_epoch: Callable[[], int],
         begin: Callable[[MemberInfo], Beginning],
         num_workers: Callable[[], int],
-        expected: int | None = None,
+        expected: int | None,
+        root: bytes,
     ) -> None:
         self.name = name
         self.num_servers = num_servers
         self.num_workers = num_workers
         self._expected = expected
+        self._root = root
         self._begin = begin
         self._new_epoch = new_epoch
         self._slice_nbytes = slice_nbytes
@@ -87,6 +92,7 @@ class Startup:
         self.loaded: set[int] = set()
         self.parked: Parked = {}
         self.loader: tuple[bytes, int] | None = None
+        self.told: set[bytes] = set()  # members that have tickets for the servers
 
     @property
     def ready(self) -> bool:
@@ -132,7 +138,9 @@ class Startup:
         return [
             Send(
                 server.peer,
-                Assign(self.epoch, self.name, workers, hosts[server.hello.host], server.rank, wire, cuts),
+                Assign(
+                    self.epoch, self.name, workers, hosts[server.hello.host], server.rank, wire, cuts, self._key(server)
+                ),
             )
             for server in servers
         ]
@@ -163,6 +171,8 @@ class Startup:
         """A worker no longer waits for its init, or has gone."""
         for key in [k for k in self.parked if k[0] == incarnation and request in (None, k[1])]:
             del self.parked[key]
+        if request is None:
+            self.told.discard(incarnation)
         if not self.parked and not self.ready:
             self.give_up()  # nobody wants it any more; the next job may be another one
         if self.loader is not None and self.loader not in self.parked and not self.ready:
@@ -201,11 +211,21 @@ class Startup:
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
         assert self.job is not None
         assert self.placement is not None
-        servers = [{"name": server.hello.name, "endpoint": server.hello.endpoint} for server in self.servers]
-        placement = {**self.placement.to_wire(), "servers": servers}
+        placement = {**self.placement.to_wire(), "servers": [self._to_reach(s, member, load) for s in self.servers]}
+        self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
         job = Job(request, self.epoch, self.job.to_wire(), placement, load, step, num_workers, note)
         return Send(member.peer, job) if load else member.answer(request, job)
+
+    def _key(self, server: MemberInfo) -> bytes:
+        return shard_key(self._root, self.epoch, server.incarnation)
+
+    def _to_reach(self, server: MemberInfo, member: MemberInfo, load: int) -> dict[str, str]:
+        """Return what a member needs to talk to a server: where it is, and how they know each other."""
+        key, hello = self._key(server), server.hello
+        ticket = ticket_of(key, LOADER if load else member.role, member.incarnation).hex()
+        proof = proof_of(key, member.role, member.incarnation).hex()
+        return {"name": hello.name, "endpoint": hello.endpoint, "ticket": ticket, "proof": proof}
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[tuple[MemberInfo, int, str]]:
         """Yield whose init is parked, with the request, and whom it waits for."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Peer, Send
+from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -41,23 +42,26 @@ class Identity:
     pid: int
     endpoint: str = ""
     job: str = ""
+    secret: bytes = field(default=b"", repr=False)  # known to the coordinator alone: who shows it is this process
+    job_secret: bytes = field(default=b"", repr=False)  # of the cluster; empty where it has none
 
-    def hello(self) -> Hello:
-        """Return the first message of a connection."""
-        return Hello(
+    def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
+        """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
+        hello = Hello(
             MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
-            job=self.job,
+            job=self.job, secret=ticket or self.secret, epoch=epoch,
         )  # fmt: skip
+        return replace(hello, guard=join_guard(self.job_secret, hello)) if self.job_secret and not ticket else hello
 
 
 class Handshake:
     """Repeats `Hello` on a connection until `Welcome` comes."""
 
-    def __init__(self, identity: Identity, peer: Peer, endpoint: str) -> None:
+    def __init__(self, hello: Hello, peer: Peer, endpoint: str) -> None:
         self.peer = peer
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
-        self._hello = identity.hello()
+        self.hello = hello
         self.due: float | None = None  # when the next Hello is
         self._retry_s = FIRST_RETRY_S
 
@@ -78,7 +82,7 @@ class Handshake:
         """Say hello (again)."""
         self.due = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        return [Send(self.peer, self._hello)]
+        return [Send(self.peer, self.hello)]
 
 
 class Member:
@@ -96,7 +100,7 @@ class Member:
 
     def __init__(self, identity: Identity, endpoint: str, counters: Callable[[], Mapping[str, Any]]) -> None:
         self.identity = identity
-        self.handshake = Handshake(identity, COORDINATOR, endpoint)
+        self.handshake = Handshake(identity.hello(), COORDINATOR, endpoint)
         self.rank = -1
         self.num_workers = 0
         self.num_servers = 0

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAGIC = "zmqps"
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Text: TypeAlias = str
     Seconds: TypeAlias = float
     Incarnation: TypeAlias = bytes
+    Key: TypeAlias = bytes  # 16 of them, or none: a secret, or what proves that somebody knows one
     Plain: TypeAlias = Mapping[str, Any]  # nested maps, lists, strings, numbers: what a job or a status is made of
     Facts: TypeAlias = Mapping[str, str | int | float | bool | None]
     Texts: TypeAlias = Sequence[str]
@@ -51,7 +52,9 @@ class Message:
 class Hello(Message):
     """First message on every connection; its fields never change, later versions append theirs.
 
-    ``job`` names the job that a worker trains or an observer looks at; a server has none of its own.
+    ``job`` names the job that a worker trains or an observer looks at; a server has none of its own. ``secret``
+    is known to the sender and, from then on, the receiver alone; to a server it is the ticket of ``epoch``'s `Job`.
+    ``guard`` proves that the sender knows the cluster's job secret.
     """
 
     kind: ClassVar[int] = 1
@@ -65,11 +68,17 @@ class Hello(Message):
     endpoint: Text = ""
     capabilities: Texts = ()
     job: Text = ""
+    secret: Key = field(default=b"", repr=False)
+    epoch: U32 = 0
+    guard: Key = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Message):
-    """Answer to `Hello`; ``rank`` is the receiver's, the other facts are the sender's."""
+    """Answer to `Hello`; ``rank`` is the receiver's, the other facts are the sender's.
+
+    ``proof`` shows that the sender is the server, or the coordinator, that the receiver is looking for.
+    """
 
     kind: ClassVar[int] = 2
     version: U32
@@ -81,6 +90,7 @@ class Welcome(Message):
     num_workers: U32
     num_servers: U32
     capabilities: Texts = ()
+    proof: Key = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +177,8 @@ class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
     ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives, and ``servers``: a list with
-    one map a shard, of ``name`` and ``endpoint``. ``step`` is the clock this worker begins with,
+    one map a shard, of ``name`` and ``endpoint``, the ``ticket`` to show there and the ``proof`` to expect,
+    both in hex. ``step`` is the clock this worker begins with,
     ``num_workers`` how many the job counts on. ``note`` is empty or tells the user whose values these are.
     """
 
@@ -188,7 +199,7 @@ class Assign(Message):
 
     ``epoch`` stands for this job on all servers from now on; no other job of the cluster ever has it.
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
-    host, which share its memory.
+    host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
     """
 
     kind: ClassVar[int] = 12
@@ -199,6 +210,7 @@ class Assign(Message):
     shard: U32
     job: Plain
     placement: Plain
+    key: Key = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +239,25 @@ class Discarded(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Departed(Message):
+    """A worker or observer has left, to the servers of its job: they keep nothing of it any more."""
+
+    kind: ClassVar[int] = 30
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class EndJob(Message):
-    """Somebody ends a job; its members are told. Anybody may ask, without joining."""
+    """Somebody ends a job; its members are told. Anybody may ask, without joining.
+
+    Where the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
+    """
 
     kind: ClassVar[int] = 28
     request: U64
     job: Text
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

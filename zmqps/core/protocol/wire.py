@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 
+from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import BY_KIND, Hello, Message
 from zmqps.errors import LimitError, ProtocolError
 
@@ -69,6 +70,12 @@ def _seconds(value: Any) -> Any:
 def _incarnation(value: Any) -> Any:
     if type(value) is not bytes or len(value) != 16:
         raise ProtocolError(f"{_show(value)} is not an incarnation of 16 bytes")
+    return value
+
+
+def _key(value: Any) -> Any:
+    if type(value) is not bytes or len(value) not in (0, KEY_NBYTES):
+        raise ProtocolError(f"a key has {KEY_NBYTES} bytes, or none")  # and is shown to nobody
     return value
 
 
@@ -158,6 +165,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "Text": _text,
     "Seconds": _seconds,
     "Incarnation": _incarnation,
+    "Key": _key,
     "Plain": _map,
     "Facts": _facts,
     "Texts": _texts,

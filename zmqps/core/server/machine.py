@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zmqps.core.job.keyspace import Placement
@@ -27,13 +26,16 @@ from zmqps.core.protocol.events import (
     Stop,
     Undecodable,
 )
+from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.hello import check_hello
+from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
     Assign,
     Commit,
     Committed,
+    Departed,
     Discard,
     Discarded,
     Error,
@@ -52,11 +54,13 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
-from zmqps.core.server.peers import Peers
+from zmqps.core.server.clients import Client, Clients
+from zmqps.core.server.parked import COMMITTED, MAX_ALL_PARKED_NBYTES, MAX_PARKED_NBYTES, Awaited, nbytes_of
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
     EvictedError,
+    IdentityError,
     JobEndedError,
     JobError,
     LimitError,
@@ -66,30 +70,10 @@ from zmqps.errors import (
     StaleEpochError,
 )
 
-#: A worker is a few hundred bytes and a ledger here; more than this is an attack, not a LAN job.
-MAX_PEERS = 4096
-#: Incarnations that may not come back. The coordinator bars them itself; here they get the reason sooner.
-MAX_EVICTED = 4096
-#: Pulls of a job that wait for a version, all workers together.
-MAX_PARKED = 1 << 16
 #: Jobs at the same time; the coordinator accepts no more.
 MAX_TENANTS = 256
 #: Epochs whose shards were freed: a late message about one is answered with `JobEndedError`.
 MAX_DISCARDED = 4096
-
-
-@dataclass(slots=True)
-class Client:
-    """A worker or observer that has shaken hands."""
-
-    hello: Hello
-    epoch: int = 0  # of the job it trains, once it has said so
-    name: str = field(init=False)  # its name in errors and logs
-    puller: bytes = field(init=False)  # whose copies a treatment keeps; an observer pushes nothing
-
-    def __post_init__(self) -> None:
-        self.name = f"{self.hello.name} ({self.hello.host}, pid {self.hello.pid})"
-        self.puller = self.hello.incarnation if self.hello.role == "worker" else b""
 
 
 class ServerMachine:
@@ -118,9 +102,7 @@ class ServerMachine:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self._builds = Builds(self.tenants, make_shard, available)
-        self._clients: dict[bytes, Client] = {}  # by incarnation
-        self._peers = Peers(2 * MAX_PEERS)
-        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        self._clients = Clients()
         self._num_refused = 0
         self._discarded: OrderedDict[int, str] = OrderedDict()  # epochs, and their jobs
         self._ending = False
@@ -180,13 +162,12 @@ class ServerMachine:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert len(self._clients) <= MAX_PEERS
-        self._peers.validate({*self._clients, *self._evicted})
+        self._clients.validate(self.tenants)
         for epoch, tenant in self.tenants.items():
             assert epoch not in self._discarded
-            assert set(tenant.ledgers) <= set(self._clients)
-            tenant.validate()
-        assert all(len(tenant.parked) <= MAX_PARKED for tenant in self.tenants.values())
+            assert set(tenant.ledgers) <= set(self._clients.by_incarnation)
+            tenant.validate(self._clients.by_incarnation)
+        assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
 
     # --- the coordinator -----------------------------------------------------------------------
 
@@ -196,14 +177,19 @@ class ServerMachine:
             actions += self._assign(message)
         elif isinstance(message, Commit):
             actions += self._commit(message)
+        elif isinstance(message, Welcome):
+            try:
+                check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
+            except IdentityError as error:
+                actions += [Log("error", str(error)), Exit(exits.FAILED, str(error))]
         elif isinstance(message, Discard):
             actions += self._discard(message)
         elif isinstance(message, Lost):
             if message.role != "server":
-                self._forget(message.incarnation, keep_peers=True)
-                self._evicted[message.incarnation] = None
-                while len(self._evicted) > MAX_EVICTED:
-                    self._peers.forget(self._evicted.popitem(last=False)[0])
+                text = "the coordinator presumed this worker dead; connect again as a new worker"
+                self._depart(message.incarnation, EvictedError(text))
+        elif isinstance(message, Departed):
+            self._depart(message.incarnation)
         elif isinstance(message, Shutdown):
             actions += [*self.member.leave("finished", now), Exit(exits.OK, message.reason)]
         elif isinstance(message, Error):
@@ -251,7 +237,8 @@ class ServerMachine:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
         if message.step == shard.version:  # else the coordinator has not had our answer
             shard.commit(message.step, message.contributors)
-        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *self._unpark(tenant)]
+        due = self._unpark(tenant, [(COMMITTED, shard.version)])
+        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *due]
 
     def _discard(self, message: Discard) -> list[Action]:
         """Free what is kept of a job that has ended; its workers have been told by the coordinator."""
@@ -260,12 +247,9 @@ class ServerMachine:
         if tenant is not None:
             self._discarded[message.epoch] = tenant.name
             error = self._ended(message.epoch)
-            actions += [Send(peer, Error.of(request, error)) for peer, request in tenant.parked]
-            epochs = {message.epoch}
-            if not any(other.name == tenant.name for other in self.tenants.values()):
-                epochs.add(0)  # a client that only said hello cannot be there for the next job of that name
-            of_name = {who: client for who, client in self._clients.items() if client.hello.job == tenant.name}
-            for incarnation in [who for who, client in of_name.items() if client.epoch in epochs]:
+            peers = {who: self._clients.by_incarnation[who].peer for who, _ in tenant.parked}
+            actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
+            for incarnation in self._clients.of_epoch(message.epoch):
                 self._forget(incarnation)
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
         self._discarded.setdefault(message.epoch, "")  # its Assign may come yet
@@ -286,61 +270,65 @@ class ServerMachine:
                 raise JobError("this server has no shard yet; call worker.init(...) first")
             raise StaleEpochError(ours=max(self.tenants), theirs=epoch)
         if client is not None and client.epoch != epoch:
-            if client.hello.job != tenant.name:
-                raise ProtocolError(f"epoch {epoch} is of the job {tenant.name!r}, not of {client.hello.job[:100]!r}")
-            client.epoch = epoch
+            raise NotJoinedError(f"this connection is for epoch {client.epoch}; say Hello with the ticket of {epoch}")
         return tenant
 
     # --- workers -------------------------------------------------------------------------------
 
     def _from_client(self, peer: Peer, message: Message) -> list[Action]:
-        if isinstance(message, Hello):
-            return self._welcome(peer, message)
-        incarnation = self._peers.find(peer)
-        if incarnation is None:
-            if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
-                raise self._ended(message.epoch)
-            raise NotJoinedError(f"{type(message).__name__} before Hello")
-        if incarnation in self._evicted:
-            raise EvictedError("the coordinator presumed this worker dead; connect again as a new worker")
-        client = self._clients[incarnation]
+        client = self._clients.find(peer)
+        if client is None:
+            return self._from_stranger(peer, message)
         if isinstance(message, Push):
             tenant = self._tenant(message.epoch, client)
-            reply = self._push(peer, client, tenant, message)
-            return [reply, *self._unpark(tenant)] if tenant.parked else [reply]
+            reply = self._push(client, tenant, message)
+            return [reply, *self._unpark(tenant, _updated(message, reply))] if tenant.parked.awaited else [reply]
         if isinstance(message, Pull):
-            return self._pull(peer, client, message)
+            return self._pull(client, message)
         if isinstance(message, Load):
-            if client.hello.role != "worker":
-                raise NotJoinedError("an observer may pull, not load")
-            tenant = self._tenant(message.epoch, client)
-            shard = tenant.built()
-            already = shard.loaded
-            shard.load(message.parts, message.payload)
-            ack: list[Action] = [Send(peer, Ack(message.request, (), ()))]
-            return ack if already or not shard.loaded else [*ack, *self._report_ready(tenant)]
+            return self._load(client, message)
         if isinstance(message, Leave):
-            self._forget(incarnation)
+            self._depart(client.hello.incarnation)
             return [Send(peer, Left())]
+        if isinstance(message, Hello):
+            return self._welcome(peer, message)
         raise ProtocolError(f"a server does not take {type(message).__name__}")
+
+    def _from_stranger(self, peer: Peer, message: Message) -> list[Action]:
+        """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
+        if isinstance(message, Hello):
+            return self._welcome(peer, message)
+        if isinstance(message, Leave):
+            return [Send(peer, Left())]  # the coordinator was faster to say that it has left
+        self._clients.check_known(peer)
+        if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
+            raise self._ended(message.epoch)
+        raise NotJoinedError(f"{type(message).__name__} before Hello")
 
     def _welcome(self, peer: Peer, hello: Hello) -> list[Action]:
         check_hello(hello, ("worker", "observer"))
-        if hello.incarnation in self._evicted:
-            raise EvictedError(f"{hello.name} was presumed dead; connect again as a new worker")
-        if hello.incarnation not in self._clients:
-            if len(self._clients) >= MAX_PEERS:
-                raise LimitError(what="number of workers", got=len(self._clients) + 1, limit=MAX_PEERS)
-        self._clients[hello.incarnation] = Client(hello)  # it may be there for the next job of that name
-        self._peers.add(peer, hello.incarnation)
+        tenant = self._tenant(hello.epoch)
+        if hello.job != tenant.name:
+            raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
+        proof = self._clients.welcome(peer, hello, tenant.assign.key)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
-            member.num_workers, member.num_servers,
+            member.num_workers, member.num_servers, proof=proof,
         )  # fmt: skip
         return [Send(peer, welcome)]
 
-    def _push(self, peer: Peer, client: Client, tenant: Tenant, message: Push) -> Action:
+    def _load(self, client: Client, message: Load) -> list[Action]:
+        tenant = self._tenant(message.epoch, client)
+        if not client.loads:
+            raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
+        shard = tenant.built()
+        already = shard.loaded
+        shard.load(message.parts, message.payload)
+        ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
+        return ack if already or not shard.loaded else [*ack, *self._report_ready(tenant)]
+
+    def _push(self, client: Client, tenant: Tenant, message: Push) -> Send:
         shard = tenant.ready()
         if client.hello.role != "worker":
             raise NotJoinedError("an observer may pull, not push")
@@ -373,40 +361,61 @@ class ServerMachine:
         else:
             tenant.counts["duplicates"] += 1
         if not message.reply:
-            return Send(peer, Ack(message.request, *result))
+            return Send(client.peer, Ack(message.request, *result))
         found = shard.pull(message.parts, None, client.puller)
-        return self._send_values(peer, tenant, shard, message, message.reply_codec, result[1], found)
+        return self._send_values(client.peer, tenant, shard, message, message.reply_codec, result[1], found)
 
-    def _pull(self, peer: Peer, client: Client, message: Pull) -> list[Action]:
+    def _pull(self, client: Client, message: Pull) -> list[Action]:
         tenant = self._tenant(message.epoch, client)
         shard = tenant.ready()
         check_for_values(message.codec)
         if shard.available(message.parts, message.version, exact=bool(message.exact)):
-            return [self._values(peer, tenant, shard, message)]
-        if len(tenant.parked) >= MAX_PARKED:
-            raise LimitError(what="number of waiting pulls", got=len(tenant.parked) + 1, limit=MAX_PARKED)
-        tenant.parked[peer, message.request] = message
-        return []
+            return [self._values(client, tenant, shard, message)]
+        return self._park(client, tenant, shard, message)
 
-    def _unpark(self, tenant: Tenant) -> list[Action]:
-        """Answer the pulls whose version has come."""
-        actions: list[Action] = []
-        shard = tenant.ready()
-        for (peer, request), message in list(tenant.parked.items()):
-            try:
-                if not shard.available(message.parts, message.version, exact=bool(message.exact)):
-                    continue
-                actions.append(self._values(peer, tenant, shard, message))
-            except PSError as error:
-                actions += self._refuse(peer, request, error)
-            del tenant.parked[peer, request]
+    def _park(self, client: Client, tenant: Tenant, shard: Shard, message: Pull) -> list[Action]:
+        """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
+        who, nbytes, parked = client.hello.incarnation, nbytes_of(message), tenant.parked
+        parked.remove(who, message.request)  # asked again
+        of_client, actions = parked.nbytes_for(who) + nbytes, list[Action]()
+        if of_client > MAX_PARKED_NBYTES:
+            raise LimitError(what="bytes of a worker's waiting pulls", got=of_client, limit=MAX_PARKED_NBYTES)
+        while (in_all := self._parked_nbytes + nbytes) > MAX_ALL_PARKED_NBYTES:
+            full = LimitError(what="bytes of all waiting pulls", got=in_all, limit=MAX_ALL_PARKED_NBYTES)
+            fullest = max(self.tenants.values(), key=lambda tenant: tenant.parked.heaviest()).parked
+            most, heaviest = fullest.heaviest()
+            if of_client > most:
+                raise full
+            request = fullest.newest(heaviest)
+            fullest.remove(heaviest, request)
+            actions += self._refuse(self._clients.by_incarnation[heaviest].peer, request, full)
+        parked.add(who, message, _awaited(shard, message))
         return actions
 
-    def _values(self, peer: Peer, tenant: Tenant, shard: Shard, message: Pull) -> Action:
+    @property
+    def _parked_nbytes(self) -> int:
+        return sum(tenant.parked.nbytes for tenant in self.tenants.values())
+
+    def _unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
+        """Answer the pulls that have waited for slices to be at these versions, unless they lack others."""
+        actions: list[Action] = []
+        shard = tenant.ready()
+        for updated in versions:
+            for who, message in tenant.parked.due(updated):
+                client = self._clients.by_incarnation[who]
+                try:
+                    if shard.available(message.parts, message.version, exact=bool(message.exact)):
+                        actions.append(self._values(client, tenant, shard, message))
+                    else:
+                        tenant.parked.add(who, message, _awaited(shard, message))
+                except PSError as error:
+                    actions += self._refuse(client.peer, message.request, error)
+        return actions
+
+    def _values(self, client: Client, tenant: Tenant, shard: Shard, message: Pull) -> Action:
         tenant.counts["pulls"] += 1
-        client = self._clients.get(self._peers.find(peer) or b"")
-        found = shard.pull(message.parts, message.version if message.exact else None, client.puller if client else b"")
-        return self._send_values(peer, tenant, shard, message, message.codec, (), found)
+        found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
+        return self._send_values(client.peer, tenant, shard, message, message.codec, (), found)
 
     def _send_values(
         self,
@@ -417,7 +426,7 @@ class ServerMachine:
         codec_text: str,
         staleness: Sequence[int],
         found: tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]],
-    ) -> Action:
+    ) -> Send:
         """Answer with values."""
         parts, versions, readers = found
         nbytes = sum([array.nbytes for pieces in parts for array in pieces])
@@ -430,19 +439,36 @@ class ServerMachine:
         text = RAW if codec is None else codec.spec
         return Send(peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after)
 
-    def _forget(self, incarnation: bytes, *, keep_peers: bool = False) -> None:
-        """A client has gone; ``keep_peers``: it may still speak, and is told that it was evicted."""
-        self._clients.pop(incarnation, None)
-        peers = self._peers.of(incarnation)
+    def _depart(self, incarnation: bytes, error: PSError | None = None) -> None:
+        """A client has gone for good; ``error`` is what it is told if it says anything again."""
+        self._clients.bar(incarnation, error or NotJoinedError("this worker has left; connect again as a new one"))
+        self._forget(incarnation)
+
+    def _forget(self, incarnation: bytes) -> None:
+        self._clients.forget(incarnation)
         for tenant in self.tenants.values():
-            tenant.forget(incarnation, peers)
-        if not keep_peers:
-            self._peers.forget(incarnation)
+            tenant.forget(incarnation)
 
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self._num_refused += 1
-        client = self._clients.get(self._peers.find(peer) or b"")
-        who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {peer.hex()}"
+        client = self._clients.find(peer)
+        who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
         answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]
+
+
+def _awaited(shard: Shard, pull: Pull) -> list[Awaited]:
+    """Return what a pull has to wait for."""
+    if shard.stage is not None:
+        return [(COMMITTED, pull.version)]
+    versions = {index: shard.slices[index].version for index, _, _ in pull.parts}
+    if pull.exact:  # one slice may pass by its version while another has yet to come to it
+        return [(index, version + 1) for index, version in versions.items()]
+    return [next((index, pull.version) for index, version in versions.items() if version < pull.version)]
+
+
+def _updated(push: Push, reply: Send) -> Iterable[Awaited]:
+    """Return the slices that a push has updated, with the versions they are at."""
+    assert isinstance(reply.message, (Ack, Values))
+    return zip((index for index, _, _ in push.parts), reply.message.versions, strict=False)

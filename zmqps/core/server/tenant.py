@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from zmqps.core.protocol.events import Peer
-from zmqps.core.protocol.messages import Assign, Pull
+from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.parked import Parked
 from zmqps.core.server.shard import Shard
 from zmqps.errors import JobError
 
@@ -32,7 +32,7 @@ class Tenant:
         self.beside = beside
         self.shard: Shard | None = None  # while it is not built yet
         self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
-        self.parked: dict[tuple[Peer, int], Pull] = {}  # pulls of a version that is not there yet
+        self.parked = Parked()
         self.counts: Counter[str] = Counter()
 
     @property
@@ -75,14 +75,12 @@ class Tenant:
             ledger = self.ledgers[incarnation] = Ledger()
         return ledger
 
-    def forget(self, incarnation: bytes, peers: Iterable[Peer]) -> None:
+    def forget(self, incarnation: bytes) -> None:
         """A client has gone."""
         self.ledgers.pop(incarnation, None)
         if self.shard is not None and self.shard.copies is not None:
             self.shard.copies.forget(incarnation)
-        gone = set(peers)
-        for key in [key for key in self.parked if key[0] in gone]:
-            del self.parked[key]
+        self.parked.drop(incarnation)
 
     def counters(self) -> Mapping[str, Any]:
         """Return what the status shows of this job on this server."""
@@ -98,8 +96,9 @@ class Tenant:
             "version": shard.version if shard else 0,
         }
 
-    def validate(self) -> None:
-        """Assert the invariants."""
+    def validate(self, clients: Iterable[bytes]) -> None:
+        """Assert the invariants; ``clients`` are those of the server."""
+        self.parked.validate(clients)
         for ledger in self.ledgers.values():
             ledger.validate()
         if self.shard is not None:

@@ -45,6 +45,8 @@ class Link:
         The server's name in errors.
     handshake
         Of the connection.
+    proof
+        What only the server that the coordinator means can answer it with.
     epoch, num_slices
         Of the job, and of the server's shard.
     numbers
@@ -57,6 +59,7 @@ class Link:
         self,
         title: str,
         handshake: Handshake,
+        proof: bytes,
         epoch: int,
         num_slices: int,
         numbers: Iterator[int] | None = None,
@@ -65,6 +68,7 @@ class Link:
         self.peer = handshake.peer
         self.title = title
         self.handshake = handshake
+        self.proof = proof
         self.lost: PSError | None = None
         self.in_flight: dict[int, Request] = {}
         self.in_flight_nbytes = 0

@@ -25,6 +25,7 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
+from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.protocol.messages import (
     Error,
@@ -359,6 +360,11 @@ class SessionMachine:
     def _from_coordinator(self, message: Message, now: float) -> list[Action]:
         actions = self.member.on_message(message, now)
         if isinstance(message, Welcome):
+            try:
+                check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
+            except PSError as error:
+                self.member.abandon()
+                return [*actions, *self._fail_all(error)]
             for join in [o for o in self.operations if isinstance(o, Join)]:
                 actions += self.resolve(join, None)
         elif isinstance(message, Lost):

@@ -14,6 +14,7 @@ from zmqps.core.node.member import Handshake, Identity
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
+from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import Link
@@ -22,7 +23,16 @@ from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
-from zmqps.errors import LimitError, NonFiniteGradientError, PeerLostError, ProtocolError, PSError, from_wire, listed
+from zmqps.errors import (
+    IdentityError,
+    LimitError,
+    NonFiniteGradientError,
+    PeerLostError,
+    ProtocolError,
+    PSError,
+    from_wire,
+    listed,
+)
 
 
 class Host(Protocol):
@@ -303,8 +313,9 @@ class Transfers:
         if type(servers) is not list or len(servers) != placement.num_shards:
             raise ProtocolError("a job names one server a shard")
         for server in servers:
-            if type(server) is not dict or any(type(server.get(key)) is not str for key in ("name", "endpoint")):
-                raise ProtocolError("a server has a name and an endpoint")
+            keys = ("name", "endpoint", "ticket", "proof")
+            if type(server) is not dict or any(type(server.get(key)) is not str for key in keys):
+                raise ProtocolError("a server has a name and an endpoint, a ticket and a proof")
         actions: list[Action] = []
         self.links = []
         for rank, server in enumerate(servers):
@@ -312,9 +323,10 @@ class Transfers:
             title = f"server {rank} ({server['name']}, {endpoint})"
             is_open = endpoint in self._endpoints  # a second connection would take the first one's place
             peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
-            handshake = Handshake(identity, peer, endpoint)
+            ticket, proof = key_of(server["ticket"]), key_of(server["proof"])
+            handshake = Handshake(identity.hello(ticket, message.epoch), peer, endpoint)
             num_slices = len(placement.slices[rank])
-            self.links.append(Link(title, handshake, message.epoch, num_slices, self._numbers, self._coding))
+            self.links.append(Link(title, handshake, proof, message.epoch, num_slices, self._numbers, self._coding))
             actions += handshake.on_deadline(now) if is_open else handshake.start(now)
         self._by_peer = {link.peer: link for link in self.links}
         return actions
@@ -346,6 +358,8 @@ class Transfers:
         if link is None:
             return []
         if isinstance(message, Welcome):
+            if not same(message.proof, link.proof):
+                return self._fail_link(link, _stranger(link))
             return link.on_welcome(message, now)
         if isinstance(message, (Ack, Values)):
             try:
@@ -372,6 +386,13 @@ class Transfers:
                 actions += self._host.resolve(self._asked[request.transfer], error)
             return actions
         return []
+
+
+def _stranger(link: Link) -> IdentityError:
+    return IdentityError(
+        f"what listens at the endpoint of {link.title} is not the server that the coordinator named: that one has "
+        "probably ended, and another process has taken its place"
+    )
 
 
 def _converted(array: Array, dtype: np.dtype[Any]) -> Array:

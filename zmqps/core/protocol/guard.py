@@ -1,0 +1,58 @@
+"""The job secret of a cluster: who may join jobs and end them, proved without sending it."""
+
+from __future__ import annotations
+
+import hmac
+
+from zmqps.core.protocol.keys import KEY_NBYTES, same
+from zmqps.core.protocol.messages import EndJob, Hello, Welcome
+from zmqps.errors import IdentityError
+
+#: What to do about it, in errors.
+_ADVICE = (
+    "give every process that joins the file it was started with: --job-secret FILE, ZMQPS_JOB_SECRET=FILE, or "
+    "zmqps.connect(..., job_secret=...)"
+)
+
+
+def join_guard(job_secret: bytes, hello: Hello) -> bytes:
+    """Return what proves that the sender of a `Hello` to the coordinator knows the job secret."""
+    return _guard(job_secret, b"join", hello.role.encode(), hello.incarnation, hello.secret, hello.job.encode())
+
+
+def check_join(job_secret: bytes, hello: Hello) -> None:
+    """Raise `IdentityError` unless the sender of a `Hello` knows the job secret; anybody does where there is none."""
+    if job_secret and not same(hello.guard, join_guard(job_secret, hello)):
+        how = "shows that it knows another one" if hello.guard else "shows none"
+        raise IdentityError(f"this cluster has a job secret, and {hello.role} {hello.name} {how}; {_ADVICE}")
+
+
+def welcome_guard(job_secret: bytes, hello: Hello) -> bytes:
+    """Return what a coordinator answers a member, to show that it knows the job secret; empty where there is none."""
+    return _guard(job_secret, b"welcome", hello.incarnation, hello.secret) if job_secret else b""
+
+
+def check_welcome(job_secret: bytes, hello: Hello, welcome: Welcome) -> None:
+    """Raise `IdentityError` unless the coordinator knows the job secret that this member has been given."""
+    if job_secret and not same(welcome.proof, welcome_guard(job_secret, hello)):
+        raise IdentityError(
+            f"the coordinator ({welcome.name}) does not show that it knows the job secret of this {hello.role}; start "
+            "it with the same --job-secret FILE, and look who listens at its address"
+        )
+
+
+def end_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
+    """Return what proves that the sender of an `EndJob` knows the job secret; empty where there is none."""
+    return _guard(job_secret, b"end", job.encode(), nonce) if job_secret else b""
+
+
+def check_end(job_secret: bytes, message: EndJob) -> None:
+    """Raise `IdentityError` unless the sender of an `EndJob` knows the job secret."""
+    if job_secret and not same(message.guard, end_guard(job_secret, message.job, message.nonce)):
+        how = "shows that it knows another one" if message.guard else "shows none"
+        raise IdentityError(f"this cluster has a job secret, and who wants to end a job {how}; {_ADVICE}")
+
+
+def _guard(job_secret: bytes, *facts: bytes) -> bytes:
+    text = b"".join(len(fact).to_bytes(4, "little") + fact for fact in facts)
+    return hmac.digest(job_secret, text, "sha256")[:KEY_NBYTES]

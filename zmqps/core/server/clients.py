@@ -1,0 +1,133 @@
+"""Who may talk to a server: members of its jobs, each by a ticket of the coordinator, on one connection."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from zmqps.core.protocol.events import Peer
+from zmqps.core.protocol.keys import LOADER, proof_of, same, ticket_of
+from zmqps.core.protocol.messages import Hello
+from zmqps.errors import IdentityError, LimitError, ProtocolError, PSError, StaleEpochError
+
+#: A worker is a few hundred bytes and a ledger here. The coordinator has no more members.
+MAX_CLIENTS = 4096
+#: Incarnations that were lost or have left. A ticket does not expire before its job, so this is what refuses them.
+MAX_BARRED = 4096
+
+
+class Client:
+    """A worker or observer that has shown its ticket.
+
+    Parameters
+    ----------
+    hello
+        What it said.
+    peer
+        The connection it said it on: no other one speaks for it.
+    """
+
+    __slots__ = ("epoch", "hello", "loads", "name", "peer", "puller")
+
+    def __init__(self, hello: Hello, peer: Peer) -> None:
+        self.hello = hello
+        self.peer = peer
+        self.epoch = hello.epoch  # of the job it trains
+        self.loads = False  # whether it was asked to upload the initial values
+        self.name = f"{hello.name} ({hello.host}, pid {hello.pid})"  # in errors and logs
+        # whose copies a treatment keeps; an observer pushes nothing
+        self.puller = hello.incarnation if hello.role == "worker" else b""
+
+
+class Clients:
+    """The clients of a server, their connections, and those who may not come back."""
+
+    def __init__(self) -> None:
+        self.by_incarnation: dict[bytes, Client] = {}
+        self._by_peer: dict[Peer, Client] = {}
+        #: Returns the client behind a connection; None: nobody has shown a ticket there.
+        self.find: Callable[[Peer], Client | None] = self._by_peer.get
+        self._barred: OrderedDict[bytes, tuple[Peer, PSError]] = OrderedDict()  # by incarnation
+        self._barred_peers: dict[Peer, PSError] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_incarnation)
+
+    def welcome(self, peer: Peer, hello: Hello, key: bytes) -> bytes:
+        """Take a member of the job of this key; return what proves to it who this server is.
+
+        The same incarnation may come on another connection: that one speaks for it from then on.
+
+        Raises
+        ------
+        IdentityError
+            Its ticket is not one that the coordinator made for it, and for this server.
+        PSError
+            It was lost, or has left; or it goes back to an earlier job.
+        """
+        who = hello.incarnation
+        loads = hello.role == "worker" and same(hello.secret, ticket_of(key, LOADER, who))
+        if not loads and not same(hello.secret, ticket_of(key, hello.role, who)):
+            raise IdentityError(
+                f"{hello.role} {hello.name} has no ticket for this server and the job of epoch {hello.epoch}; the "
+                "coordinator gives one to each member with the job: connect there, then init"
+            )
+        if who in self._barred:
+            raise self._barred[who][1]
+        behind, client = self._by_peer.get(peer), self.by_incarnation.get(who)
+        if behind is not None and behind is not client:
+            raise ProtocolError("a connection belongs to one incarnation; open another one")
+        if client is None:
+            if len(self) >= MAX_CLIENTS:
+                raise LimitError(what="number of workers", got=len(self) + 1, limit=MAX_CLIENTS)
+            client = self.by_incarnation[who] = Client(hello, peer)
+        elif hello.epoch < client.epoch:
+            raise StaleEpochError(ours=client.epoch, theirs=hello.epoch)
+        elif client.peer != peer:
+            del self._by_peer[client.peer]
+        loads |= client.loads and client.epoch == hello.epoch
+        client.peer, client.epoch, client.loads = peer, hello.epoch, loads
+        self._by_peer[peer] = client
+        return proof_of(key, hello.role, who)
+
+    def check_known(self, peer: Peer) -> None:
+        """Raise what bars the client that was behind a connection."""
+        if peer in self._barred_peers:
+            raise self._barred_peers[peer]
+
+    def of_epoch(self, epoch: int) -> Iterable[bytes]:
+        """Return the clients of a job."""
+        return [who for who, client in self.by_incarnation.items() if client.epoch == epoch]
+
+    def forget(self, incarnation: bytes) -> Client | None:
+        """Return a client that is one no more."""
+        client = self.by_incarnation.pop(incarnation, None)
+        if client is not None:
+            del self._by_peer[client.peer]
+        return client
+
+    def bar(self, incarnation: bytes, error: PSError) -> Client | None:
+        """Do not take an incarnation again, whatever ticket it shows; return the client that it was."""
+        client = self.forget(incarnation)
+        self._unbar(incarnation)
+        peer = b"" if client is None else client.peer
+        self._barred[incarnation] = peer, error
+        if client is not None:
+            self._barred_peers[peer] = error
+        while len(self._barred) > MAX_BARRED:
+            self._unbar(next(iter(self._barred)))
+        return client
+
+    def _unbar(self, incarnation: bytes) -> None:
+        peer, _ = self._barred.pop(incarnation, (b"", None))
+        self._barred_peers.pop(peer, None)
+
+    def validate(self, epochs: Iterable[int]) -> None:
+        """Assert that both directions agree, and that all are members of jobs of these epochs."""
+        assert len(self) <= MAX_CLIENTS
+        assert {c.peer: c for c in self.by_incarnation.values()} == self._by_peer
+        assert all(who == client.hello.incarnation for who, client in self.by_incarnation.items())
+        assert {client.epoch for client in self._by_peer.values()} <= set(epochs)
+        assert not set(self._barred) & set(self.by_incarnation)
+        assert len(self._barred) <= MAX_BARRED
+        assert set(self._barred_peers) <= {peer for peer, _ in self._barred.values()}

@@ -1,0 +1,126 @@
+"""Pulls that wait for a version: bounded in bytes, for each client and in all, and found by what they wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+from zmqps.core.protocol.messages import Pull
+
+#: Of one client. A pull of all that 200,000 parameters have in one shard, by ranges, is half of it.
+MAX_PARKED_NBYTES = 32 << 20
+#: Of all clients and jobs of a server.
+MAX_ALL_PARKED_NBYTES = 128 << 20
+
+
+#: What pulls of a synchronous job wait for: not for one slice, as all get their next version at once.
+COMMITTED = -1
+
+
+#: A slice, or all of them, and a version that it is to have.
+Awaited: TypeAlias = tuple[int, int]
+
+
+class Held(NamedTuple):
+    """A pull that waits, and for what."""
+
+    pull: Pull
+    nbytes: int
+    awaits: Sequence[Awaited]
+
+
+class Parked:
+    """The pulls of a job that wait.
+
+    A pull waits for one slice that lacks its version, until that has it; then perhaps for another one. One of exactly
+    a version waits for whatever happens to its slices. So an update looks only at those that wait for what it has just
+    made, however many others wait for something else.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        #: Whose requests wait, by what they wait for; empty when nobody waits.
+        self.awaited: dict[Awaited, dict[tuple[bytes, int], None]] = {}
+        self._of: dict[bytes, dict[int, Held]] = {}  # by incarnation and request
+        self._nbytes_of: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        """Yield whose pulls wait, and their requests."""
+        return ((who, request) for who, held in self._of.items() for request in held)
+
+    def add(self, who: bytes, pull: Pull, awaits: Sequence[Awaited]) -> None:
+        """A pull waits for any of these; one of the same request takes the place of the one before."""
+        self.remove(who, pull.request)
+        held = Held(pull, nbytes_of(pull), awaits)
+        self._of.setdefault(who, {})[pull.request] = held
+        self._count(who, held.nbytes)
+        for awaited in awaits:
+            self.awaited.setdefault(awaited, {})[who, pull.request] = None
+
+    def due(self, awaited: Awaited) -> list[tuple[bytes, Pull]]:
+        """Return the pulls that waited for this, which has come: they wait no more."""
+        waited = self.awaited.get(awaited)
+        if waited is None:
+            return []
+        found = [(who, self._of[who][request].pull) for who, request in waited]
+        for who, pull in found:
+            self.remove(who, pull.request)
+        return found
+
+    def remove(self, who: bytes, request: int) -> None:
+        """A pull waits no more, if it did."""
+        of = self._of.get(who)
+        if of is None or request not in of:
+            return
+        held = of.pop(request)
+        if not of:
+            del self._of[who]
+        self._count(who, -held.nbytes)
+        for awaited in held.awaits:
+            waited = self.awaited[awaited]
+            del waited[who, request]
+            if not waited:
+                del self.awaited[awaited]
+
+    def drop(self, who: bytes) -> None:
+        """A client waits for nothing any more."""
+        for request in list(self._of.get(who, ())):
+            self.remove(who, request)
+
+    def nbytes_for(self, who: bytes) -> int:
+        """Return how much the pulls of a client take."""
+        return self._nbytes_of.get(who, 0)
+
+    def heaviest(self) -> tuple[int, bytes]:
+        """Return the client whose pulls take most, behind how much that is."""
+        return max(((nbytes, who) for who, nbytes in self._nbytes_of.items()), default=(0, b""))
+
+    def newest(self, who: bytes) -> int:
+        """Return the request of the last pull of a client that has some here."""
+        return next(reversed(self._of[who]))
+
+    def _count(self, who: bytes, nbytes: int) -> None:
+        self.nbytes += nbytes
+        of_client = self._nbytes_of.get(who, 0) + nbytes
+        if of_client:
+            self._nbytes_of[who] = of_client
+        else:
+            del self._nbytes_of[who]
+
+    def validate(self, clients: Iterable[bytes]) -> None:
+        """Assert the bounds, that both directions agree, and that all are of clients that are here."""
+        held = {(who, request): held for who, of in self._of.items() for request, held in of.items()}
+        assert {key for keys in self.awaited.values() for key in keys} == set(held)
+        assert all(self.awaited.values())
+        assert all(key in self.awaited[awaited] for key, entry in held.items() for awaited in entry.awaits)
+        assert self.nbytes == sum(entry.nbytes for entry in held.values()) == sum(self._nbytes_of.values())
+        assert all(nbytes <= MAX_PARKED_NBYTES for nbytes in self._nbytes_of.values())
+        assert set(self._of) == set(self._nbytes_of) <= set(clients)
+
+
+def nbytes_of(pull: Pull) -> int:
+    """Return about how much memory a pull takes while it waits."""
+    return 1024 + sum(512 + 40 * len(ranges) for _, _, ranges in pull.parts)
