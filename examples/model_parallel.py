@@ -5,6 +5,8 @@ python examples/model_parallel.py --replicas 2 starts a cluster, the processes, 
 
 import argparse
 import json
+import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -87,9 +89,10 @@ def run_all(args):
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
         common = [sys.executable, __file__, "--coordinator", cluster.address, *sys.argv[1:]]
+        env = {**os.environ, "ZMQPS_CHANNEL_SECRET": secrets.token_hex(16)}  # which the stages know, and nobody else
         ends = [(replica, stage) for replica in range(args.replicas) for stage in ("first", "second")]
         stages = [
-            subprocess.Popen([*common, f"--replica={r}", f"--stage={s}", f"--channel=ipc://{folder}/{r}"])
+            subprocess.Popen([*common, f"--replica={r}", f"--stage={s}", f"--channel=ipc://{folder}/{r}"], env=env)
             for r, s in ends
         ]
         x, x_test, y, y_test = digits.load_data()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,6 @@ import pytest
 
 import zmqps
 from zmqps import codecs, pipeline
-from zmqps.core.protocol.messages import Left
-from zmqps.core.protocol.wire import encode
 from zmqps.errors import (
     AddressInUseError,
     ClosedError,
@@ -24,7 +23,8 @@ from zmqps.errors import (
     PeerLostError,
     ProtocolError,
 )
-from zmqps.net.zeromq import DealerPair
+
+SECRET = "what both stages know"
 
 
 @pytest.fixture
@@ -64,7 +64,10 @@ def test_arrays_go_both_ways_in_order(both: tuple[pipeline.Channel, pipeline.Cha
 def test_floats_travel_in_the_codec_of_the_channel_or_the_call(codec, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     x = np.random.default_rng(0).standard_normal((64, 100)).astype(np.float32)
     endpoint = f"ipc://{tmp_path}/channel"
-    with pipeline.connect(endpoint, codec=codec, timeout=20) as a, pipeline.bind(endpoint, timeout=20) as b:
+    with (
+        pipeline.connect(endpoint, secret=SECRET, codec=codec, timeout=20) as a,
+        pipeline.bind(endpoint, secret=SECRET, timeout=20) as b,
+    ):
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(lambda: (a.send({"x": x}), a.send({"x": x}, codec="raw")))
             encoded, exact = b.receive()["x"], b.receive()["x"]
@@ -90,7 +93,7 @@ def test_who_waits_for_nobody_is_told_where(tmp_path: Path) -> None:
     with pipeline.bind(f"ipc://{tmp_path}/a", timeout=0.05) as channel:
         with pytest.raises(DeadlineError, match=r"send timed out .* waiting for a stage to connect to ipc://"):
             channel.send({})
-    with pipeline.connect(f"ipc://{tmp_path}/a", timeout=0.05) as channel:
+    with pipeline.connect(f"ipc://{tmp_path}/a", secret=SECRET, timeout=0.05) as channel:
         with pytest.raises(DeadlineError, match=r"receive timed out .* waiting for the stage at ipc://"):
             channel.receive()
         with pytest.raises(DeadlineError):
@@ -205,16 +208,58 @@ def test_what_is_refused_at_the_sender_takes_no_number(both: tuple[pipeline.Chan
     assert tail.receive()["x"].tolist() == [1]
 
 
-@pytest.mark.parametrize("frames", [[b"noise"], [b"\xc1", b"x"], encode(Left())])
-def test_a_stranger_is_refused(frames: list[bytes]) -> None:
-    with pipeline.bind("tcp://127.0.0.1:0", timeout=20) as channel:
-        stranger = DealerPair(channel.endpoint, bind=False, backlog=1)
-        try:
-            assert stranger.send(frames, 20.0)
-            with pytest.raises(ProtocolError):
-                channel.receive()
-        finally:
-            stranger.close(0.0)
+# --- the secret ---------------------------------------------------------------------------------
+
+
+def test_the_end_that_binds_makes_a_secret_where_there_is_none(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:
+    head, tail = both
+    assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+#[0-9a-f]{32}", head.endpoint)
+    assert tail.endpoint == head.endpoint
+    assert "#" not in repr(head) + repr(tail), "it is not shown in errors"
+    meet(head, tail)
+
+
+def test_a_secret_is_found_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZMQPS_CHANNEL_SECRET", SECRET)
+    endpoint = f"ipc://{tmp_path}/channel"
+    with pipeline.bind(endpoint, timeout=20) as head, pipeline.connect(endpoint, timeout=20) as tail:
+        assert head.endpoint == endpoint
+        meet(head, tail)
+    with pipeline.bind(endpoint, secret="another one, by the call", timeout=20) as head:
+        with pipeline.connect(endpoint, secret="another one, by the call", timeout=20) as tail:
+            meet(head, tail)
+        with pipeline.connect(endpoint, timeout=20) as tail, pytest.raises(ConfigurationError, match="another secret"):
+            tail.receive()
+
+
+def test_who_connects_without_a_secret_is_told_where_it_is() -> None:
+    with pytest.raises(ConfigurationError, match=r"channel\.endpoint.* ZMQPS_CHANNEL_SECRET"):
+        pipeline.connect("tcp://127.0.0.1:5999")
+    with pytest.raises(ConfigurationError, match="16 characters"):
+        pipeline.connect("tcp://127.0.0.1:5999", secret="short")
+    with pytest.raises(ConfigurationError, match="16 characters"):
+        pipeline.bind("tcp://127.0.0.1:0", secret="")
+
+
+def test_a_stage_with_another_secret_is_told_and_harms_nobody(
+    both: tuple[pipeline.Channel, pipeline.Channel], caplog: pytest.LogCaptureFixture
+) -> None:
+    head, tail = both
+    meet(head, tail)
+    where = head.endpoint.partition("#")[0]
+    with pipeline.connect(where, secret=SECRET, timeout=20) as stranger:
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=f"{where} refused this one.*give both the same"):
+                stranger.receive()
+        with pytest.raises(ConfigurationError):
+            stranger.send({"x": np.ones(3)})
+    for number in range(20):
+        head.send({"x": np.full(3, number)})
+        assert tail.receive()["x"].tolist() == [number] * 3
+        tail.send({"x": np.full(3, -number)})
+        assert head.receive()["x"].tolist() == [-number] * 3
+    assert f"{where}: a stranger, who does not know the channel's secret, was refused" in caplog.text
+    assert head.endpoint.partition("#")[2] not in caplog.text
 
 
 def test_a_message_that_was_lost_is_noticed(both: tuple[pipeline.Channel, pipeline.Channel]) -> None:

@@ -11,11 +11,16 @@ only, and sends its neighbours activations one way and their gradients the other
     hidden = channel.receive()["hidden"]
     channel.send({"hidden": d_hidden})
 
-Both agree on the endpoint beforehand, say by the command line. docs/model-parallel.md shows all of it.
+Both agree on the endpoint beforehand, say by the command line, and on a secret, which the workers of one
+`zmqps up` find in ``ZMQPS_CHANNEL_SECRET``. Who does not know it neither receives anything nor is heard.
+docs/model-parallel.md shows all of it.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -25,13 +30,12 @@ from zmqps import checks
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
-from zmqps.core.protocol.hello import check_hello
-from zmqps.core.protocol.messages import Hello, Message, Tensors
+from zmqps.core.protocol.messages import Tensors
 from zmqps.core.protocol.parcel import pack, unpack
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import ClosedError, DeadlineError, PeerLostError, ProtocolError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, LimitError, ProtocolError
 from zmqps.net.identity import check_bind, check_endpoint, new_identity
-from zmqps.net.zeromq import DealerPair
+from zmqps.net.pair import MAX_FRAME_NBYTES, BoundPair, DialledPair
 
 __all__ = ["Channel", "bind", "connect"]
 
@@ -40,6 +44,12 @@ DEFAULT_TIMEOUT = 60.0
 BACKLOG = 16
 #: How long the last message may take to leave when a channel is closed.
 LINGER_S = 1.0
+#: Where both ends look for the secret that neither call nor endpoint has.
+VARIABLE = "ZMQPS_CHANNEL_SECRET"
+#: Shorter ones can be guessed; `secrets.token_hex(16)` makes 32.
+MIN_SECRET_CHARS = 16
+#: What `bind` makes where nobody has given a secret, behind the endpoint it tells.
+TOKEN = re.compile(r"(.+)#([0-9a-f]{32})")
 
 
 class Channel:
@@ -50,28 +60,30 @@ class Channel:
     Attributes
     ----------
     endpoint : str
-        Where the stages meet; of the end that binds, with the port it got.
+        Where the stages meet; of the end that binds, with the port it got. If `bind` has made the channel's secret
+        it follows behind a ``#``: pass it on to `connect`, and show it to nobody else.
     """
 
-    def __init__(self, endpoint: str, *, bind: bool, name: str | None, codec: str | Codec, timeout: float) -> None:
+    def __init__(
+        self, endpoint: str, *, bind: bool, secret: str | None, name: str | None, codec: str | Codec, timeout: float
+    ) -> None:
         self._codec = check_codec(codec, pulls=True)
         self._timeout = checks.seconds("a timeout", timeout)
         self._binds = bind
-        self._hello = new_identity("worker", name=name).hello()
-        self._said_hello = False
-        self._peer: Hello | None = None
-        self._heard_at = time.monotonic()
         self._num_sent = self._num_received = 0
         self._closed = False
-        self._pair = DealerPair(endpoint, bind=bind, backlog=BACKLOG)
-        self.endpoint = self._pair.endpoint
+        where, known, token = _read_secret(endpoint, secret, makes=bind)
+        hello = new_identity("worker", name=name).hello()
+        self._pair = (BoundPair if bind else DialledPair)(where, known, hello, backlog=BACKLOG)
+        self.endpoint = self._pair.endpoint + token
 
     @property
     def peer(self) -> str:
         """The other end's name in errors."""
-        if self._peer is not None:
-            return f"stage {self._peer.name} ({self._peer.host}, pid {self._peer.pid})"
-        return f"a stage to connect to {self.endpoint}" if self._binds else f"the stage at {self.endpoint}"
+        if (peer := self._pair.peer) is not None:
+            return f"stage {peer.name} ({peer.host}, pid {peer.pid})"
+        where = self._pair.endpoint
+        return f"a stage to connect to {where}" if self._binds else f"the stage at {where}"
 
     def send(
         self, arrays: Mapping[str, Any], *, codec: str | Codec | None = None, timeout: float | None = None
@@ -96,13 +108,15 @@ class Channel:
         PeerLostError
             The other stage was started again: both need a new channel.
         ConfigurationError, LimitError
-            What was given cannot be sent.
+            What was given cannot be sent, or the other end has another secret.
         """
         deadline = self._deadline(timeout)
         chosen = self._codec if codec is None else check_codec(codec, pulls=True)
         frames = encode(pack(self._num_sent + 1, arrays, chosen))
-        self._greet("send", deadline)
-        self._send("send", frames, deadline)
+        if len(frames[0]) > MAX_FRAME_NBYTES:
+            raise LimitError(what="size of the arrays' names", got=len(frames[0]), limit=MAX_FRAME_NBYTES)
+        if not self._pair.send(frames, max(0.0, deadline[0] - time.monotonic())):
+            raise DeadlineError(operation="send", seconds=deadline[1], waiting_for=self.peer)
         self._num_sent += 1
 
     def receive(self, *, timeout: float | None = None) -> dict[str, Array]:
@@ -118,12 +132,10 @@ class Channel:
             What came is not a message of the other stage, or one before it was lost with the connection.
         """
         deadline = self._deadline(timeout)
-        self._greet("receive", deadline)
-        message = self._receive("receive", deadline)
-        if isinstance(message, Hello):
-            silent = round(time.monotonic() - self._heard_at, 3)
-            advice = "another one has taken its place; close this channel and make a new one"
-            raise PeerLostError(role="worker", name=self.peer, silent_s=silent, advice=advice)
+        frames = self._pair.receive(max(0.0, deadline[0] - time.monotonic()))
+        if frames is None:
+            raise DeadlineError(operation="receive", seconds=deadline[1], waiting_for=self.peer)
+        message = decode(frames)
         if not isinstance(message, Tensors):
             raise ProtocolError(f"a stage does not send {type(message).__name__}")
         if message.number != self._num_received + 1:
@@ -133,7 +145,6 @@ class Channel:
             )
         arrays = unpack(message)
         self._num_received += 1
-        self._heard_at = time.monotonic()
         return arrays
 
     def close(self) -> None:
@@ -148,28 +159,6 @@ class Channel:
         seconds = self._timeout if timeout is None else checks.seconds("a timeout", timeout)
         return time.monotonic() + seconds, seconds
 
-    def _greet(self, operation: str, deadline: tuple[float, float]) -> None:
-        """Learn who is at the other end, once; both say hello first, so neither waits for the other's question."""
-        if not self._said_hello:
-            self._send(operation, encode(self._hello), deadline)
-            self._said_hello = True
-        if self._peer is None:
-            hello = self._receive(operation, deadline)
-            if not isinstance(hello, Hello):
-                raise ProtocolError(f"{type(hello).__name__} before Hello")
-            check_hello(hello, ("worker",))
-            self._peer, self._heard_at = hello, time.monotonic()
-
-    def _send(self, operation: str, frames: list[Any], deadline: tuple[float, float]) -> None:
-        if not self._pair.send(frames, max(0.0, deadline[0] - time.monotonic())):
-            raise DeadlineError(operation=operation, seconds=deadline[1], waiting_for=self.peer)
-
-    def _receive(self, operation: str, deadline: tuple[float, float]) -> Message:
-        frames = self._pair.receive(max(0.0, deadline[0] - time.monotonic()))
-        if frames is None:
-            raise DeadlineError(operation=operation, seconds=deadline[1], waiting_for=self.peer)
-        return decode(frames)
-
     def __enter__(self) -> Self:
         return self
 
@@ -180,9 +169,31 @@ class Channel:
         return f"<zmqps.pipeline.Channel to {self.peer}{' closed' if self._closed else ''}>"
 
 
+def _read_secret(endpoint: str, secret: str | None, *, makes: bool) -> tuple[str, str, str]:
+    """Return the endpoint alone, the channel's secret, and what is shown of that behind the endpoint."""
+    found = TOKEN.fullmatch(endpoint)
+    where, token = found.groups() if found else (endpoint, "")
+    if secret is None and not token:
+        secret = os.environ.get(VARIABLE)
+    if secret is not None:
+        if not isinstance(secret, str) or len(secret) < MIN_SECRET_CHARS:
+            raise ConfigurationError(
+                f"a channel's secret has {MIN_SECRET_CHARS} characters or more; secrets.token_hex(16) makes one"
+            )
+        return where, secret, ""
+    if not token and not makes:
+        raise ConfigurationError(
+            f"the channel at {where} has a secret: connect to the endpoint that channel.endpoint tells where it was "
+            f"bound, or give both ends the same one, by secret= or {VARIABLE}"
+        )
+    token = token or secrets.token_hex(16)
+    return where, token, f"#{token}"
+
+
 def bind(
     endpoint: str,
     *,
+    secret: str | None = None,
     name: str | None = None,
     codec: str | Codec = "raw",
     timeout: float = DEFAULT_TIMEOUT,
@@ -195,6 +206,10 @@ def bind(
     endpoint : str
         ``ipc://PATH`` on one host, ``tcp://HOST:PORT`` between two; with port 0 a free one, which
         ``channel.endpoint`` tells.
+    secret : str, optional
+        What both stages know and nobody else, of 16 characters or more; by default what stands behind the
+        endpoint (``#`` and 32 hexadecimal digits), or in ``ZMQPS_CHANNEL_SECRET``. Where there is none `bind` makes
+        one, and ``channel.endpoint`` has it for `connect`.
     name : str, optional
         This stage's name in the other's errors; by default made of host and pid.
     codec : Codec or str
@@ -202,20 +217,25 @@ def bind(
     timeout : float
         Seconds that `Channel.send` and `Channel.receive` wait at most.
     insecure : bool
-        Listen beyond this host: nothing is encrypted or authenticated.
+        Listen beyond this host: only the other stage is heard, but nothing is encrypted.
 
     Raises
     ------
     AddressInUseError, ConfigurationError
-        The endpoint cannot be bound.
+        The endpoint cannot be bound, or the secret is too short.
     """
     check_bind(endpoint, insecure=insecure)
-    return Channel(endpoint, bind=True, name=name, codec=codec, timeout=timeout)
+    return Channel(endpoint, bind=True, secret=secret, name=name, codec=codec, timeout=timeout)
 
 
 def connect(
-    endpoint: str, *, name: str | None = None, codec: str | Codec = "raw", timeout: float = DEFAULT_TIMEOUT
+    endpoint: str,
+    *,
+    secret: str | None = None,
+    name: str | None = None,
+    codec: str | Codec = "raw",
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> Channel:
     """Open the other end of a channel; the stage that binds it may be started later. Parameters as for `bind`."""
     check_endpoint(endpoint)
-    return Channel(endpoint, bind=False, name=name, codec=codec, timeout=timeout)
+    return Channel(endpoint, bind=False, secret=secret, name=name, codec=codec, timeout=timeout)

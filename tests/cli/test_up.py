@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -76,6 +77,19 @@ def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
         assert log.endswith(" unfinished\n")
         assert set(log.splitlines()) <= set(result.stdout.splitlines())
     assert not state_path(tmp_path).exists()
+
+
+def test_workers_share_a_secret_for_their_channels(zmqps) -> None:
+    script = "echo secret $ZMQPS_CHANNEL_SECRET"
+    said = []
+    for _ in range(2):
+        result = zmqps(*UP, "--workers", "2", "--log-json", "--", "sh", "-c", script)
+        found = [json.loads(line)["message"] for line in result.stdout.splitlines() if '"secret ' in line]
+        assert len(found) == 2
+        assert found[0] == found[1]
+        assert re.fullmatch(r"secret [0-9a-f]{32}", found[0])
+        said.append(found[0])
+    assert said[0] != said[1], "each `up` makes its own"
 
 
 def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:

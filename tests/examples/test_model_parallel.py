@@ -64,7 +64,7 @@ def test_stages_share_slices_and_momentum_as_if_there_were_one_worker(slice_nbyt
         replica, which = divmod(number, 2)
         mine = [batch[20 * replica : 20 * replica + 20] for batch in batches]
         run, end = [(model_parallel.first_stage, pipeline.bind), (model_parallel.second_stage, pipeline.connect)][which]
-        with end(f"ipc://{tmp_path}/{replica}", timeout=30) as channel:
+        with end(f"ipc://{tmp_path}/{replica}", secret="what all stages know", timeout=30) as channel:
             run(worker, channel, x, y, mine)
 
     def whole(worker: zmqps.Worker, number: int) -> None:

@@ -73,3 +73,12 @@ def test_the_end_of_a_process_is_awaited_with_and_without_an_event(family, event
 
     asyncio.run(main())
     asyncio.run(gone(child.pid))  # of one that has ended there is nothing to wait for
+
+
+def test_a_worker_finds_a_secret_for_its_channels_unless_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ZMQPS_CHANNEL_SECRET", raising=False)
+    made = [processes.worker_environment("tcp://127.0.0.1:1", index)["ZMQPS_CHANNEL_SECRET"] for index in (0, 1)]
+    assert made[0] == made[1]
+    assert len(made[0]) == 32
+    monkeypatch.setenv("ZMQPS_CHANNEL_SECRET", "what the user knows")
+    assert processes.worker_environment("tcp://127.0.0.1:1", 0)["ZMQPS_CHANNEL_SECRET"] == "what the user knows"

@@ -60,7 +60,8 @@ def up(**told: Any) -> int:
     zmqps up --servers 2 --detach                         until `zmqps down`
     zmqps up --servers-per-gpu 1 --workers 4 --pin-workers -- python train.py
 
-    Each worker finds the coordinator in ZMQPS_COORDINATOR and its number in ZMQPS_WORKER_INDEX.
+    Each worker finds the coordinator in ZMQPS_COORDINATOR and its number in ZMQPS_WORKER_INDEX; all of them
+    share a secret for their channels, ZMQPS_CHANNEL_SECRET.
     """
     command = told["command"]
     if command and shutil.which(command[0]) is None:

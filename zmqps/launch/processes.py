@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -31,6 +32,8 @@ LEASH = Path(__file__).with_name("leash.py")
 REFUSAL = "error "
 #: An announcement is an endpoint or an error; more is not one.
 MAX_ANNOUNCEMENT_NBYTES = 64 << 10
+#: By which the workers of one `zmqps up` know each other on `zmqps.pipeline` channels.
+CHANNEL_SECRET = secrets.token_hex(16)
 TAIL_LINES = 10
 TAIL_NBYTES = 16 << 10
 
@@ -252,10 +255,13 @@ def worker_command(command: Sequence[str]) -> list[str]:
 
 
 def worker_environment(address: str, index: int) -> dict[str, str]:
-    """Return a worker's environment; ``python`` in its command is the Python that runs this."""
+    """Return a worker's environment; ``python`` in its command is the Python that runs this.
+
+    The workers of one `up` have one secret for their channels, unless the user's own environment has another.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {
-        **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
+        "ZMQPS_CHANNEL_SECRET": CHANNEL_SECRET, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
         "ZMQPS_COORDINATOR": address, "ZMQPS_WORKER_INDEX": str(index),
     }  # fmt: skip
 

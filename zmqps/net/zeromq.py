@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,64 +29,6 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-class DealerPair:
-    """One end of a connection between two threads or processes that both block: a DEALER at each end.
-
-    Parameters
-    ----------
-    endpoint
-        Where one end binds and the other connects, in whatever order.
-    bind
-        Which end this is.
-    backlog
-        Messages that may wait at each end for the other one to read them.
-
-    Raises
-    ------
-    AddressInUseError, ConfigurationError
-        As `ZmqTransport.bind` and `ZmqTransport.connect`.
-    """
-
-    def __init__(self, endpoint: str, *, bind: bool, backlog: int) -> None:
-        self._context = zmq.Context(io_threads=1)
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.SNDHWM, backlog)
-        self._socket.setsockopt(zmq.RCVHWM, backlog)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        _limit(self._socket)
-        try:
-            if bind:
-                self.endpoint = _bind(self._socket, endpoint)
-            else:
-                self._socket.connect(endpoint)
-                self.endpoint = endpoint
-        except zmq.ZMQError as error:
-            self.close(0.0)
-            raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
-        except BaseException:
-            self.close(0.0)
-            raise
-
-    def send(self, frames: Sequence[Any], timeout: float) -> bool:
-        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
-        if not self._socket.poll(math.ceil(timeout * 1000), zmq.POLLOUT):
-            return False
-        self._socket.send_multipart(frames)
-        return True
-
-    def receive(self, timeout: float) -> list[Any] | None:
-        """Return the next message's frames, None if none came for ``timeout`` seconds."""
-        if not self._socket.poll(math.ceil(timeout * 1000), zmq.POLLIN):
-            return None
-        return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
-
-    def close(self, linger: float) -> None:
-        """Close it; what is queued gets ``linger`` seconds to leave."""
-        self._socket.close(int(linger * 1000))
-        self._context.term()
-
-
 def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool) -> list[zmq.Frame]:
     """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
 
@@ -107,7 +48,7 @@ def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool) -> l
     return tracked
 
 
-def _readable(socket: zmq.Socket[bytes]) -> bool:
+def readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
@@ -127,7 +68,7 @@ def _limit(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
 
 
-def _bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
+def bind_socket(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind and return the endpoint, in which a port is not 0 any more."""
     try:
         socket.bind(endpoint)
@@ -181,7 +122,7 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is invalid, or names an interface this host does not have.
         """
-        return _bind(self._router or self._new_router(), endpoint)
+        return bind_socket(self._router or self._new_router(), endpoint)
 
     def _new_router(self) -> zmq.Socket[bytes]:
         self._router = router = self._context.socket(zmq.ROUTER)
@@ -238,7 +179,7 @@ class ZmqTransport:
             self.counters["undeliverable"] += 1
             return False
         finally:
-            if not self._draining and _readable(socket):
+            if not self._draining and readable(socket):
                 self._schedule()  # the send has swallowed the edge that announced a message
         if tracked:
             tracker = zmq.MessageTracker(*tracked)
@@ -264,7 +205,7 @@ class ZmqTransport:
                     for _ in range(16):
                         if socket.closed:
                             return
-                        if not _readable(socket):  # cheaper than the exception of a vain receive
+                        if not readable(socket):  # cheaper than the exception of a vain receive
                             break
                         frames = _receive(socket)
                         budget, empty = budget - 1, False

@@ -22,8 +22,8 @@ ENCODED = ("float32", "float64")
 MAX_ARRAYS = 1024
 #: As numpy's own limit.
 MAX_DIMENSIONS = 32
-#: Larger arrays are sent in pieces: above 32 MiB malloc maps and faults every buffer anew.
-FRAME_NBYTES = 32 << 20
+#: Larger arrays are sent in pieces: what a stage takes in one frame a stranger could leave half sent.
+FRAME_NBYTES = 4 << 20
 
 
 def pack(number: int, arrays: Mapping[str, Any], codec: str = RAW) -> Tensors:

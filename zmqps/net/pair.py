@@ -1,0 +1,367 @@
+"""A connection between two processes that both block and share a secret: a ROUTER that binds, a DEALER that dials.
+
+A stranger has two doors before it. ZeroMQ's own handshake (PLAIN) asks for a word made of the secret, so that one
+that does not know it gets no queue, and none of its messages is received. Then both ends prove to each other, as in
+`core.protocol.proof`, that they know the secret itself: the word alone, which a process that has taken the
+endpoint can learn, opens nothing. The ROUTER sends to the connection that has proved itself and to no other. A
+DEALER is connected once; after a break there is a new one, and a new proof, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import secrets
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zmqps.core.node.throttle import Throttle
+from zmqps.core.protocol.messages import Hello
+from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
+from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
+from zmqps.net.zeromq import bind_socket, readable
+
+log = logging.getLogger("zmqps.pipeline")
+
+#: A frame that is longer ends its connection. What a stranger may have half sent, in each of its connections, …
+MAX_FRAME_NBYTES = 4 << 20
+#: … until this ends it. An honest end needs milliseconds, and more where its host has no processor to spare.
+HANDSHAKE_S = 10.0
+#: Connections past the first door and not yet past the second, a few KiB each; beyond, the oldest is forgotten.
+MAX_ASKING = 1024
+#: Between two attempts to connect, doubling from the first to the second.
+RETRY_S, MAX_RETRY_S = 0.05, 1.0
+#: ZeroMQ never connects the same DEALER again, which would send to whoever has the endpoint by then.
+NEVER_MS = (1 << 31) - 1
+
+_ZAP = "inproc://zeromq.zap.01"
+_USER = b"zmqps"
+_POLLIN, _POLLOUT, _EVENTS = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_BROKEN = _REFUSED | zmq.EVENT_CONNECT_RETRIED | zmq.EVENT_CLOSED | zmq.EVENT_DISCONNECTED
+
+
+class Pair(ABC):
+    """One end; used by one thread at a time.
+
+    Attributes
+    ----------
+    endpoint
+        Where the ends meet, with the port that was got.
+    peer
+        The other end, once it has proved itself.
+    """
+
+    def __init__(self, endpoint: str, secret: str, hello: Hello, backlog: int) -> None:
+        self.endpoint = endpoint
+        self.peer: Hello | None = None
+        self._secret, self._hello, self._backlog = secret, hello, backlog
+        self._context = zmq.Context(io_threads=1)
+        self._arrived: deque[list[Any]] = deque()  # of a connection that broke, or that was waited for
+        self._heard_at = time.monotonic()
+        self._lost: PeerLostError | None = None
+
+    @abstractmethod
+    def send(self, frames: Sequence[Any], timeout: float) -> bool:
+        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the frames of the other end's next message, None if none came for ``timeout`` seconds."""
+
+    @abstractmethod
+    def close(self, linger: float) -> None:
+        """Close it; what is queued gets ``linger`` seconds to leave."""
+
+    def _new_socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.setsockopt(zmq.SNDHWM, self._backlog)
+        socket.setsockopt(zmq.RCVHWM, self._backlog)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_NBYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
+        socket.setsockopt(zmq.LINGER, 0)
+        return socket
+
+    def _new_nonce(self) -> bytes:
+        return secrets.token_bytes(NONCE_NBYTES)
+
+    def _admit(self, hello: Hello) -> None:
+        """Take who has proved itself; raise `PeerLostError`, from now on, if that is another one than before."""
+        if self.peer is not None and hello.incarnation != self.peer.incarnation:
+            self._lost = PeerLostError(
+                role="worker",
+                name=f"stage {self.peer.name} ({self.peer.host}, pid {self.peer.pid})",
+                silent_s=round(time.monotonic() - self._heard_at, 3),
+                advice="another one has taken its place; close this channel and make a new one",
+            )
+            raise self._lost
+        self.peer, self._heard_at = hello, time.monotonic()
+
+    def _check(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+
+
+class BoundPair(Pair):
+    """The end that binds.
+
+    Raises
+    ------
+    AddressInUseError, ConfigurationError
+        The endpoint cannot be bound.
+    """
+
+    def __init__(self, endpoint: str, secret: str, hello: Hello, *, backlog: int) -> None:
+        super().__init__(endpoint, secret, hello, backlog)
+        self._from = b""  # the routing id of the connection that has proved itself
+        self._reachable = False
+        self._asking: dict[bytes, Answering] = {}
+        self._throttle = Throttle()
+        self._socket = self._new_socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        zap = self._context.socket(zmq.REP)
+        zap.setsockopt(zmq.LINGER, 0)
+        zap.bind(_ZAP)
+        monitor = self._socket.get_monitor_socket(_REFUSED)
+        try:
+            self.endpoint = bind_socket(self._socket, endpoint)
+        except BaseException:
+            zap.close(0)
+            monitor.close(0)
+            self.close(0.0)
+            raise
+        door = (zap, monitor, door_word(secret), self.endpoint)
+        threading.Thread(target=_keep_door, args=door, name="zmqps-door", daemon=True).start()
+
+    def send(self, frames: Sequence[Any], timeout: float) -> bool:
+        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            self._check()
+            while not self._reachable:
+                arrived = self._next(deadline)
+                if arrived is None:
+                    return False
+                if arrived[0] == self._from:
+                    self._arrived.append(arrived[1:])
+                else:
+                    self._hear(arrived)
+            try:
+                self._socket.send(self._from, zmq.SNDMORE | zmq.DONTWAIT)
+            except zmq.Again:  # there is no room
+                self._socket.setsockopt(zmq.SNDTIMEO, _milliseconds(deadline))
+                try:
+                    self._socket.send(self._from, zmq.SNDMORE)
+                except zmq.Again:
+                    return False
+                except zmq.ZMQError:
+                    self._reachable = False
+                    continue
+            except zmq.ZMQError:  # the connection broke: the other end has to prove itself again
+                self._reachable = False
+                continue
+            self._socket.send_multipart(frames)
+            return True
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the frames of the other end's next message, None if none came for ``timeout`` seconds."""
+        self._check()
+        if self._arrived:
+            return self._arrived.popleft()
+        deadline = time.monotonic() + timeout
+        while (frames := self._next(deadline)) is not None:
+            if frames[0] == self._from:
+                self._heard_at = time.monotonic()
+                return frames[1:]
+            self._hear(frames)
+        return None
+
+    def close(self, linger: float) -> None:
+        """Close it; what is queued gets ``linger`` seconds to leave."""
+        self._socket.disable_monitor()
+        self._socket.close(int(linger * 1000))
+        self._context.term()  # which ends the doorkeeper
+
+    def _next(self, deadline: float) -> list[Any] | None:
+        if not readable(self._socket) and not self._socket.poll(_milliseconds(deadline), _POLLIN):
+            return None
+        return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+
+    def _hear(self, frames: list[Any]) -> None:
+        """Take a message of a connection that has not proved itself; what is wrong with it is that one's affair."""
+        who = bytes(frames[0])
+        answering = self._asking.pop(who, None)
+        try:
+            if answering is None:
+                answering = Answering(self._secret, self._new_nonce(), self._hello)
+                reply = answering.reply(frames[1:])
+                if len(self._asking) == MAX_ASKING:
+                    del self._asking[next(iter(self._asking))]
+                self._asking[who] = answering
+                self._socket.send_multipart([who, *reply], zmq.DONTWAIT)
+                return
+            hello = answering.finish(frames[1:])
+        except ProtocolVersionError:
+            raise
+        except (ProtocolError, zmq.ZMQError) as error:
+            _say(self._throttle, f"{self.endpoint}: a connection was not heard: {error}")
+            return
+        self._admit(hello)
+        self._from, self._reachable = who, True
+
+
+class DialledPair(Pair):
+    """The end that connects, and does so again when the connection breaks.
+
+    Raises
+    ------
+    ConfigurationError
+        The endpoint is invalid.
+    """
+
+    def __init__(self, endpoint: str, secret: str, hello: Hello, *, backlog: int) -> None:
+        super().__init__(endpoint, secret, hello, backlog)
+        self._proven = False
+        self._retry_s = RETRY_S
+        self._retry_at = math.inf  # when a broken connection is given up for a new one
+        try:
+            self._dial()
+        except BaseException:
+            self.close(0.0)
+            raise
+
+    def send(self, frames: Sequence[Any], timeout: float) -> bool:
+        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        self._check()
+        while True:
+            # a DEALER takes messages for a connection that broke, so the monitor is asked first
+            if self._proven and not readable(self._monitor) and int(self._socket.getsockopt(_EVENTS)) & _POLLOUT:
+                self._socket.send_multipart(frames)
+                return True
+            if not self._step(deadline, _POLLOUT if self._proven else _POLLIN):
+                return False
+
+    def receive(self, timeout: float) -> list[Any] | None:
+        """Return the frames of the other end's next message, None if none came for ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        self._check()
+        while True:
+            if self._arrived:
+                return self._arrived.popleft()
+            if self._proven and readable(self._socket):
+                self._heard_at = time.monotonic()
+                return self._take()
+            if not self._step(deadline, _POLLIN):
+                return None
+
+    def close(self, linger: float) -> None:
+        """Close it; what is queued gets ``linger`` seconds to leave."""
+        self._hang_up(linger)
+        self._context.term()
+
+    def _dial(self) -> None:
+        self._retry_at = math.inf
+        self._socket = self._new_socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.PLAIN_USERNAME, _USER)
+        self._socket.setsockopt(zmq.PLAIN_PASSWORD, door_word(self._secret))
+        self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
+        self._monitor = self._socket.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        try:
+            self._socket.connect(self.endpoint)
+        except zmq.ZMQError as error:
+            raise ConfigurationError(f"cannot connect to {self.endpoint!r}: {error}") from None
+
+    def _hang_up(self, linger: float) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(int(linger * 1000))
+
+    def _take(self) -> list[Any]:
+        return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
+
+    def _step(self, deadline: float, wanted: int) -> bool:
+        """Wait until something happens, and do what it asks for; False at the deadline."""
+        milliseconds = _milliseconds(min(deadline, self._retry_at))
+        ready = dict(zmq.zmq_poll([(self._socket, wanted), (self._monitor, _POLLIN)], milliseconds))
+        if self._monitor in ready:
+            self._note(int(recv_monitor_message(self._monitor)["event"]))
+        elif self._socket in ready:
+            if not self._proven:
+                self._hear(self._take())
+        elif time.monotonic() >= self._retry_at:
+            self._hang_up(0.0)
+            self._dial()
+        return bool(ready) or time.monotonic() < deadline
+
+    def _note(self, event: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._break_off()
+            raise ConfigurationError(
+                f"the stage at {self.endpoint} refused this one: its channel has another secret; give both the same"
+            )
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._asking = Asking(self._secret, self._new_nonce(), self._hello)
+            self._socket.send_multipart(self._asking.first())
+        elif self._retry_at == math.inf:
+            self._break_off()
+
+    def _break_off(self) -> None:
+        while self._proven and readable(self._socket):  # what came before the end still counts
+            self._arrived.append(self._take())
+        self._proven = False
+        self._retry_at = time.monotonic() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
+
+    def _hear(self, frames: list[Any]) -> None:
+        """Take what the other end proves itself with."""
+        try:
+            hello, proof = self._asking.second(frames)
+        except ProtocolVersionError:
+            raise
+        except ProtocolError as error:
+            self._break_off()
+            raise ProtocolError(f"{self.endpoint} is not the stage's: {error}; nothing was sent there") from None
+        self._admit(hello)
+        self._socket.send_multipart(proof)
+        self._proven, self._retry_s = True, RETRY_S
+
+
+def _milliseconds(deadline: float) -> int:
+    return max(0, math.ceil((deadline - time.monotonic()) * 1000))
+
+
+def _say(throttle: Throttle, text: str) -> None:
+    line = throttle.admit(text, time.monotonic())
+    if line is not None:
+        log.warning(line)
+
+
+def _keep_door(zap: zmq.Socket[bytes], monitor: zmq.Socket[bytes], word: bytes, endpoint: str) -> None:
+    """Answer ZeroMQ who may come in, and say that somebody else tried to, until the context ends."""
+    throttle = Throttle()
+    try:
+        while True:
+            ready = dict(zmq.zmq_poll([(zap, _POLLIN), (monitor, _POLLIN)], 60_000))
+            if zap in ready:
+                version, request, _, _, _, mechanism, *credentials = zap.recv_multipart()
+                known = mechanism == b"PLAIN" and hmac.compare_digest(b"".join(credentials[1:]), word)
+                status = (b"200", b"OK") if known else (b"400", b"unknown")
+                zap.send_multipart([version, request, *status, b"", b""])
+            if monitor in ready:
+                recv_monitor_message(monitor)
+                _say(throttle, f"{endpoint}: a stranger, who does not know the channel's secret, was refused")
+    except zmq.ContextTerminated:
+        pass
+    finally:
+        zap.close(0)
+        monitor.close(0)
