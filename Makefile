@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PEERS  ?= .venv-peers
+TOOLS  ?= .venv-tools
 
 SERVERS     ?= 2
 WORKERS     ?= 4
@@ -31,7 +32,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -127,16 +128,40 @@ worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS=... CO
 	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }
 	ZMQPS_COORDINATOR=$(COORDINATOR) $(PY) $(SCRIPT) $(ARGS)
 
+##@ Supply chain
+
+constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, here and in constraints-tools.txt
+	$(COMPILE) --upgrade --extra dev --extra demo --output-file constraints.txt pyproject.toml
+	$(COMPILE) --upgrade --group tools --output-file constraints-tools.txt
+
+audit: $(TOOLS)/.installed ## known vulnerabilities of the tested versions; skipped where no database can be reached
+	.ci/audit $(TOOLS)/bin/pip-audit constraints.txt constraints-tools.txt
+
+sbom: $(INSTALLED) $(TOOLS)/.installed ## a CycloneDX bill of materials of what is installed: dist/sbom.cdx.json
+	@mkdir -p dist
+	$(TOOLS)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --output-file dist/sbom.cdx.json "$$(command -v $(PY))"
+
 ##@ Housekeeping
 
 clean: ## remove .venv, builds and caches; runs/ stays
-	rm -rf .venv $(PEERS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) $(TOOLS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PEERS)/.installed: bench/peers/requirements.txt
 	@echo 'Installing TensorFlow, PyTorch and Ray into $(PEERS): about 2 GB, several minutes.'
 	@test -x '$(PEERS)/bin/pip' || '$(PYTHON)' -m venv '$(PEERS)'
 	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
+	@touch $@
+
+# One file for all supported Pythons; where the packages come from is for each machine to say.
+COMPILE = UV_CUSTOM_COMPILE_COMMAND='make constraints' $(TOOLS)/bin/uv pip compile --quiet --universal \
+  --python-version 3.11 --generate-hashes --no-annotate
+
+$(TOOLS)/.installed: constraints-tools.txt
+	@echo 'Installing the tools of the supply chain into $(TOOLS).'
+	@test -x '$(TOOLS)/bin/pip' || '$(PYTHON)' -m venv '$(TOOLS)'
+	$(TOOLS)/bin/python -m pip install --quiet --require-hashes --requirement constraints-tools.txt
 	@touch $@
 
 ifneq ($(INSTALLED),)
@@ -151,6 +176,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	         'or use an environment of your own: make VENV= ...' >&2; exit 1; }
 	@echo 'Installing zmqps and its tools into $(VENV); the first time this takes a minute or two.'
 	@test -x '$(VENV)/bin/pip' || '$(PYTHON)' -m venv '$(VENV)'
-	$(PY) -m pip install --quiet --editable '.[dev,demo]' --constraint constraints.txt
+	$(PY) -m pip install --quiet --require-hashes --requirement constraints.txt
+	$(PY) -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 endif

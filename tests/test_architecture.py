@@ -142,6 +142,7 @@ MIRROR_NOTHING = {
     "tests/testing/test_invariants.py": "the whole room: the simulator sees what is broken",
     "tests/test_architecture.py": "the source itself",
     "tests/test_documents.py": "the documents",
+    "tests/test_supply.py": "what is installed: pyproject.toml and the constraints",
     "tests/test_package.py": "the package's own names",
 }
 #: Folders of tests that mirror another folder than the package's.

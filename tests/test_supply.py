@@ -1,0 +1,150 @@
+"""What is installed is what was tested: every dependency has one version, and every version its hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.imports import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+FILES = ("constraints.txt", "constraints-tools.txt")
+#: Extras that `make install` installs; the others need a GPU or are large.
+INSTALLED = ("demo", "bench", "dev")
+SUPPORTED = ("3.11", "3.12", "3.13")
+#: Where the API is known to move; pyproject.toml says how.
+BOUNDED = {"click", "msgpack", "numba", "numpy", "psutil", "pyzmq", "hatchling"}
+
+
+@cache
+def pins(file: str) -> dict[str, tuple[Requirement, list[str]]]:
+    """Return by name what a file pins, and the hashes of it."""
+    text = (ROOT / file).read_text()
+    entries = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ").splitlines()
+    found = {}
+    for entry in entries:
+        pin, *hashes = re.split(r"\s+--hash=", entry.strip())
+        requirement = Requirement(pin)
+        found[canonicalize_name(requirement.name)] = (requirement, hashes)
+    return found
+
+
+def asked_for() -> Iterator[Requirement]:
+    """Yield what `make install` installs and what the package is built with."""
+    project = PROJECT["project"]
+    lists = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in INSTALLED)]
+    for text in [*chain.from_iterable(lists), *PROJECT["build-system"]["requires"]]:
+        if not text.startswith("zmqps["):
+            yield Requirement(text)
+
+
+def unmet(requirement: Requirement, file: str) -> str | None:
+    pin = pins(file).get(canonicalize_name(requirement.name))
+    if pin is None:
+        return f"{requirement} is not in {file}"
+    [version] = pin[0].specifier
+    return None if requirement.specifier.contains(version.version) else f"{requirement} is {pin[0]} in {file}"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_pin_is_one_version_with_hashes_and_no_place(file: str) -> None:
+    assert len(pins(file)) > 20
+    for requirement, hashes in pins(file).values():
+        assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), requirement
+        assert hashes, requirement
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", item) for item in hashes), requirement
+    text = (ROOT / file).read_text()
+    assert "://" not in text
+    assert "--index" not in text
+    assert "--find-links" not in text
+
+
+def test_every_dependency_is_pinned_within_its_bounds() -> None:
+    assert [text for requirement in asked_for() if (text := unmet(requirement, "constraints.txt"))] == []
+    tools = [Requirement(text) for text in PROJECT["dependency-groups"]["tools"]]
+    assert [text for requirement in tools if (text := unmet(requirement, "constraints-tools.txt"))] == []
+
+
+@pytest.mark.parametrize("python", SUPPORTED)
+def test_so_is_what_they_need_in_turn(python: str) -> None:
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
+    missing = []
+    for name, (pin, _) in pins("constraints.txt").items():
+        if pin.marker is not None and not pin.marker.evaluate(environment):
+            continue
+        try:
+            needed = [Requirement(text) for text in requires(name) or []]
+        except PackageNotFoundError:  # the build's own, where the package came as a wheel
+            continue
+        missing += [
+            f"{name} needs {text}"
+            for requirement in needed
+            if requirement.marker is None or requirement.marker.evaluate(environment)
+            if (text := unmet(requirement, "constraints.txt"))
+        ]
+    assert missing == []
+
+
+def test_what_is_known_to_move_is_bounded_above() -> None:
+    bounded = {
+        canonicalize_name(requirement.name)
+        for requirement in asked_for()
+        if any(bound.operator == "<" for bound in requirement.specifier)
+    }
+    assert bounded == BOUNDED
+
+
+def test_make_installs_nothing_without_its_hash() -> None:
+    recipes = re.findall(r"^\t.*-m pip install (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert len(recipes) == 4
+    unchecked = [recipe for recipe in recipes if "--require-hashes" not in recipe and "--no-index" not in recipe]
+    assert unchecked == ["--quiet --requirement bench/peers/requirements.txt"], "which is for comparisons by hand only"
+
+
+# --- the audit: what it says, with a double of pip-audit ----------------------------------------
+
+DOUBLE = """#!{python}
+import json, sys
+report, kind = sys.argv[sys.argv.index("--output") + 1], {kind!r}
+if kind == "unreachable":
+    sys.exit("ERROR: no route to the database")
+open(report, "w").write(json.dumps({{"dependencies": ["CVE-0"] if kind == "found" else []}}))
+sys.exit(kind == "found")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ("clean", 0, "audit: no known vulnerability in constraints.txt"),
+        ("found", 1, json.dumps({"dependencies": ["CVE-0"]})),
+        (
+            "unreachable",
+            0,
+            "audit: skipped for constraints.txt, no vulnerability database can be reached: ERROR: no route",
+        ),
+    ],
+)
+def test_an_audit_fails_for_what_it_finds_and_not_for_what_it_cannot_ask(
+    kind: str, code: int, said: str, tmp_path: Path
+) -> None:
+    double = tmp_path / "pip-audit"
+    double.write_text(DOUBLE.format(python=sys.executable, kind=kind))
+    double.chmod(0o755)
+    command = [".ci/audit", str(double), "constraints.txt"]
+    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=30)
+    assert result.returncode == code, result.stderr
+    assert said in result.stdout
