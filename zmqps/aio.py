@@ -125,6 +125,7 @@ class AsyncWorker:
         return await asyncio.wrap_future(self._hand_over(call))
 
     def _hand_over(self, call: Callable[[], T]) -> Future[T]:
+        self._worker.refuse_in_fork()  # in which the helper does not run
         try:
             return self._helper.submit(call)
         except RuntimeError:  # the helper is gone, so the worker is closed
@@ -174,6 +175,7 @@ class AsyncWorker:
         await asyncio.to_thread(self._close, timeout)
 
     def _close(self, timeout: float | None) -> None:
+        self._worker.refuse_in_fork()
         self._helper.shutdown(wait=False)
         self._worker.close(timeout=timeout)
         self._helper.shutdown(wait=True)  # what it was doing has failed by now

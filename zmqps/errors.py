@@ -7,6 +7,7 @@
     ├── AddressInUseError (OSError)          the port is taken, and by whom
     ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
+    │   └── ForkedError                      it belongs to the process that this one was forked from
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
     ├── EvictedError (ConnectionError)       the others went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
@@ -181,6 +182,16 @@ class IdentityError(PSError, PermissionError):
     """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed."""
 
     code = 11
+
+
+class ForkedError(ClosedError):
+    """What a process has opened was used in a forked child, which must not touch it."""
+
+    code = 12
+    text = "this {what} belongs to process {pid}, and this process is a fork of it; {advice}"
+    what: str
+    pid: int
+    advice: str
 
 
 class ProtocolError(PSError, ValueError):

@@ -13,6 +13,7 @@ from zmqps.client.connection import DEFAULT_TIMEOUT
 from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.tensors import describe
+from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec
@@ -31,7 +32,9 @@ class Worker(Puller):
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
     same outcome. Cancelling one withdraws a pull, or a push of which nothing has left yet; anything else
-    goes on. All may be called from any thread, one at a time. Arrays handed to a push are read
+    goes on. All may be called from any thread, one at a time; in a callback of a future, which runs on the
+    background thread, only those that do not block (`ConfigurationError`), and in a forked child none
+    (`ForkedError`): it connects itself. Arrays handed to a push are read
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
     """
@@ -111,6 +114,7 @@ class Worker(Puller):
         DeadlineError
             Says for whom it waited.
         """
+        refuse_in_callback()
         self.init_async(
             params,
             optimizer=optimizer,
@@ -242,6 +246,7 @@ class Worker(Puller):
             The push may have been applied in part; what was is never applied twice. Some of it may
             still be on its way: leave the arrays as they are, or what arrives may be neither.
         """
+        refuse_in_callback()
         self.push_async(grads, timeout=timeout, atomic=atomic, examples=examples, codec=codec).result()
 
     def push_async(
@@ -273,6 +278,7 @@ class Worker(Puller):
         As `push`, then `pull` of the same parameters, but each slice's values leave the server
         while later slices still arrive. ``copy`` as in `pull`.
         """
+        refuse_in_callback()
         return self.push_pull_async(
             grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy
         ).result()
@@ -325,6 +331,7 @@ class Worker(Puller):
         this after having pushed theirs: each parameter's mean is over the workers that pushed it.
         Nothing happens in asynchronous mode.
         """
+        refuse_in_callback()
         self.advance_async(timeout=timeout).result()
 
     def advance_async(self, *, timeout: float | None = None) -> Future[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,22 +77,6 @@ def test_finish_returns_when_everything_is_closed(address: str, slow_close) -> N
         assert closed.is_set()
 
 
-def test_a_callback_can_close_the_worker_it_runs_on(address: str) -> None:
-    worker = zmqps.connect(address)
-    held, closed = threading.Event(), threading.Event()
-
-    def close(_: object) -> None:
-        held.wait(PATIENCE)
-        worker.close()
-        closed.set()
-
-    worker.barrier_async("callback", timeout=PATIENCE).add_done_callback(close)
-    held.set()
-    assert closed.wait(PATIENCE)
-    worker.close()
-    assert not worker._thread._thread.is_alive()
-
-
 def test_a_worker_whose_thread_is_held_up_says_so_and_ends_when_it_is_not(address: str) -> None:
     worker = zmqps.connect(address)
     held, release = threading.Event(), threading.Event()
@@ -150,3 +135,45 @@ def test_a_worker_of_a_loop_leaves_no_thread(address: str) -> None:
         assert not open_threads()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["_register", "_call_soon"])
+def test_a_signal_handler_can_close_a_worker_that_its_thread_just_uses(
+    address: str, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    worker = zmqps.connect(address)
+    original = getattr(SessionThread, where)
+
+    def interrupted(self: SessionThread, *args: object) -> None:
+        monkeypatch.setattr(SessionThread, where, original)
+        signal.raise_signal(signal.SIGUSR1)
+        original(self, *args)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: worker.close(timeout=PATIENCE))
+    try:
+        monkeypatch.setattr(SessionThread, where, interrupted)
+        with pytest.raises(ClosedError):
+            worker.status()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not worker._thread._thread.is_alive()
+
+
+def test_a_signal_handler_can_close_a_worker_that_rejoins(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = zmqps.connect(address)
+    start = worker._start
+    begun = []
+
+    def interrupted() -> SessionThread:
+        signal.raise_signal(signal.SIGUSR1)
+        begun.append(start())
+        return begun[0]
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: worker.close(timeout=PATIENCE))
+    try:
+        monkeypatch.setattr(worker, "_start", interrupted)
+        with pytest.raises(ClosedError, match="connect again"):
+            worker.rejoin(timeout=PATIENCE)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not begun[0]._thread.is_alive()

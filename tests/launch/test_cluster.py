@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -125,3 +128,31 @@ def test_a_status_needs_a_coordinator() -> None:
         ask_status("tcp://127.0.0.1:1", timeout=0.1)
     with pytest.raises(ConfigurationError):
         ask_status("nowhere")
+
+
+FORKING = """if True:
+    import json, os, sys, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 does not like forks of threads
+    import zmqps
+    with zmqps.LocalCluster(kernels="numpy") as cluster:
+        logs = cluster.directory
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for use in (cluster.stop, cluster.status):
+                try:
+                    use()
+                except zmqps.errors.ForkedError:
+                    os.write(writer, b"refused ")
+            sys.exit(0)
+        os.waitpid(child, 0)
+        facts = {"said": os.read(reader, 100).decode(), "members": len(cluster.status()["members"])}
+        print(json.dumps({**facts, "logs": sorted(path.name for path in logs.iterdir())}))
+"""
+
+
+def test_a_forked_child_neither_ends_the_cluster_nor_removes_its_logs() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    facts = json.loads(ended.stdout)
+    assert facts == {"said": "refused refused ", "members": 1, "logs": ["coordinator.log", "server-0.log"]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 import time
 import warnings
@@ -22,7 +23,7 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.finite import are_finite
-from zmqps.client.thread import HELD_UP, SessionThread
+from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
@@ -49,6 +50,7 @@ class Connection:
     def __init__(
         self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
     ) -> None:
+        refuse_in_callback()
         check_peer(address)
         checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
         if name is not None:
@@ -62,7 +64,7 @@ class Connection:
         self._transport = transport
         self._arenas = Arenas()  # memory that servers on this host may read
         self._closed = False
-        self._lives = threading.Lock()  # no new life begins once it is closed
+        self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
         self._thread = self._start()
         _open.add(self)
@@ -126,6 +128,7 @@ class Connection:
         PeerLostError
             One of the awaited vanished.
         """
+        refuse_in_callback()
         self.barrier_async(name, timeout=timeout).result()
 
     def barrier_async(self, name: str, *, timeout: float) -> Future[None]:
@@ -191,10 +194,13 @@ class Connection:
 
     def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataRange]:
         """Yield range after range; each one counts as used when the next one is asked for."""
-        taken = self.take_async(data, timeout=timeout).result()
-        while taken is not None:
-            yield taken
+        taken: DataRange | None = None
+        while True:
+            refuse_in_callback()
             taken = self.take_async(data, taken, timeout=timeout).result()
+            if taken is None:
+                return
+            yield taken
 
     def take_async(
         self, data: DataSpec, used: DataRange | None = None, *, timeout: float | None = None
@@ -207,6 +213,7 @@ class Connection:
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the coordinator's view of the cluster, as ``zmqps status --json`` prints it."""
+        refuse_in_callback()
         return self.status_async(timeout=timeout).result()
 
     def status_async(self, *, timeout: float | None = None) -> Future[dict[str, Any]]:
@@ -214,7 +221,7 @@ class Connection:
         return self._submit(AskStatus(0.0), timeout, dict)
 
     def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`."""
+        """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""
         return self._thread.ask(self._thread.machine.statistics)
 
     # --- the end ------------------------------------------------------------------------------
@@ -236,6 +243,7 @@ class Connection:
         DeadlineError
             Names what was not completed; the worker is closed anyway.
         """
+        refuse_in_callback()
         try:
             self.finish_async(timeout=timeout).result()
         finally:
@@ -247,6 +255,7 @@ class Connection:
 
     def _rejoin(self, timeout: float) -> float:
         """End this life and join as a new incarnation; return how many seconds are left."""
+        refuse_in_callback()
         ends_at = time.monotonic() + timeout
         before = self._thread
         self._stop(before, "rejoin", timeout)
@@ -255,6 +264,9 @@ class Connection:
                 raise ClosedError("the worker is closed; connect again")
             if self._thread is before:
                 self._thread = self._start()
+            if self._closed:  # by a signal handler, meanwhile
+                self._stop(self._thread, "rejoin", timeout)
+                raise ClosedError("the worker is closed; connect again")
         self._thread.submit(Join(0.0), timeout).result()
         return max(ends_at - time.monotonic(), 0.001)
 
@@ -262,8 +274,7 @@ class Connection:
         """Leave the cluster and release everything; what is under way fails with `ClosedError`.
 
         When this returns nothing of the worker is open: no socket, no thread, no shared memory but what
-        its arrays still refer to. Any thread may close it, and more than one. Only in a callback of a
-        future, which runs on the thread that is to end, it returns before that.
+        its arrays still refer to. Any thread may close it, and more than one; a signal handler may, too.
 
         Parameters
         ----------
@@ -275,7 +286,13 @@ class Connection:
         DeadlineError
             The background thread is held up, by a callback of a future that does not return.
             The worker ends as soon as that does.
+        ConfigurationError
+            This is a callback of a future, which runs on the thread that is to end.
+        ForkedError
+            The worker is the parent process's.
         """
+        self.refuse_in_fork()
+        refuse_in_callback()
         with self._lives:
             self._closed = True
         self._stop(self._thread, "close", self._seconds(timeout))
@@ -304,7 +321,16 @@ class Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        if not self._thread.forked:  # a forked child that leaves the block leaves the worker to its parent
+            self.close()
+
+    def refuse_in_fork(self) -> None:
+        """Raise `ForkedError` in a forked child of the process that has connected."""
+        self._thread.refuse_in_fork()
+
+    def _disown(self) -> None:
+        """Forget, in a forked child, what only the parent may use."""
+        self._lives = threading.RLock()  # another thread of the parent may have held it
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
@@ -318,3 +344,12 @@ def _close_all() -> None:
             connection.close()
         except PSError as error:  # the next one is closed anyway
             log.error("%s", error)
+
+
+def _disown_all() -> None:
+    for connection in list(_open):
+        connection._disown()
+    _open.clear()  # they are not this process's to close
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -11,6 +11,7 @@ from typing import Any
 from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.requests import Params, Requests
+from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.worker.operations import Attached, Exchange, Init
@@ -37,10 +38,14 @@ class Puller(Connection):
         return self._requests.job.parameters if self._requests else ()
 
     def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`."""
+        """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""
         shared, borrowed = self._arenas.nbytes, self._lanes.borrowed_nbytes if self._lanes else 0
         pinned = self._handover.pinned_nbytes
         return replace(super().statistics(), pinned_bytes=pinned, shared_bytes=shared, borrowed_bytes=borrowed)
+
+    def _disown(self) -> None:
+        super()._disown()
+        self._requests = None  # so each request asks for the job, and is refused before it touches an array
 
     def _reads_in_place(self) -> bool:
         return self._lanes is not None and self._lanes.in_place
@@ -63,6 +68,7 @@ class Puller(Connection):
     def _job(self, timeout: float | None) -> Requests:
         """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
         if self._requests is None:
+            refuse_in_callback()
             self._attach(Init(0.0), timeout).result()
             assert self._requests is not None
             if self._trained is not None and self._requests.job != self._trained:
@@ -121,6 +127,7 @@ class Puller(Connection):
         DeadlineError, PeerLostError
             ``out`` may hold some new values and some old ones.
         """
+        refuse_in_callback()
         return self.pull_async(
             names, out=out, at_least=at_least, exact=exact, codec=codec, copy=copy, timeout=timeout
         ).result()
@@ -176,6 +183,7 @@ class Puller(Connection):
         DeadlineError, PeerLostError, VersionError
             By the iterator, where the value is missing; what it has handed out before is right.
         """
+        refuse_in_callback()
         futures = self.pull_each_async(names, out=out, at_least=at_least, codec=codec, timeout=timeout)
         return ((name, future.result()) for name, future in futures.items())
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
-from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, InternalError, PSError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
 from zmqps.trace.record import watch
@@ -30,6 +32,25 @@ CANCEL_S = 1.0
 HELD_UP = "the worker's background thread; does a callback of a future not return?"
 
 log = logging.getLogger("zmqps.worker")
+
+#: The background threads of this process, by their numbers.
+_background: set[int] = set()
+_threads: weakref.WeakSet[SessionThread] = weakref.WeakSet()
+
+
+def refuse_in_callback() -> None:
+    """Raise an error in a callback of a future: what waits there keeps a worker's thread from what it is waiting for.
+
+    Raises
+    ------
+    ConfigurationError
+        This is the background thread of a worker, be it another one.
+    """
+    if get_ident() in _background:
+        raise ConfigurationError(
+            "a callback of a future runs on the background thread of its worker, which must not wait there: no answer "
+            "and no heartbeat would pass meanwhile; use the methods in _async there, or hand over to another thread"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -50,25 +71,25 @@ class Answer(Future[Any]):
 
     Parameters
     ----------
-    thread
-        Resolves it.
+    session
+        Whose thread resolves it.
     withdraw
         Withdraws its operation, if that is possible.
     """
 
-    def __init__(self, thread: threading.Thread, withdraw: Callable[[Answer], None]) -> None:
+    def __init__(self, session: SessionThread, withdraw: Callable[[Answer], None]) -> None:
         super().__init__()
-        self._resolver = thread
+        self._session = session
         self._withdraw = withdraw
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the result once it is there; see `concurrent.futures.Future.result`."""
-        self._refuse_own_thread()
+        self._refuse_to_wait()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the exception once it is there; see `concurrent.futures.Future.exception`."""
-        self._refuse_own_thread()
+        self._refuse_to_wait()
         return super().exception(timeout)
 
     def cancel(self) -> bool:
@@ -78,6 +99,7 @@ class Answer(Future[Any]):
         and so does the future. What it takes to withdraw is done by the worker's thread; if that is
         held up for longer than a second, it is done later.
         """
+        self._session.refuse_in_fork()
         if not self.done():
             self._withdraw(self)
         return self.cancelled()
@@ -87,12 +109,10 @@ class Answer(Future[Any]):
         super().cancel()
         self.set_running_or_notify_cancel()
 
-    def _refuse_own_thread(self) -> None:
-        if threading.current_thread() is self._resolver and not self.done():
-            raise ConfigurationError(
-                "a callback of a future runs on the thread that would have to resolve this one, so it would wait "
-                "forever; use the methods in _async there, or hand over to another thread"
-            )
+    def _refuse_to_wait(self) -> None:
+        self._session.refuse_in_fork()
+        if get_ident() in _background and not self.done():
+            refuse_in_callback()
 
 
 class SessionThread:
@@ -114,25 +134,26 @@ class SessionThread:
         self._driver: Driver | None = None
         self._ready = threading.Event()
         self._pending: dict[Future[Any], Submitted] = {}
-        self._lock = threading.Lock()
         self._ended = False
         self._defect: InternalError | None = None
+        self._pid = os.getpid()
+        self.forked = False  # whether this is a child of the process that it runs in
+        _threads.add(self)
         self._thread = threading.Thread(target=self._main, name="zmqps", daemon=True)
         self._thread.start()
         self._ready.wait()
 
     def _main(self) -> None:
+        _background.add(get_ident())
         try:
             asyncio.run(self._run())
         except Exception:
             log.exception("the background thread failed; please report it")
         finally:
-            with self._lock:
-                self._ended = True
-                pending, self._pending = self._pending, {}
-            for future in pending:
-                future.set_exception(ClosedError("the worker was closed"))
+            self._ended = True
+            self._fail_pending(lambda: ClosedError("the worker was closed"))
             self._ready.set()
+            _background.discard(get_ident())
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -145,7 +166,7 @@ class SessionThread:
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Hand an operation to the session; its future fails at the timeout at the latest."""
-        entry = Submitted(Answer(self._thread, self._withdraw), operation, result or (lambda value: value))
+        entry = Submitted(Answer(self, self._withdraw), operation, result or (lambda value: value))
         return self._submit(operation, timeout, entry)
 
     def submit_each(self, operation: Operation, timeout: float, values: Mapping[int, Any]) -> dict[int, Future[Any]]:
@@ -155,7 +176,7 @@ class SessionThread:
             if (unfinished := pull()) is not None:
                 unfinished.cancel()
 
-        parts = {parameter: Answer(self._thread, withdraw) for parameter in values}
+        parts = {parameter: Answer(self, withdraw) for parameter in values}
 
         def landed(parameters: tuple[int, ...]) -> None:
             for parameter in parameters:
@@ -171,7 +192,7 @@ class SessionThread:
                     part.set_exception(error)
             landed(tuple(parts))  # those without elements, of which nothing ever comes
 
-        whole = Answer(self._thread, self._withdraw)
+        whole = Answer(self, self._withdraw)
         pull = weakref.ref(whole)  # which refers to the parts
         self._submit(operation, timeout, Submitted(whole, operation, landed=landed)).add_done_callback(ended)
         return dict(parts)
@@ -205,26 +226,34 @@ class SessionThread:
             operation.deadline = self._loop.time() + timeout
             self._driver.submit(operation)
 
-        with self._lock:
+        self._register(entry, begin)
+        return entry.future
+
+    def _register(self, entry: Submitted, call: Callable[[], None]) -> None:
+        """Note whose future is to be resolved, and run something on the background thread to that end.
+
+        Without a lock, which a signal handler that closes the worker would wait for with the one who holds it. Each
+        entry is taken out once, by whoever resolves it; what comes after the end is taken out here.
+        """
+        self._pending[entry.future] = entry
+        try:
             if self._defect is not None:
                 raise self._defect
-            if self._ended:
-                raise ClosedError("the worker is closed")
-            self._call_soon(begin)
-            self._pending[entry.future] = entry
-        return entry.future
+            self._call_soon(call)
+        except PSError:
+            if self._pending.pop(entry.future, None) is not None:
+                raise
 
     def ask(self, question: Callable[[], T]) -> T:
         """Return what a question about the session returns; it is asked on the thread as long as that runs."""
-        if threading.current_thread() is self._thread:
+        self.refuse_in_fork()
+        refuse_in_callback()
+        if self._ended:
+            self._thread.join()
             return question()
         entry = Submitted(Future())
         try:
-            with self._lock:
-                if self._ended:
-                    return question()
-                self._call_soon(lambda: self._settle(entry, question()))
-                self._pending[entry.future] = entry
+            self._register(entry, lambda: self._settle(entry, question()))
             value: T = entry.future.result(ASK_S)
         except ClosedError:  # it has ended meanwhile
             self._thread.join()
@@ -235,8 +264,11 @@ class SessionThread:
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         """Run something on the background thread."""
+        self.refuse_in_fork()
         assert self._loop is not None
         try:
+            if self._ended:
+                raise ClosedError("the worker is closed")
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:  # the loop is closed, and the thread about to end
             raise ClosedError("the worker is closed") from None
@@ -253,9 +285,8 @@ class SessionThread:
         self._settle(entry, value)
 
     def _settle(self, entry: Submitted, value: Any) -> None:
-        with self._lock:
-            if self._pending.pop(entry.future, None) is None:
-                return
+        if self._pending.pop(entry.future, None) is None:
+            return
         if isinstance(value, Cancelled):
             assert isinstance(entry.future, Answer)
             entry.future.withdrawn()
@@ -270,19 +301,21 @@ class SessionThread:
 
     def _fail(self, error: InternalError) -> None:
         """Fail all that waits, now and later: the session has met a defect, and nothing can be said of its state."""
-        with self._lock:
-            self._defect = error
-            pending, self._pending = self._pending, {}
-        for entry in pending.values():
-            entry.future.set_exception(error)
+        self._defect = error
+        self._fail_pending(lambda: error)
+
+    def _fail_pending(self, error: Callable[[], PSError]) -> None:
+        for future in list(self._pending):
+            if self._pending.pop(future, None) is not None:
+                future.set_exception(error())
 
     def let_go(self) -> None:
         """End the thread of a worker that was dropped without a close.
 
         The main thread waits until the coordinator knows, so that whoever connects in its place does not meet the
-        dropped one. Any other thread may be one that collects objects while it holds the lock.
+        dropped one. Any other thread must not wait for what it may be holding up.
         """
-        if self._loop is None or self._ended:
+        if self._loop is None or self._ended or self.forked:
             return
         if threading.current_thread() is not threading.main_thread():
             with suppress(RuntimeError):  # the loop is closed
@@ -298,13 +331,37 @@ class SessionThread:
         Returns
         -------
         bool
-            Whether it has ended, and its transport is closed. Called on the thread itself it ends
-            after what runs there now.
+            Whether it has ended, and its transport is closed.
         """
-        with self._lock, suppress(ClosedError):
-            if not self._ended:
-                self._call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
-        if threading.current_thread() is self._thread:
-            return True
+        self.refuse_in_fork()
+        refuse_in_callback()
+        with suppress(ClosedError):
+            self._call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    # --- forks --------------------------------------------------------------------------------
+
+    def refuse_in_fork(self) -> None:
+        """Raise an error in a forked child: the thread is its parent's, and so are its sockets and shared memory.
+
+        Raises
+        ------
+        ForkedError
+            This process is not the one that has connected.
+        """
+        if self.forked:
+            raise ForkedError(what="worker", pid=self._pid, advice="connect in this one as well")
+
+    def disown(self) -> None:
+        """Note that this is a forked child."""
+        self.forked = True
+
+
+def _disown_all() -> None:
+    _background.clear()
+    for thread in list(_threads):
+        thread.disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import signal
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.errors import ClosedError, DeadlineError
+from zmqps.errors import ClosedError, DeadlineError, ForkedError
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
@@ -27,6 +30,8 @@ T = TypeVar("T")
 #: How long a node may take to end when asked to. The coordinator says goodbye first.
 GRACE_S = GOODBYE_S + 2.0
 START_TIMEOUT = 30.0
+
+_clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +283,9 @@ class LocalCluster:
         self._directory = Path(directory) if directory is not None else None
         self._state = "not started"
         self._stopping = threading.RLock()  # a signal handler may come in between
+        self._pid = os.getpid()
+        self._removal: weakref.finalize[..., Any] | None = None  # of a temporary directory
+        _clusters.add(self)
 
     @property
     def address(self) -> str:
@@ -310,7 +318,9 @@ class LocalCluster:
         if self._state != "not started":
             raise ClosedError(f"the cluster is {self._state}; make another LocalCluster")
         if self._directory is None:
-            self._directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-")))
+            self._directory = Path(tempfile.mkdtemp(prefix="zmqps-"))
+            self._removal = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+            self._stack.callback(self._removal)
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
         self._state = "running"
@@ -322,7 +332,14 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`."""
+        """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`.
+
+        Raises
+        ------
+        ForkedError
+            The processes are those of the process that this one was forked from.
+        """
+        self._refuse_in_fork()
         with self._stopping:  # a second caller waits until the first is done
             if self._state != "running":
                 return
@@ -349,7 +366,18 @@ class LocalCluster:
         with log.open("wb") as file:
             return Process(name, command, stdout=file, log=log, env=node_environment(), is_node=True)
 
+    def _refuse_in_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError(what="cluster", pid=self._pid, advice="start another one in this one, or let it connect")
+
+    def _disown(self) -> None:
+        """Let go, in a forked child, of what would keep the nodes alive, and of what would remove their logs."""
+        self._nodes.close()
+        if self._removal is not None:
+            self._removal.detach()
+
     def _must_run(self) -> None:
+        self._refuse_in_fork()
         if self._state != "running":
             raise ClosedError(f"the cluster is {self._state}; use it in a with statement, or call start()")
 
@@ -357,8 +385,17 @@ class LocalCluster:
         return self.start()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.stop()
+        if os.getpid() == self._pid:  # a forked child that leaves the block leaves the cluster to its parent
+            self.stop()
 
     def __repr__(self) -> str:
         where = f" at {self._nodes.address}" if self._state == "running" else ""
         return f"<zmqps.LocalCluster of {len(self._nodes.servers)} servers{where}, {self._state}>"
+
+
+def _disown_all() -> None:
+    for cluster in list(_clusters):
+        cluster._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -317,7 +317,8 @@ def test_a_request_before_hello_is_refused(message: Any) -> None:
 def test_a_server_tells_who_it_is_and_demands_no_signs_of_life() -> None:
     server = Server()
     server.get(Welcome(1, b"i" * 16, "c", 3, 1.0, 10.0, 5, 4))
-    (welcome,) = sent(server.get(hello("worker", "w"), "w"), Welcome)
+    server.assign()
+    (welcome,) = sent(server.get(ticketed("worker", "w"), "w"), Welcome)
     assert (welcome.name, welcome.rank, welcome.num_workers, welcome.num_servers) == ("s", 3, 5, 4)
     assert (welcome.heartbeat_interval, welcome.heartbeat_timeout) == (0.0, 0.0)
 
