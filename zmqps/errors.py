@@ -4,6 +4,7 @@
 
     PSError
     ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
+    │   └── UnsafeFileError                  a file or directory that another user may have put there
     ├── AddressInUseError (OSError)          the port is taken, and by whom
     ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
@@ -101,6 +102,16 @@ class ConfigurationError(PSError, ValueError):
     """A flag, environment variable, file entry or option that cannot be used."""
 
     code = 2
+
+
+class UnsafeFileError(ConfigurationError):
+    """A file or directory that this process must not write to, or believe: another user may have put it there."""
+
+    code = 13
+    text = "{path} is not safe to use: {why}; {advice}"
+    path: str
+    why: str
+    advice: str
 
 
 class AddressInUseError(PSError, OSError):

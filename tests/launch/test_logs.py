@@ -9,6 +9,7 @@ import threading
 from datetime import UTC, datetime
 
 from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
+from zmqps.launch.files import Folder
 from zmqps.launch.logs import NodeFormatter, read_line, read_message, without_date, write_line
 
 AT = datetime(2025, 11, 21, 1, 4, 5, 123456, UTC)
@@ -81,7 +82,8 @@ def test_a_paused_terminal_holds_nobody_up(tmp_path) -> None:
 
     screen = Paused()
     terminal = Terminal(screen)
-    log = LogFile("n", tmp_path / "n.log", terminal, as_json=False)
+    with Folder(tmp_path) as folder:
+        log = LogFile("n", folder, "n.log", terminal, as_json=False)
     log.take(["x"] * 2 * MAX_BACKLOG)
     log.close()
     assert (tmp_path / "n.log").read_text().count("\n") == 2 * MAX_BACKLOG
@@ -102,7 +104,8 @@ def test_a_terminal_that_is_gone_holds_nobody_up() -> None:
 
 
 def test_what_a_process_says_becomes_entries_of_its_own(tmp_path) -> None:
-    log = LogFile("server-0", tmp_path / "n.log", None, as_json=False)
+    with Folder(tmp_path) as folder:
+        log = LogFile("server-0", folder, "n.log", None, as_json=False)
     log.take([LINE, "Fatal Python error: Aborted", LINE.replace("server-0", "server-1")])
     log.close()
     lines = (tmp_path / "n.log").read_text().splitlines()

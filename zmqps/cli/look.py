@@ -124,8 +124,10 @@ def _address(coordinator: str | None, directory: Path) -> str:
     """Return where the coordinator is: as told, or as started here, or at the usual place."""
     from zmqps.cli.state import read_state
 
+    if coordinator:
+        return coordinator
     state = read_state(directory)
-    return coordinator or (state.address if state is not None and state.running else "") or DEFAULT_ADDRESS
+    return (state.address if state is not None and state.running else "") or DEFAULT_ADDRESS
 
 
 def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import queue
 import threading
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import IO, TextIO
 
+from zmqps.launch.files import Folder
 from zmqps.launch.logs import NAME_WIDTH, read_line, without_date, write_line
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
@@ -91,18 +91,20 @@ class LogFile:
     ----------
     node
         Its name.
-    path
-        The file, begun anew.
+    folder
+        Where the file is, begun anew.
+    name
+        Its name.
     terminal
         Shows the lines as well.
     as_json
         How lines are written that are not log entries yet.
     """
 
-    def __init__(self, node: str, path: Path, terminal: Terminal | None, *, as_json: bool) -> None:
+    def __init__(self, node: str, folder: Folder, name: str, terminal: Terminal | None, *, as_json: bool) -> None:
         self.node = node
-        self.path = path
-        self._file: IO[bytes] = path.open("wb", buffering=0)
+        self.path = folder.path / name
+        self._file = folder.begin(name)
         self._terminal = terminal
         self._as_json = as_json
 

@@ -1,7 +1,8 @@
 """Which cluster runs here: ``.zmqps/cluster.json``, locked by the supervisor as long as it lives.
 
 The lock is the kernel's, so a supervisor that was killed leaves a file that nobody takes for a
-running cluster, and the process id in a locked file is never another process's.
+running cluster. The file is this user's own, or it is not believed, and the supervisor is known by its process id
+and by when it started.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from zmqps.errors import ConfigurationError
+from zmqps.launch.files import Folder
+
+FOLDER, FILE = ".zmqps", "cluster.json"
+#: A state is a few hundred bytes; more is not one.
+MAX_NBYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +39,8 @@ class State:
         Directory of the log files.
     started
         When, in local time.
+    start
+        What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
     running
         Whether the supervisor lives.
     """
@@ -42,32 +50,47 @@ class State:
     address: str
     logs: str
     started: str
+    start: int = 0
     running: bool = True
+
+
+KINDS = {"pid": int, "name": str, "address": str, "logs": str, "started": str, "start": int}
 
 
 def state_path(directory: Path) -> Path:
     """Return where the state of the cluster of a directory is kept."""
-    return directory / ".zmqps" / "cluster.json"
+    return directory / FOLDER / FILE
 
 
 def read_state(directory: Path) -> State | None:
-    """Return the state, also of a cluster whose supervisor was killed; None if there is none."""
+    """Return the state, also of a cluster whose supervisor was killed; None if there is none.
+
+    Raises
+    ------
+    UnsafeFileError
+        Another user may have written it.
+    """
     try:
-        file = state_path(directory).open("rb")
-    except OSError:
+        with Folder(directory, FOLDER) as folder:
+            fd = folder.open(FILE, os.O_RDONLY)
+    except FileNotFoundError:
         return None
-    with file:
-        running = not _lock(file.fileno(), fcntl.LOCK_SH)
+    with open(fd, "rb") as file:
+        running = not _lock(fd, fcntl.LOCK_SH)
         try:
-            return State(**{**json.load(file), "running": running})
-        except (ValueError, TypeError):
-            # being written, or damaged; whoever holds the lock is running anyway
-            return State(pid=0, name="", address="", logs="", started="", running=running)
+            facts = json.loads(file.read(MAX_NBYTES))
+            if {name: type(fact) for name, fact in facts.items()} == KINDS:
+                return State(**facts, running=running)
+        except (ValueError, AttributeError, RecursionError):
+            pass
+        # being written, or damaged; whoever holds the lock is running anyway
+        return State(pid=0, name="", address="", logs="", started="", running=running)
 
 
 def forget_state(directory: Path) -> None:
     """Remove the file, and its directory if that is all there was."""
-    state_path(directory).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError), Folder(directory, FOLDER) as folder:
+        folder.remove(FILE)
     with contextlib.suppress(OSError):
         state_path(directory).parent.rmdir()
 
@@ -82,9 +105,9 @@ class Claim:
     def __enter__(self) -> Self:
         path = state_path(self._directory)
         while True:
-            path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                with Folder(self._directory, FOLDER, make=True) as folder:
+                    self._fd = folder.open(FILE, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:
                 continue  # the one before us has just removed the directory
             if not _lock(self._fd, fcntl.LOCK_EX):
@@ -92,7 +115,7 @@ class Claim:
                 self._refuse_if_running()
                 continue  # somebody was just reading it
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(self._fd), path.stat()):
+                if os.path.samestat(os.fstat(self._fd), path.lstat()):
                     return self
             os.close(self._fd)  # the one before us has removed the file between our open and our lock
 

@@ -19,11 +19,13 @@ from zmqps.core.protocol import exits
 from zmqps.errors import PSError
 from zmqps.gpu.pinning import pin
 from zmqps.launch.cluster import GRACE_S, ClusterConfig, Nodes
+from zmqps.launch.files import Folder
 from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,
     node_environment,
+    start_of,
     tail,
     worker_command,
     worker_environment,
@@ -64,9 +66,9 @@ class UpConfig:
     gpus: Sequence[str] = ()
 
     @property
-    def logs(self) -> Path:
-        """Where the log files go."""
-        return self.directory / "runs" / self.name / "logs"
+    def logs(self) -> tuple[str, str, str]:
+        """Where the log files go, below the directory."""
+        return "runs", self.name, "logs"
 
 
 class Supervisor:
@@ -108,16 +110,20 @@ class Supervisor:
         assert task is not None
         config = self._config
         with Claim(config.directory) as claim, contextlib.ExitStack() as stack:
-            logs = config.logs.absolute()
-            logs.mkdir(parents=True, exist_ok=True)
-            for old in logs.glob("*.log"):
-                old.unlink()
-            self._log = LogFile("zmqps", logs / "supervisor.log", self._terminal, as_json=config.cluster.log_json)
+            self._logs = stack.enter_context(Folder(config.directory.absolute(), *config.logs, make=True))
+            logs = self._logs.path
+            for old in os.listdir(self._logs.fd):
+                if old.endswith(".log"):
+                    self._logs.remove(old)
+            self._log = LogFile("zmqps", self._logs, "supervisor.log", self._terminal, as_json=config.cluster.log_json)
             stack.callback(self._log.close)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self._ask, number, task)
             started = datetime.now().astimezone().isoformat(timespec="seconds")
-            state = State(pid=os.getpid(), name=config.name, address="", logs=str(logs), started=started)
+            pid = os.getpid()
+            state = State(
+                pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start_of(pid)
+            )  # fmt: skip
             claim.write(state)
             try:
                 await self._nodes.start(config.timeout)
@@ -221,8 +227,7 @@ class Supervisor:
         self._workers.append(self._spawn(f"worker-{index}", worker_command(self._config.command), env))
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:
-        path = self._log.path.with_name(f"{name}.log")
-        log = LogFile(name, path, self._terminal, as_json=self._config.cluster.log_json)
+        log = LogFile(name, self._logs, f"{name}.log", self._terminal, as_json=self._config.cluster.log_json)
         process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
         assert process.popen.stdout is not None
         self._pumps.append(Pump(process.popen.stdout, log))

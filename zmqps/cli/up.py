@@ -192,7 +192,7 @@ def down(directory: Path, timeout: float) -> int:
     import asyncio
 
     from zmqps.cli.ending import end_rest, end_supervisor
-    from zmqps.cli.state import forget_state, read_state
+    from zmqps.cli.state import forget_state, read_state, state_path
 
     state = read_state(directory)
     if state is None:
@@ -200,13 +200,13 @@ def down(directory: Path, timeout: float) -> int:
         return exits.OK
     if not state.running:
         forget_state(directory)
-        asyncio.run(end_rest(state.pid, timeout))
+        asyncio.run(end_rest(state.pid, state.start, timeout))
         click.echo(f"no cluster runs here; the last one's supervisor (pid {state.pid}) had been killed")
         return exits.OK
     if not state.pid:
         raise PSError("a cluster is just starting here; try again")
     where = f" at {state.address}" if state.address else ", which was starting"
-    if asyncio.run(end_supervisor(state.pid, timeout)):
+    if asyncio.run(end_supervisor(state.pid, state.start, timeout, str(state_path(directory)))):
         click.echo(f"ended the cluster{where}")
     else:
         forget_state(directory)

@@ -20,6 +20,7 @@ from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError, ForkedError
 from zmqps.gpu.pinning import spread, visible_gpus
+from zmqps.launch.files import Folder
 from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
@@ -362,9 +363,9 @@ class LocalCluster:
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None
-        log = self._directory / f"{name}.log"
-        with log.open("wb") as file:
-            return Process(name, command, stdout=file, log=log, env=node_environment(), is_node=True)
+        log = f"{name}.log"
+        with Folder(self._directory) as folder, folder.begin(log) as file:
+            return Process(name, command, stdout=file, log=folder.path / log, env=node_environment(), is_node=True)
 
     def _refuse_in_fork(self) -> None:
         if os.getpid() != self._pid:

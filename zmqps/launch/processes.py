@@ -200,6 +200,25 @@ async def gone(pid: int) -> None:
         os.close(fd)
 
 
+def start_of(pid: int) -> int:
+    """Return what tells a process of this user from others that had or will have its number; 0 if there is none.
+
+    That is when it started: in clock ticks since the host did, which nobody's setting of the clock changes, or where
+    that cannot be known in milliseconds since the epoch.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
+            return 0
+        with contextlib.suppress(FileNotFoundError):  # not Linux
+            return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return int(1000 * process.create_time())
+    except (psutil.Error, OSError):
+        return 0
+
+
 def children_of(pid: int) -> list[int]:
     """Return the children of a process."""
     import psutil

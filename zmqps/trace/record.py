@@ -65,6 +65,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._spans: list[tuple[str, str, int, int, int, str, dict[str, Any]]] = []
         self._room = MAX_SPANS
+        with open(self._path, "x", opener=_open_own):
+            pass
         self._append("[", {"name": "clock", "ph": "M", "pid": os.getpid(), "args": {"boot": boot()}})
 
     def name(self, title: str) -> None:
@@ -104,8 +106,13 @@ class Recorder:
                 self._append("", *events)
 
     def _append(self, first: str, *events: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
+        with open(self._path, "a", opener=_open_own) as file:
             file.write(first + "".join(f"\n{json.dumps(event)}," for event in events))
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file for this user alone, and never what a link leads to."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _events(
