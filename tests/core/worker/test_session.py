@@ -423,6 +423,62 @@ def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() ->
     assert isinstance(resolved(session.ask(Enter(0.0, barrier="y")))[0][1], PeerLostError)
 
 
+def synchronous() -> Session:
+    session = Session(replace(job(*"abcd"), staleness=0))
+    session.attach()
+    return session
+
+
+def test_a_pull_that_waits_for_a_commit_fails_with_a_silent_coordinator_and_not_at_its_deadline() -> None:
+    session = synchronous()
+    pull = session.transfer("pull")
+    session.ask(pull, timeout=60.0)
+    ((operation, value),) = resolved(session.wait(12.0))
+    assert operation is pull
+    assert isinstance(value, PeerLostError)
+    assert value.role == "coordinator"
+
+
+def test_a_pull_of_values_that_are_there_goes_on_without_a_coordinator() -> None:
+    session = synchronous()
+    session.wait(9.5)  # silent for long, and not yet lost
+    pull = session.transfer("pull")
+    requests = session.ask(pull, timeout=60.0)
+    assert resolved(session.wait(12.0)) == []
+    session.answer(requests, S0)
+    assert [operation for operation, _ in resolved(session.answer(requests, S1))] == [pull]
+
+
+def test_a_pull_that_no_coordinator_will_serve_ends_at_its_deadline_with_the_cause() -> None:
+    session = synchronous()
+    session.wait(12.0)
+    pull = session.transfer("pull")
+    session.ask(pull, timeout=5.0)
+    ((operation, value),) = resolved(session.wait(18.0))
+    assert operation is pull
+    assert isinstance(value, PeerLostError)
+
+
+@pytest.mark.parametrize(("until", "text"), [(2.0, ""), (6.0, "; the coordinator has been silent for 6.0 s")])
+def test_a_deadline_that_comes_before_the_loss_tells_of_the_silence(until: float, text: str) -> None:
+    session = Session()
+    session.attach()
+    enter = Enter(0.0, barrier="x")
+    session.ask(enter, timeout=until)
+    ((_, value),) = resolved(session.wait(until))
+    assert isinstance(value, DeadlineError)
+    assert value.waiting_for == f"the coordinator's answer{text}"
+
+
+def test_a_coordinator_that_is_heard_is_not_called_silent() -> None:
+    session = Session()
+    session.attach()
+    session.ask(Enter(0.0, barrier="x"), timeout=8.0)
+    ((_, value),) = resolved(session.wait(8.0, hear=True))
+    assert isinstance(value, DeadlineError)
+    assert "silent" not in value.waiting_for
+
+
 # --- the end ------------------------------------------------------------------------------------
 
 

@@ -60,7 +60,7 @@ from zmqps.core.worker.operations import (
 )
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.statistics import Statistics, Tally
-from zmqps.core.worker.transfer import Load, Source
+from zmqps.core.worker.transfer import Load, Pull, Source
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
@@ -73,6 +73,8 @@ from zmqps.errors import (
 
 #: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before that was read.
 FAREWELL_S = 2.0
+#: After so many heartbeats without an answer an error at a deadline tells of the coordinator's silence.
+SILENT_BEATS = 2.5
 
 
 def _all_finite(arrays: Sequence[Array]) -> bool:
@@ -292,9 +294,18 @@ class SessionMachine:
     def _give_up(self, operation: Operation, now: float) -> list[Action]:
         if operation.done:
             return []
+        if self.member.lost and self._needs_commit(operation):
+            return self.resolve(operation, self._coordinator_lost(now))
         seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
+        welcome, silent_s = self.member.welcome, self.member.silence(now)
+        if welcome is not None and self.member.joined and silent_s > SILENT_BEATS * welcome.heartbeat_interval:
+            awaited += f"; the coordinator has been silent for {silent_s:.1f} s"
         error = DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
         return self.resolve(operation, error)
+
+    def _needs_commit(self, operation: Operation) -> bool:
+        """Whether a server may be waiting, on behalf of an operation, for what only a coordinator commits."""
+        return self.transfers.pace.mode == "sync" and isinstance(operation.transfer, Pull)
 
     def _remind(self, now: float) -> list[Action]:
         """Name what has been awaited for long, so that nobody stares at a silent terminal."""
@@ -446,6 +457,8 @@ class SessionMachine:
         actions: list[Action] = [Log("error", str(error))]
         for operation in list(self.operations):
             goes_on = isinstance(operation, Exchange) and operation not in self.transfers.pace.held
+            if self._needs_commit(operation) and operation.started_at <= self.member.heard_at:
+                goes_on = False  # a server that had what it asks for would have answered since
             if not goes_on and not isinstance(operation, Finish) and not operation.done:
                 actions += self.resolve(operation, error)
         return actions
