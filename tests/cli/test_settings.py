@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,57 @@ def test_every_option_is_explained() -> None:
         for param in command.params:
             if isinstance(param, click.Option) and not param.hidden:
                 assert param.help, f"{command.name} {param.opts}"
+
+
+#: As a file may have them, of all types and none that any option takes for what it says.
+STRANGE = [
+    "nan", "inf", "-inf", "1e400", "[]", "[1, 2]", "[[1]]", "true", "false", '""', '"x"', '" "', '"nan"', '"1e400"',
+    "9" * 400, "-1", "1.5", "1979-05-27", "07:32:00", r'"\u0000"', '"9"', "9",
+]  # fmt: skip
+SETTINGS = [(name, p) for name, command in cli.commands.items() for p in command.params if isinstance(p, Setting)]
+
+
+@pytest.mark.parametrize(("command", "option"), SETTINGS, ids=lambda value: getattr(value, "name", value))
+def test_whatever_a_file_says_is_taken_as_it_stands_or_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, option: Setting
+) -> None:
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(cli.commands[command], "callback", lambda **values: told.update(values))
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "zmqps.toml"
+    for text in STRANGE:
+        told.clear()
+        file.write_text(f"[{command}]\n{option.name} = {text}\n")
+        code = run(["--config", str(file), command])
+        said = capsys.readouterr().err
+        if code == exits.USAGE:
+            assert max(option.opts, key=len) in said, (text, said)
+            assert not told
+            continue
+        assert code == exits.OK
+        value, meant = told[option.name or ""], tomllib.loads(f"x = {text}")["x"]
+        if isinstance(value, bool):
+            assert isinstance(meant, bool | str), (text, value)
+        elif isinstance(value, int | float):
+            assert isinstance(value, int) or math.isfinite(value), (text, value)
+            assert isinstance(meant, str) or (value == meant and not isinstance(meant, bool)), (text, value)
+        else:
+            assert isinstance(meant, str), (text, value)
+
+
+@pytest.mark.parametrize("text", ["nan", "1e400", "[2]", "9" * 5000, "", "x"])
+def test_a_flag_or_variable_that_is_no_number_is_refused_by_name(monkeypatch, capsys, text: str) -> None:
+    assert run(["coordinator", "--heartbeat-timeout", text]) == exits.USAGE
+    assert "--heartbeat-timeout" in capsys.readouterr().err
+    if text:  # an empty variable is none
+        monkeypatch.setenv("ZMQPS_HEARTBEAT_TIMEOUT", text)
+        assert run(["coordinator"]) == exits.USAGE
+        assert "--heartbeat-timeout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["servers = " + "9" * 5000, "servers = " + "[" * 5000, "servers = {"])
+def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        read_config(file, cli)

@@ -7,12 +7,15 @@ do the same.
 
 from __future__ import annotations
 
+import datetime
 import difflib
+import math
 import re
+import reprlib
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -21,6 +24,8 @@ from zmqps.launch.logs import LEVELS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: What a file may hold in the place of a value.
+PLAIN = (bool, int, float, str, list, dict, datetime.date, datetime.time)
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -49,6 +54,41 @@ class Setting(click.Option):
             return super().resolve_envvar_value(ctx)
         finally:
             self.envvar = None
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Return the value in the option's type; what a file holds is converted from no other type than its own."""
+        kinds, takes = self._takes()
+        if isinstance(value, PLAIN) and (
+            not isinstance(value, kinds) or (isinstance(value, bool) and not self.is_flag)
+        ):
+            self._refuse(ctx, value, takes)
+        if isinstance(value, str) and "\0" in value:
+            self._refuse(ctx, value, takes)
+        try:
+            plain = super().type_cast_value(ctx, value)
+        except (TypeError, ValueError, OverflowError):
+            self._refuse(ctx, value, takes)
+        if isinstance(plain, float) and not math.isfinite(plain):
+            self._refuse(ctx, value, takes)
+        return plain
+
+    def _takes(self) -> tuple[tuple[type, ...], str]:
+        if self.is_flag:
+            return (bool, str), "true or false"
+        if isinstance(self.type, Size):
+            return (int, str), "a size, say 1048576, 512KiB or 1MiB"
+        if isinstance(self.type, click.types.IntParamType):
+            return (int, str), "a whole number"
+        if isinstance(self.type, click.types.FloatParamType):
+            return (int, float, str), "a finite number"
+        return (str,), "a string"
+
+    def _refuse(self, ctx: click.Context, value: object, takes: str) -> NoReturn:
+        try:
+            given = reprlib.repr(value)
+        except ValueError:  # Python writes no int of more than 4300 digits
+            given = "a number of thousands of digits"
+        raise click.BadParameter(f"{given} is not {takes}", ctx, self)
 
 
 def setting(*names: str, **kwargs: Any) -> Callable[[F], F]:
@@ -133,7 +173,7 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
     """
     try:
         entries = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from None
     options = {name: _options(command) for name, command in group.commands.items()}
     shared = {name for settings in options.values() for name, setting in settings.items() if setting.shared}
