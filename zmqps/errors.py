@@ -49,9 +49,22 @@ from typing import Any, ClassVar
 Fact = str | int | float | bool | None
 
 
-def listed(names: Sequence[str], most: int) -> str:
-    """Return names as errors show them: `most` of them, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+def listed(names: Sequence[str], most: int, number: int | None = None) -> str:
+    """Return names as errors show them: `most` of them, and how many more there are of all their ``number``."""
+    named = names[:most]
+    more = (len(names) if number is None else number) - len(named)
+    return ", ".join(named) + (f" and {more} more" if named and more else "")
+
+
+def printable(text: str) -> str:
+    """Return a text of a peer as it may be logged, shown and raised: in one line, and of printable characters.
+
+    Control characters, line ends, what changes the direction of writing and the like become the escapes that
+    Python writes for them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class PSError(Exception):
@@ -394,7 +407,8 @@ def from_wire(code: int, text: str, facts: Mapping[str, Fact]) -> PSError:
     A number or facts this version does not know (a newer peer's) give a plain `PSError` with the
     peer's text, so that an unknown error is still an error.
     """
-    cls = BY_CODE.get(code)
+    cls, text = BY_CODE.get(code), printable(text)
+    facts = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
     if cls is not None and set(facts) == set(cls.fact_names):
         try:
             return cls(**facts)  # type: ignore[arg-type]

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import queue
+import re
 import threading
 from collections.abc import Sequence
 from datetime import datetime
 from typing import IO, TextIO
 
+from zmqps.errors import printable
 from zmqps.launch.files import Folder
 from zmqps.launch.logs import NAME_WIDTH, read_line, without_date, write_line
 
@@ -19,6 +21,17 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_
 MAX_LINE_NBYTES = 64 << 10
 #: Lines the terminal may lag behind before some are left out there; the files have them all.
 MAX_BACKLOG = 10_000
+
+
+#: What colours a line; a training script may.
+_COLOURS = re.compile(r"(\x1b\[[0-9;]{0,32}m|\t)")
+
+
+def in_one_line(line: str) -> str:
+    """Return what a process has said as it may be shown: with its colours, but without anything else that moves."""
+    if line.isprintable():
+        return line
+    return "".join(part if number % 2 else printable(part) for number, part in enumerate(_COLOURS.split(line)))
 
 
 class Painter:
@@ -117,6 +130,7 @@ class LogFile:
         """Write what a process said: a node's entries as they are, anything else as an entry."""
         for line in lines:
             entry = read_line(line)
+            line = in_one_line(line)
             if entry is not None and entry[0] == self.node:
                 self._write([line], True)
             else:

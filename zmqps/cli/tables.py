@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +27,7 @@ def new_console() -> Console:
 def status_view(status: Facts) -> RenderableType:
     """Return the whole status."""
     parts: list[RenderableType] = [_headline(status), *(Text(f"• {text}", "yellow") for text in status["waiting"])]
+    parts += [Text(f"• not shown: {text}", "yellow") for text in status.get("left_out", ())]
     if status["jobs"] or status["ended"]:
         parts.append(jobs_table(status["jobs"], status["ended"]))
     if status["members"] or status["gone"]:
@@ -44,17 +44,16 @@ def jobs_table(jobs: Mapping[str, Facts], ended: Sequence[Facts]) -> Table:
     table = _table("jobs", *columns)
     for name, run in jobs.items():
         job, servers = run["job"], run["servers"].values()
-        memory = sum(server.get("arena_nbytes", 0) for server in servers)
-        step = max((server.get("version", 0) for server in servers), default=0) if run["mode"] == "sync" else ""
-        table.add_row(
-            escape(name), escape(run["state"]), run["mode"], job.get("optimizer", {}).get("name", ""),
-            str(job.get("parameters", "")), num_bytes(job.get("nbytes", 0)), str(run["workers"]), str(step),
-            num_bytes(memory),
+        memory = sum(_number(server, "arena_nbytes") for server in servers)
+        step = max((_number(server, "version") for server in servers), default=0) if run["mode"] == "sync" else ""
+        _add(
+            table, name, run["state"], run["mode"], job.get("optimizer", {}).get("name", ""),
+            job.get("parameters", ""), num_bytes(job.get("nbytes", 0)), run["workers"], step, num_bytes(memory),
         )  # fmt: skip
     for entry in ended:
         if entry["job"] not in jobs:
-            how = f"[dim]ended {_duration(entry['ago_s'])} ago: {escape(entry['how'])}[/dim]"
-            table.add_row(escape(entry["job"]), how, *[""] * 7)
+            how = Text(f"ended {_duration(entry['ago_s'])} ago: {entry['how']}", "dim")
+            _add(table, entry["job"], how, *[""] * 7)
     return table
 
 
@@ -62,9 +61,9 @@ def placement_table(rows: Sequence[Facts], title: str = "placement") -> Table:
     """Return which parameters are where, a row a shard."""
     table = _table(title, "shard", ">bytes", ">share", ">slices", ">parameters", "first", "last")
     for row in rows:
-        table.add_row(
-            str(row["shard"]), num_bytes(row["nbytes"]), f"{100 * row['share']:.2f} %", str(row["slices"]),
-            str(row["parameters"]), escape(row["first"]), escape(row["last"]),
+        _add(
+            table, row["shard"], num_bytes(row["nbytes"]), f"{100 * row['share']:.2f} %", row["slices"],
+            row["parameters"], row["first"], row["last"],
         )  # fmt: skip
     return table
 
@@ -75,7 +74,7 @@ def phases_table(summary: Summary) -> Table:
     table = _table(title, "where", "phase", ">a step", ">in all, a step", ">median", ">p90", ">share")
     for phase in summary.phases:
         times = (_milliseconds(value) for value in (phase.total_s, phase.median_s, phase.p90_s))
-        table.add_row(phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
+        _add(table, phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
     return table
 
 
@@ -92,17 +91,17 @@ def _headline(status: Facts) -> Text:
 def _nodes(status: Facts) -> Table:
     table = _table("nodes", "node", "job", "name", "host", ">pid", "endpoint", "device", "last sign of life")
     for member in status["members"]:
-        table.add_row(*_who(member), f"{_duration(member['silent_s'])} ago")
+        _add(table, *_who(member), f"{_duration(member['silent_s'])} ago")
     for member in status["gone"]:
-        how = "[red]lost[/red]" if member["how"] == "lost" else member["how"]
-        table.add_row(*_who(member), f"{_duration(member['last_seen_ago_s'])} ago, {how}")
+        how = member["how"], "red" if member["how"] == "lost" else ""
+        _add(table, *_who(member), Text.assemble(f"{_duration(member['last_seen_ago_s'])} ago, ", how))
     return table
 
 
 def _who(member: Facts) -> list[str]:
     endpoint = member["endpoint"].partition(" ")[0]  # what follows are other ways, for those on the same host
     who = f"{member['role']} {member['rank']}", member["job"], member["name"], member["host"], str(member["pid"])
-    return [escape(text) for text in (*who, endpoint, str(member["counters"].get("device", "")))]
+    return [*who, endpoint, str(member["counters"].get("device", ""))]
 
 
 def _traffic(status: Facts) -> Table:
@@ -111,25 +110,36 @@ def _traffic(status: Facts) -> Table:
     table = _table("traffic", "node", "job", *columns)
     for member in [*status["members"], *status["gone"]]:
         counters = member["counters"]
-        cells = [f"{member['role']} {member['rank']}", escape(member["job"])]
-        cells += [str(counters.get(key, 0)) for key in ("pushes", "pulls")]
+        cells = [f"{member['role']} {member['rank']}", member["job"]]
+        cells += [str(_number(counters, key)) for key in ("pushes", "pulls")]
         if member["role"] == "server":
-            cells += [num_bytes(counters.get(key, 0)) for key in ("pushed_nbytes", "pulled_nbytes")]
-            cells += [str(counters.get("refused", 0)), num_bytes(counters.get("arena_nbytes", 0)), ""]
+            cells += [num_bytes(_number(counters, key)) for key in ("pushed_nbytes", "pulled_nbytes")]
+            cells += [str(_number(counters, "refused")), num_bytes(_number(counters, "arena_nbytes")), ""]
         else:
-            cells += [num_bytes(counters.get(key, 0)) for key in ("bytes_sent", "bytes_received")]
-            cells += [str(counters.get("nonfinite", 0)), ""]
-            cells.append(f"{counters.get('staleness_mean', 0):.2f}, max {counters.get('staleness_max', 0)}")
-        table.add_row(*cells)
+            cells += [num_bytes(_number(counters, key)) for key in ("bytes_sent", "bytes_received")]
+            cells += [str(_number(counters, "nonfinite")), ""]
+            cells.append(f"{_number(counters, 'staleness_mean'):.2f}, max {_number(counters, 'staleness_max')}")
+        _add(table, *cells)
     return table
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=SIMPLE_HEAD)
+    table = Table(title=Text(title), title_justify="left", title_style="bold", header_style="dim", box=SIMPLE_HEAD)
     for number, column in enumerate(columns):
         justify: JustifyMethod = "right" if column.startswith(">") else "left"
         table.add_column(column.lstrip(">"), justify=justify, overflow="fold", no_wrap=number == 0)
     return table
+
+
+def _add(table: Table, *cells: object) -> None:
+    """Add a row. A cell is text as it is: what a node calls itself is no markup."""
+    table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
+
+
+def _number(counters: Facts, name: str) -> float:
+    """Return what a node counts: 0 where it says something else than a number."""
+    value = counters.get(name, 0)
+    return value if isinstance(value, int | float) else 0
 
 
 def num_bytes(number: float) -> str:

@@ -1,5 +1,7 @@
 """How nodes log: a line that begins with the node's name, or one JSON object a line.
 
+What is logged may hold what a peer has said: it is printed as `zmqps.errors.printable` has it.
+
 ::
 
     server-0    | 2025-11-21 01:04:05.123 joined as server 0 at tcp://127.0.0.1:5570
@@ -14,6 +16,8 @@ import re
 import sys
 from datetime import datetime
 from typing import TextIO
+
+from zmqps.errors import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 #: Names are padded to this, the length of the longest usual one, so that the lines are aligned.
@@ -79,9 +83,10 @@ class NodeFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line (or lines: an exception's traceback) of a record."""
-        message = record.getMessage()
+        message = printable(record.getMessage())  # some of it may be of a peer, which begins no line here
         if record.exc_info:
-            message += "\n" + self.formatException(record.exc_info)
+            traceback = self.formatException(record.exc_info)
+            message = "\n".join([message, *map(printable, traceback.split("\n"))])
         at = datetime.fromtimestamp(record.created).astimezone()
         text = write_line(self._node, record.levelname.lower(), message, at, as_json=self._as_json)
         if self._with_date or self._as_json:

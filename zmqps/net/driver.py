@@ -35,7 +35,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import InternalError, PSError
+from zmqps.errors import InternalError, PSError, printable
 from zmqps.net.transport import INBOUND, Transport
 
 #: How long the last messages of a node (goodbyes) may take to leave.
@@ -171,7 +171,7 @@ class Driver:
                 assert self._landed is not None
                 self._landed(operation, parameters)
             case Log(level, text):
-                self.log.log(LEVELS[level], "%s", text)
+                self.log.log(LEVELS[level], "%s", printable(text))
             case Connect(peer, endpoint):
                 try:
                     self.transport.connect(peer, endpoint)

@@ -17,9 +17,11 @@ class Hall:
     """Barriers of some workers; those that are paused, with their reasons."""
 
     def __init__(self, *names: str) -> None:
-        self.members = {member.incarnation: member for member in map(make_member, names, range(len(names)))}
+        rosters = {"worker": Roster(), "observer": Roster()}
+        members = [make_member(name, rosters) for name in names]
+        self.members = {member.incarnation: member for member in members}
         self.paused: set[tuple[str, str]] = set()
-        self.barriers = Barriers(self.members, self.pause, self.resume)
+        self.barriers = Barriers(self.members, rosters["worker"], self.pause, self.resume)
 
     def pause(self, member: MemberInfo, reason: str) -> None:
         self.paused.add((member.hello.name, reason))
@@ -46,9 +48,9 @@ class Hall:
         }
 
 
-def make_member(name: str, rank: int) -> MemberInfo:
+def make_member(name: str, rosters: dict[str, Roster]) -> MemberInfo:
     role = "observer" if name[0] == "o" else "worker"
-    return MemberInfo(hello=hello(role, name), peer=peer(name), roster=Roster(), rank=rank, seen_at=0.0)
+    return rosters[role].enter(hello(role, name), peer(name), 0.0)
 
 
 def test_who_has_not_entered_is_awaited_in_the_order_of_ranks() -> None:

@@ -21,6 +21,7 @@ from tests.core.machines import (
     receivers,
     sent,
 )
+from zmqps.core.coordinator.barrier import MAX_BARRIERS
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
@@ -229,12 +230,23 @@ def test_heartbeats_are_answered_and_keep_a_member_alive() -> None:
     assert sent(actions, Lost) == []
 
 
-def test_a_lost_member_is_announced_to_all_others() -> None:
+def test_a_lost_worker_is_announced_to_the_servers_and_a_lost_server_to_the_workers() -> None:
     coordinator = Coordinator()
     coordinator.train("s0", "w0", "w1")
     actions = coordinator.wait(11.0, "s0", "w0")
-    assert receivers(actions, Lost) == [peer("s0"), peer("w0")]
+    assert receivers(actions, Lost) == [peer("s0")], "workers have no use for it"
     assert "lost worker 1 (w1" in logged(actions)
+    actions = coordinator.wait(30.0, "w0")
+    assert receivers(actions, Lost) == [peer("w0")]
+    assert "lost server 0 (s0" in logged(actions)
+
+
+def test_a_lost_worker_of_a_job_that_no_server_has_is_announced_to_nobody() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "w0", "w1", "o0")
+    coordinator.init("w0", job())
+    assert sent(coordinator.wait(11.0, "s0", "w0"), Lost) == []
+    assert set(coordinator.run().members) == {hello("worker", "w0").incarnation}
 
 
 def test_a_lost_member_that_speaks_again_is_told_that_it_was_evicted() -> None:
@@ -426,7 +438,7 @@ def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, 
 def test_too_many_barriers_are_refused() -> None:
     coordinator = Coordinator()
     coordinator.join("w0", "w1")
-    codes = [errors(enter(coordinator, "w0", barrier=f"b{i}", request=i + 1)) for i in range(1025)]
+    codes = [errors(enter(coordinator, "w0", barrier=f"b{i}", request=i + 1)) for i in range(MAX_BARRIERS + 1)]
     assert codes[-2:] == [[], [LimitError.code]]
 
 

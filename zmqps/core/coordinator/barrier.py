@@ -1,19 +1,28 @@
-"""Named barriers: who has entered, who is awaited. By identity, never by counting messages."""
+"""Named barriers: who has entered, who is awaited. By identity, never by counting messages.
+
+An event costs what it concerns: the barriers of the member that has come, entered or gone, never all that there are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 
-from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.hello import check_length
 from zmqps.core.protocol.messages import Enter, Released, Waiting
 from zmqps.errors import LimitError, PSError, listed
 
-#: Barriers with a name of their own that can be waited at at the same time.
-MAX_BARRIERS = 1024
+#: A worker waits at one, or at a few from several threads; so nobody can use up what others need.
+MAX_BARRIERS = 16
 #: How many of the awaited members an error names.
 MOST_NAMED = 8
+#: Among so many a worker that enters is told names at once; thousands may enter one after the other.
+MOST_LOOKED_AT = 32
 
 
 @dataclass(slots=True)
@@ -30,7 +39,9 @@ class Barriers:
     Parameters
     ----------
     members
-        The live members by incarnation; shared with the coordinator's membership.
+        The live members by incarnation; shared with the job's `JobRun`.
+    workers
+        Those of them that are awaited.
     pause
         Called with a worker and a reason when it begins to wait at a barrier: no step may wait for
         it meanwhile, or it and those it waits for would wait for each other.
@@ -41,11 +52,14 @@ class Barriers:
     def __init__(
         self,
         members: Mapping[bytes, MemberInfo],
+        workers: Roster,
         pause: Callable[[MemberInfo, str], None],
         resume: Callable[[MemberInfo, str], int],
     ) -> None:
         self.by_name: dict[str, Barrier] = {}
         self._members = members
+        self._workers = workers
+        self._of: dict[bytes, dict[str, Barrier]] = {}  # what each member waits at
         self._pause = pause
         self._resume = resume
 
@@ -55,21 +69,29 @@ class Barriers:
         Raises
         ------
         LimitError
-            Too many barriers are waited at.
+            It waits at too many barriers, or the name is too long.
         """
-        name = message.barrier
-        if name not in self.by_name and len(self.by_name) >= MAX_BARRIERS:
-            raise LimitError(what="number of barriers", got=len(self.by_name) + 1, limit=MAX_BARRIERS)
+        name = check_length("a barrier's name", message.barrier)
+        entered = self._of.get(member.incarnation, {})
+        if name not in entered and len(entered) >= MAX_BARRIERS:
+            raise LimitError(what="number of barriers of a worker", got=len(entered) + 1, limit=MAX_BARRIERS)
         barrier = self.by_name.setdefault(name, Barrier(name))
         barrier.waiters[member.incarnation] = message.request
+        self._of.setdefault(member.incarnation, {})[name] = barrier
         self._pause(member, _reason(barrier))
-        awaited = self.waiting_for(barrier, missing)
-        return [Send(member.peer, Waiting(message.request, awaited))] if awaited else self._release(barrier)
+        if self._complete(barrier, missing):
+            return self._release(barrier)
+        return [Send(member.peer, Waiting(message.request, self.waiting_for(barrier, missing, MOST_LOOKED_AT)))]
 
     def release(self, missing: int) -> list[Action]:
         """Release the barriers that everybody has entered; called when an awaited member has gone."""
-        complete = [barrier for barrier in self.by_name.values() if not self.waiting_for(barrier, missing)]
+        anybody = next(iter(self._workers), None) if self.by_name else None
+        entered = self._of.get(anybody.incarnation, {}) if anybody else {}  # of no other barrier all are there
+        complete = [barrier for barrier in entered.values() if self._complete(barrier, missing)]
         return [action for barrier in complete for action in self._release(barrier)]
+
+    def _complete(self, barrier: Barrier, missing: int) -> bool:
+        return not missing and len(barrier.waiters) == len(self._workers)  # all who wait are workers
 
     def _release(self, barrier: Barrier) -> list[Action]:
         return [
@@ -79,7 +101,8 @@ class Barriers:
 
     def lose(self, member: MemberInfo, error: PSError) -> list[Action]:
         """A worker vanished: those who wait for it fail."""
-        broken = [barrier for barrier in self.by_name.values() if member.incarnation not in barrier.waiters]
+        entered = self._of.get(member.incarnation, {})
+        broken = [barrier for name, barrier in self.by_name.items() if name not in entered]
         actions: list[Action] = []
         for barrier in broken:
             for waiter, request in self._close(barrier):
@@ -89,37 +112,51 @@ class Barriers:
 
     def _close(self, barrier: Barrier) -> list[tuple[MemberInfo, int]]:
         del self.by_name[barrier.name]
+        for who in barrier.waiters:
+            self._forget(who, barrier)
         return [(self._members[who], request) for who, request in barrier.waiters.items()]
+
+    def _forget(self, who: bytes, barrier: Barrier) -> None:
+        del self._of[who][barrier.name]
+        if not self._of[who]:
+            del self._of[who]
 
     def withdraw(self, member: MemberInfo, request: int | None = None) -> None:
         """A worker no longer waits (for one request, or for anything)."""
-        for barrier in list(self.by_name.values()):
-            waits = barrier.waiters.get(member.incarnation)
-            if waits is not None and request in (None, waits):
+        for barrier in list(self._of.get(member.incarnation, {}).values()):
+            if request in (None, barrier.waiters[member.incarnation]):
                 del barrier.waiters[member.incarnation]
+                self._forget(member.incarnation, barrier)
                 self._resume(member, _reason(barrier))
                 if not barrier.waiters:
                     del self.by_name[barrier.name]
 
-    def waiting_for(self, barrier: Barrier, missing: int) -> str:
+    def waiting_for(self, barrier: Barrier, missing: int, looked_at: int | None = None) -> str:
         """Say whom a barrier waits for; nothing when everybody has entered."""
-        workers = sorted((m for m in self._members.values() if m.role == "worker"), key=lambda m: m.rank)
-        awaited = [worker.title for worker in workers if worker.incarnation not in barrier.waiters]
-        texts = [listed(awaited, MOST_NAMED)] if awaited else []
+        workers = islice(self._workers, looked_at)
+        awaited = (worker.title for worker in workers if worker.incarnation not in barrier.waiters)
+        number = len(self._workers) - len(barrier.waiters)
+        texts = [listed(list(islice(awaited, MOST_NAMED)), MOST_NAMED, number) or f"{number} workers"] if number else []
         texts += [f"{missing} workers to join"] if missing else []
         return ", ".join(texts)
 
-    def waiters(self, missing: int) -> Iterator[tuple[MemberInfo, int, str]]:
-        """Yield who waits, with the request, for whom."""
+    def waiters(self, missing: int) -> Iterator[Waiter]:
+        """Yield who waits, with the request, and what says for whom."""
         for barrier in self.by_name.values():
-            text = self.waiting_for(barrier, missing)
+            say = partial(self.waiting_for, barrier, missing)
             for incarnation, request in barrier.waiters.items():
-                yield self._members[incarnation], request, text
+                yield self._members[incarnation], request, say
 
     def validate(self) -> None:
-        """Assert that every barrier has a waiter, and every waiter is a member."""
+        """Assert that every barrier has a waiter, and every waiter is a worker that is there."""
         assert all(barrier.waiters for barrier in self.by_name.values())
-        assert all(set(barrier.waiters) <= set(self._members) for barrier in self.by_name.values())
+        workers = {worker.incarnation for worker in self._workers}
+        assert all(set(barrier.waiters) <= workers for barrier in self.by_name.values())
+        of = {who: {name for name, b in self.by_name.items() if who in b.waiters} for who in workers}
+        assert {who: set(entered) for who, entered in self._of.items()} == {
+            who: names for who, names in of.items() if names
+        }
+        assert all(len(entered) <= MAX_BARRIERS for entered in self._of.values())
 
 
 def _reason(barrier: Barrier) -> str:

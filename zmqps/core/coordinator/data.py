@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.data import DataSpec, Number
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Range, Take, Waiting
@@ -22,6 +25,8 @@ from zmqps.errors import LimitError, listed
 MAX_DATA_SETS = 1024
 #: How many of the workers whose ranges are awaited an error names.
 MOST_NAMED = 8
+#: How many data sets, and of each how many workers, the status shows.
+MOST_SHOWN = 64
 
 
 class DataSet:
@@ -121,6 +126,7 @@ class DataSets:
         resume: Callable[[MemberInfo, str], int],
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
+        self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
         self._pause = pause
         self._resume = resume
@@ -144,27 +150,30 @@ class DataSets:
         data.spec.check_same(spec, data.owner)
         if len(message.done) == 2:
             data.done(member.incarnation, (message.done[0], message.done[1]))
+        self._of.setdefault(member.incarnation, {})[spec.name] = data
         data.waiting[member.incarnation] = message.request
-        actions = self._serve(data)
+        actions = self._serve(data, member.incarnation)
         if member.incarnation in data.waiting:
             self._pause(member, _reason(data))
             actions.append(Send(member.peer, Waiting(message.request, self.waiting_for(data))))
         return actions
 
-    def _serve(self, data: DataSet) -> list[Action]:
-        """Give those who wait what there is, in the order they came."""
+    def _serve(self, data: DataSet, asker: bytes = b"") -> list[Action]:
+        """Give those who wait what there is, in the order they came; ``asker`` may have a range already."""
         actions: list[Action] = []
-        for worker, request in list(data.waiting.items()):
+        first = [asker] if asker in data.taken else []
+        while worker := next(iter(first or data.waiting), None):
+            first = []
             number = data.take(worker)
-            if number is not None or data.over:
-                del data.waiting[worker]
-                member = self._members[worker]
-                actions.append(member.answer(request, data.range(request, number, self._resume(member, _reason(data)))))
+            if number is None and not data.over:
+                break  # there is nothing for the others either
+            request, member = data.waiting.pop(worker), self._members[worker]
+            actions.append(member.answer(request, data.range(request, number, self._resume(member, _reason(data)))))
         return actions
 
     def withdraw(self, member: MemberInfo, request: int) -> None:
         """A worker no longer waits for a range."""
-        for data in self.by_name.values():
+        for data in self._of.get(member.incarnation, {}).values():
             if data.waiting.get(member.incarnation) == request:
                 del data.waiting[member.incarnation]
                 self._resume(member, _reason(data))
@@ -172,22 +181,29 @@ class DataSets:
     def leave(self, member: MemberInfo, *, finished: bool) -> list[Action]:
         """A worker has gone."""
         actions: list[Action] = []
-        for data in self.by_name.values():
+        for data in self._of.pop(member.incarnation, {}).values():
             data.leave(member.incarnation, finished=finished)
             actions += self._serve(data)
         return actions
 
     def waiting_for(self, data: DataSet) -> str:
         """Say who has the ranges that others wait for."""
-        texts = [f"{self._members[worker].title} (range {number})" for worker, number in data.taken.items()]
-        return f"{listed(texts, MOST_NAMED)}: the last ranges of pass {data.data_pass} of data set {data.spec.name!r}"
+        taken = list(islice(data.taken.items(), MOST_NAMED))
+        texts = [f"{self._members[worker].title} (range {number})" for worker, number in taken]
+        who = listed(texts, MOST_NAMED, len(data.taken))
+        return f"{who}: the last ranges of pass {data.data_pass} of data set {data.spec.name!r}"
 
-    def waiters(self) -> Iterator[tuple[MemberInfo, int, str]]:
-        """Yield who waits, with the request, for what."""
+    @property
+    def anybody_waits(self) -> bool:
+        """Whether a worker waits for a range."""
+        return any(data.waiting for data in self.by_name.values())
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Yield who waits, with the request, and what says for what."""
         for data in self.by_name.values():
-            text = self.waiting_for(data) if data.waiting else ""
+            say = partial(self.waiting_for, data)
             for worker, request in data.waiting.items():
-                yield self._members[worker], request, text
+                yield self._members[worker], request, say
 
     def status(self) -> list[dict[str, Any]]:
         """Return the progress for the status."""
@@ -199,18 +215,24 @@ class DataSets:
                 "done": data.num_done,
                 "ranges": data.spec.num_ranges,
                 "examples": data.spec.num_examples,
-                "taken": {self._members[worker].title: number for worker, number in data.taken.items()},
+                "taken": {self._members[w].title: n for w, n in islice(data.taken.items(), MOST_SHOWN)},
                 "returned": data.num_returned,
-                "waiting": [self._members[worker].title for worker in data.waiting],
+                "waiting": [self._members[worker].title for worker in islice(data.waiting, MOST_SHOWN)],
+                **({"not_shown": more} if (more := _more(data.taken) + _more(data.waiting)) else {}),
             }
-            for data in self.by_name.values()
+            for data in islice(self.by_name.values(), MOST_SHOWN)
         ]
 
     def validate(self) -> None:
         """Assert the invariants."""
         for data in self.by_name.values():
             data.validate()
-            assert {*data.taken, *data.waiting} <= set(self._members)
+            assert {*data.taken, *data.waiting} <= {who for who, of in self._of.items() if data.spec.name in of}
+        assert set(self._of) <= set(self._members)
+
+
+def _more(of: Mapping[bytes, int]) -> int:
+    return max(0, len(of) - MOST_SHOWN)
 
 
 def _reason(data: DataSet) -> str:

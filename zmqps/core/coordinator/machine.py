@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from zmqps.core.coordinator.discards import Discards
@@ -11,7 +11,7 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.status import by_epoch, gone_status, members_status, presentable
+from zmqps.core.coordinator.status import Inquiries, by_epoch, fit_jobs, members_status, presentable
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -59,8 +59,16 @@ from zmqps.errors import (
 
 #: How long the end of the cluster waits for the servers to say goodbye.
 GOODBYE_S = 3.0
+#: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
+#: are taken in between, and save those whose signs of life have come meanwhile.
+MOST_LOST = 32
+PIECE_S = 0.005
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
+#: Lines about members and jobs that a host may cause in some seconds: 64 workers that come and go at once keep theirs.
+MOST_NEWS = 256
+#: Jobs that wait, of which the log and the status say so.
+MOST_WAITING = 32
 #: How a job ends whose workers are done.
 FINISHED = "its workers have finished"
 
@@ -82,7 +90,10 @@ class CoordinatorMachine:
         self.ended = EndedJobs()
         self._idle_since: float | None = None
         self._reminder_due = 0.0
+        self._lose_due = 0.0  # not before, although members are overdue
+        self._inquiries = Inquiries()
         self._throttle = Throttle()
+        self._news = Throttle("members and jobs that came and went", MOST_NEWS)
         self._now = 0.0  # of the event being handled
         self._end_due = 0.0
 
@@ -106,29 +117,36 @@ class CoordinatorMachine:
             return self._end(Exit(exits.OK, event.reason), now)
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
-        message = event.message
+        message, member = event.message, self.membership.find(event.peer)
+        host = member.hello.host if member else getattr(message, "host", "")
         try:
-            if isinstance(message, Hello):
-                return self._join(event.peer, message, now)
-            if isinstance(message, StatusRequest):
-                return [Send(event.peer, Status(message.request, self.status(now)))]
-            if isinstance(message, EndJob):
-                return self._end_job(event.peer, message, now)
-            member = self.membership.find(event.peer)
-            if member is None and isinstance(message, Leave):
-                return [Send(event.peer, Left())]  # said again, because the answer was lost
-            if member is None:
-                self.membership.check_known(event.peer)
-                raise NotJoinedError(f"{type(message).__name__} before Hello")
-            self.membership.heard(member, now)
-            return self._from_member(member, message, now)
+            return self._news.spare(self._take(event.peer, member, message, now), now, host)
         except PSError as error:
             return self._refuse(event.peer, getattr(message, "request", 0), error)
 
+    def _take(self, peer: Peer, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
+        if isinstance(message, Hello):
+            return self._join(peer, message, now)
+        if isinstance(message, StatusRequest):
+            self._inquiries.check(len(self.membership.members), now)
+            return [Send(peer, Status(message.request, self.status(now)))]
+        if isinstance(message, EndJob):
+            return self._end_job(peer, message, now)
+        if member is None and isinstance(message, Leave):
+            return [Send(peer, Left())]  # said again, because the answer was lost
+        if member is None:
+            self.membership.check_known(peer)
+            raise NotJoinedError(f"{type(message).__name__} before Hello")
+        self.membership.heard(member, now)
+        return self._from_member(member, message, now)
+
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self._reminder_due, self.membership.next_deadline(), self._discards.next_deadline()]
+        overdue = self.membership.next_deadline()
+        dues = [self._reminder_due, self._discards.next_deadline()]
         dues += [run.next_deadline() for run in self.runs.values()]
+        if overdue is not None:
+            dues.append(max(overdue, self._lose_due))
         if self._idle_since is not None and self.options.idle_timeout:
             dues.append(self._idle_since + self.options.idle_timeout)
         if self.ending is not None:
@@ -138,16 +156,21 @@ class CoordinatorMachine:
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
         actions: list[Action] = []
-        for member in self.membership.overdue(now):
-            actions += [*self._lose(member, now), Send(member.peer, Error.of(0, self._evicted(member, now)))]
+        if now >= self._lose_due:
+            for member in self.membership.overdue(now, MOST_LOST):
+                actions += self._news.spare(self._lose(member, now), now, member.hello.host)
+                actions.append(Send(member.peer, Error.of(0, self._evicted(member, now))))
+                self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
-            actions += run.on_deadline(now)
+            actions += self._news.spare(run.on_deadline(now), now, run.name)
             if run.expired(now):
                 actions += self._end_run(run, f"no worker for {self.options.lease:.0f} s", now)
         actions += [*self._discard_given_up(now), *self._discards.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
+            summaries = [throttle.summary(now) for throttle in (self._throttle, self._news)]
+            actions += [Log("warning", text) for text in summaries if text]
         if self.ending is not None and now >= self._end_due:
             return [*actions, self.ending]
         idle = self.options.idle_timeout
@@ -222,7 +245,8 @@ class CoordinatorMachine:
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
         self.counts["heartbeats"] += 1
-        member.counters, member.counters_of = presentable(message.counters), by_epoch(message.counters)
+        member.counters, member.counters_nbytes = presentable(message.counters)
+        member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
         run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
 
@@ -274,19 +298,23 @@ class CoordinatorMachine:
     # --- who goes ------------------------------------------------------------------------------
 
     def _lose(self, member: MemberInfo, now: float, how: str = "lost") -> list[Action]:
-        """A member is gone that others count on: tell everybody that waits for it."""
+        """A member is gone that others count on: tell everybody that waits for it.
+
+        Of one that only trained or looked on, servers are told and those who wait for it; others would have no use
+        for it, and where thousands are lost that would be millions of messages.
+        """
         silent = now - member.seen_at
         advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         actions: list[Action] = [Log("warning", str(error))]
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
-        runs = [run for run in self.runs.values() if run.is_on(member)]
+        runs = [run for run in self.runs.values() if run.is_on(member)] if member.role == "server" else []
+        told: list[MemberInfo] = []
         if member.role == "server":
             for run in runs:
                 actions += run.lose_server(member, error)
             told = [other for run in runs for other in run.members.values()]
-        else:
-            told = [other for other in self.runs[member.job].members.values() if other is not member]
+        elif self.runs[member.job].startup.placement is not None:
             # before a step that is complete without it: servers take nothing more of it from then on
             actions += [Send(server.peer, lost) for server in self.servers]
         actions += self._depart(member, how, now, error)
@@ -337,9 +365,10 @@ class CoordinatorMachine:
             self.ended.add(run.name, how, run.startup.epoch, now)
             actions.append(Log("info", f"job {run.name!r} has ended: {how}"))
         error = JobEndedError(job=run.name, reason=how)
+        told = Error.of(0, error)
         for member in run.members.values():
             self.membership.remove(member, "ended", now, error)
-            actions.append(Send(member.peer, Error.of(0, error)))
+            actions.append(Send(member.peer, told))
         run.startup.give_up()
         actions += self._discard(run, now)
         if self.options.once and trained and how == FINISHED:
@@ -406,9 +435,8 @@ class CoordinatorMachine:
         self.counts["refused"] += 1
         member = self.membership.find(peer)
         who = member.title if member else f"peer {alias(peer)}"
-        line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
-        answer = Send(peer, Error.of(request, error))
-        return [Log("warning", line), answer] if line else [answer]
+        line, host = f"refused a request of {who}: {error}", member.hello.host if member else ""
+        return self._throttle.spare([Log("warning", line), Send(peer, Error.of(request, error))], self._now, host)
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -418,12 +446,16 @@ class CoordinatorMachine:
         needs = [f"{absent} of {self.options.servers} servers"] if absent > 0 else []
         needs += [] if self.runs else ["a worker's init"]
         texts = [f"waiting for {' and '.join(needs)}"] if needs else []
-        return texts + [f"job {run.name!r}: {text}" for run in self.runs.values() for text in run.waiting()]
+        waiting = (f"job {run.name!r}: {text}" for run in self.runs.values() for text in run.waiting())
+        texts += islice(waiting, MOST_WAITING)
+        return [*texts, "other waits are left out"] if next(waiting, None) else texts
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
         of_jobs = [m for run in self.runs.values() for roster in (run.workers, run.observers) for m in roster]
-        ready = len(self.servers) >= self.options.servers
+        ready, left_out = len(self.servers) >= self.options.servers, list[str]()
+        jobs = {name: run.status(list(self.servers), now) for name, run in self.runs.items()}
+        there, gone = members_status([*self.servers, *of_jobs], self.membership.gone, now, left_out)
         return {
             "state": f"ending: {self.ending.reason}" if self.ending else "ready" if ready else "waiting for servers",
             "endpoint": self.identity.endpoint,
@@ -431,10 +463,11 @@ class CoordinatorMachine:
             "servers": self.options.servers,
             "workers": self.options.workers or 0,
             "waiting": self._waiting(),
-            "jobs": {name: run.status(list(self.servers), now) for name, run in self.runs.items()},
+            "jobs": fit_jobs(jobs, left_out),
             "ended": self.ended.status(now),
-            "members": members_status([*self.servers, *of_jobs], now),
-            "gone": gone_status(self.membership.gone, now),
+            "members": there,
+            "gone": gone,
+            "left_out": left_out,
             "counters": dict(self.counts),
         }
 

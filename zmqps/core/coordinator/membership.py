@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 from typing import Any
 
 from zmqps.core.protocol.events import Peer, Send
@@ -30,6 +31,7 @@ class MemberInfo:
     rank: int
     seen_at: float
     counters: Mapping[str, Any] = field(default_factory=dict)
+    counters_nbytes: int = 0
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
     answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
 
@@ -79,6 +81,8 @@ class Roster:
 
     def __init__(self) -> None:
         self._by_rank: dict[int, MemberInfo] = {}
+        self._free: list[int] = []  # a heap of the ranks below ``_next`` that are free; some are taken again
+        self._next = 0
         self._names: set[str] = set()  # of all who ever joined
         self.num_finished = 0
 
@@ -86,8 +90,9 @@ class Roster:
         return len(self._by_rank)
 
     def __iter__(self) -> Iterator[MemberInfo]:
-        """Yield the members by rank."""
-        return iter([member for _, member in sorted(self._by_rank.items())])
+        """Yield the members by rank; a few of them cost no more than that."""
+        by_rank = self._by_rank
+        return (by_rank[rank] for rank in range(self._next) if rank in by_rank)
 
     @property
     def num_joined(self) -> int:
@@ -105,8 +110,15 @@ class Roster:
 
     def take(self, member: MemberInfo, rank: int | None = None) -> None:
         """Enter a member under a rank that is free here; by default the lowest."""
+        while rank is None and self._free:
+            free = heapq.heappop(self._free)
+            rank = None if free in self._by_rank else free
         if rank is None:
-            rank = next(rank for rank in range(len(self) + 1) if rank not in self._by_rank)
+            rank = self._next
+        while self._next <= rank:
+            if self._next < rank:
+                heapq.heappush(self._free, self._next)
+            self._next += 1
         member.roster, member.rank = self, rank
         self._by_rank[member.rank] = member
         if len(self._names) < MAX_MEMBERS:
@@ -115,7 +127,15 @@ class Roster:
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""
         del self._by_rank[member.rank]
+        heapq.heappush(self._free, member.rank)
+        if not self._by_rank:
+            self._free, self._next = [], 0
         self.num_finished += how == "finished"
+
+    def validate(self) -> None:
+        """Assert that every rank below the next one is taken or free."""
+        assert set(range(self._next)) <= {*self._by_rank, *self._free}
+        assert all(rank < self._next for rank in (*self._by_rank, *self._free))
 
 
 class Membership:
@@ -133,7 +153,9 @@ class Membership:
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
         self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # the one silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
-        self._barred: dict[bytes, tuple[Peer, PSError]] = {}  # incarnations that may not speak any more, and why
+        # incarnations that may not speak any more, and why; and the connections that they had
+        self._barred: dict[bytes, tuple[Peer, PSError]] = {}
+        self._barred_peers: dict[Peer, PSError] = {}
 
     def join(self, hello: Hello, peer: Peer, roster: Roster, now: float) -> MemberInfo:
         """Enter a member in its roster; the same incarnation keeps its rank, whatever connection it comes by.
@@ -182,8 +204,11 @@ class Membership:
         self.gone.append(Departure(member, how, now))
         if barred is not None:
             self._barred[member.incarnation] = member.peer, barred
+            self._barred_peers[member.peer] = barred
             while len(self._barred) > MAX_MEMBERS:
-                del self._barred[next(iter(self._barred))]
+                peer, error = self._barred.pop(next(iter(self._barred)))
+                if self._barred_peers.get(peer) is error:
+                    del self._barred_peers[peer]
 
     def check_welcome(self, incarnation: bytes) -> None:
         """Raise what bars an incarnation that the others went on without."""
@@ -192,18 +217,17 @@ class Membership:
 
     def check_known(self, peer: Peer) -> None:
         """Raise what bars the one that was behind a connection."""
-        for known, error in self._barred.values():
-            if known == peer:
-                raise error
+        if peer in self._barred_peers:
+            raise self._barred_peers[peer]
 
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""
         longest = next(iter(self._by_silence.values()), None)
         return None if longest is None else longest.seen_at + self.timeout
 
-    def overdue(self, now: float) -> list[MemberInfo]:
-        """Return the members that were silent for too long."""
-        return list(takewhile(lambda m: now >= m.seen_at + self.timeout, self._by_silence.values()))
+    def overdue(self, now: float, most: int | None = None) -> list[MemberInfo]:
+        """Return the members that were silent for too long, or so many of them."""
+        return list(islice(takewhile(lambda m: now >= m.seen_at + self.timeout, self._by_silence.values()), most))
 
     def validate(self) -> None:
         """Assert that ranks and connections are unique, and the orders those of the members."""
@@ -211,6 +235,9 @@ class Membership:
         rosters = {id(m.roster): m.roster for m in self.members.values()}.values()
         assert sum(map(len, rosters)) == len(self.members)
         assert all(member.roster is roster for roster in rosters for member in roster)
+        for roster in rosters:
+            roster.validate()
         assert set(self._by_silence) == set(self.members)
         assert all(a.seen_at <= b.seen_at for a, b in pairwise(self._by_silence.values()))
         assert not set(self._barred) & set(self.members)
+        assert {id(error) for error in self._barred_peers.values()} <= {id(e) for _, e in self._barred.values()}

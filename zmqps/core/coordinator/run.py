@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
@@ -16,6 +17,9 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Arrive, Committed, Enter, Init, Ready, Take, Waiting, Withdraw
 from zmqps.errors import ConfigurationError, PSError
+
+#: How many waits at barriers, and for data, the status and the log show.
+MOST_WAITS = 8
 
 
 class JobRun:
@@ -59,14 +63,14 @@ class JobRun:
         self._left_alone = False  # its workers have gone, and no other one has begun since
         self._training: set[bytes] = set()  # workers that have begun
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
-        self.steps = Steps(self.members)
+        self.steps = Steps(self.members, self.workers)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, lambda: self.num_workers,
             options.workers, root,
         )  # fmt: skip
-        self.barriers = Barriers(self.members, self.steps.pause, self.steps.resume)
+        self.barriers = Barriers(self.members, self.workers, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.steps.pause, self.steps.resume)
-        self.waits = Waits(self._waiters)
+        self.waits = Waits(self._waiters, self._anybody_waits)
 
     @property
     def expected(self) -> int | None:
@@ -176,7 +180,7 @@ class JobRun:
             The job that it wants could not begin.
         """
         ours = self.startup.job
-        unwanted = self._left_alone and self._returned == set(self.members) and not any(True for _ in self._waiters())
+        unwanted = self._left_alone and self._returned == set(self.members) and not self._anybody_waits()
         if not unwanted or member.role != "worker" or not message.job or ours is None:
             return False
         job = JobSpec.from_wire(message.job)
@@ -289,15 +293,23 @@ class JobRun:
         yield from self.steps.waiters(missing)
         yield from self.data.waiters()
 
+    def _anybody_waits(self) -> bool:
+        in_start, at_barrier = self.startup.parked, self.barriers.by_name
+        return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits)
+
     def waiting(self) -> list[str]:
-        """Return in words what is waited for."""
+        """Return in words what is waited for: a few of many waits."""
         missing, startup = self.num_missing, self.startup
         if startup.ready:
-            barriers = self.barriers.by_name.values()
-            texts = [f"barrier {b.name!r} waits for {self.barriers.waiting_for(b, missing)}" for b in barriers]
+            barriers, waits_for = self.barriers.by_name, self.barriers.waiting_for
+            texts = [
+                f"barrier {b.name!r} waits for {waits_for(b, missing)}" for b in islice(barriers.values(), MOST_WAITS)
+            ]
+            if len(barriers) > MOST_WAITS:
+                texts.append(f"{len(barriers) - MOST_WAITS} more barriers are waited at")
             step = self.steps.waiting_for(missing)
             texts += [f"step waits for {step}"] if step else []
-            return texts + list(dict.fromkeys(f"{who.title} waits for {text}" for who, _, text in self.data.waiters()))
+            return texts + [f"{who.title} waits for {say()}" for who, _, say in islice(self.data.waiters(), MOST_WAITS)]
         if startup.parked:
             return [f"init waits for {startup.waiting_for(list(self._servers))}"]
         return ["waiting for a worker's init"] if startup.job is None else []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 from zmqps.core.protocol.messages import Assign, Init, Job
-from zmqps.errors import PSError
+from zmqps.errors import LimitError, PSError
 
 
 class Beginning(NamedTuple):
@@ -29,6 +31,9 @@ class Waiter(NamedTuple):
     member: MemberInfo
     has_values: bool  # and could upload them
 
+
+#: A worker waits for one, or for a few that it has given up and whose `Withdraw` is lost.
+MAX_PARKED = 16
 
 Parked = dict[tuple[bytes, int], Waiter]  # by incarnation and request
 
@@ -87,10 +92,12 @@ class Startup:
         self.job: JobSpec | None = None
         self.owner = ""
         self.placement: Placement | None = None
+        self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         self.servers: Sequence[MemberInfo] = ()
         self.built: set[int] = set()
         self.loaded: set[int] = set()
         self.parked: Parked = {}
+        self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
         self.loader: tuple[bytes, int] | None = None
         self.told: set[bytes] = set()  # members that have tickets for the servers
 
@@ -113,6 +120,10 @@ class Startup:
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
         actions = self._say_again() if key == next(iter(self.parked), None) else []
+        requests = self._requests.setdefault(member.incarnation, set())
+        if key not in self.parked and len(requests) >= MAX_PARKED:
+            raise LimitError(what="number of inits of a member", got=len(requests) + 1, limit=MAX_PARKED)
+        requests.add(message.request)
         self.parked[key] = Waiter(member, has_values)
         if self.loader is None and has_values and self.placement is not None and not self.ready:
             actions += self._choose_loader()
@@ -124,6 +135,7 @@ class Startup:
             return []
         self.servers = servers
         self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
+        self._rows = self.placement.rows()
         self.epoch = self._new_epoch()
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, "
@@ -169,8 +181,11 @@ class Startup:
 
     def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
         """A worker no longer waits for its init, or has gone."""
-        for key in [k for k in self.parked if k[0] == incarnation and request in (None, k[1])]:
-            del self.parked[key]
+        for number in [n for n in self._requests.get(incarnation, ()) if request in (None, n)]:
+            del self.parked[incarnation, number]
+            self._requests[incarnation].remove(number)
+        if not self._requests.get(incarnation, True):
+            del self._requests[incarnation]
         if request is None:
             self.told.discard(incarnation)
         if not self.parked and not self.ready:
@@ -206,6 +221,7 @@ class Startup:
             return []
         replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
         self.parked.clear()
+        self._requests.clear()
         return replies
 
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
@@ -227,11 +243,11 @@ class Startup:
         proof = proof_of(key, member.role, member.incarnation).hex()
         return {"name": hello.name, "endpoint": hello.endpoint, "ticket": ticket, "proof": proof}
 
-    def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[tuple[MemberInfo, int, str]]:
-        """Yield whose init is parked, with the request, and whom it waits for."""
-        text = self.waiting_for(servers) if self.parked else ""
+    def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:
+        """Yield whose init is parked, with the request, and what says whom it waits for."""
+        say = partial(self.waiting_for, servers)
         for (_, request), waiter in self.parked.items():
-            yield waiter.member, request, text
+            yield waiter.member, request, say
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""
@@ -256,7 +272,7 @@ class Startup:
             "treatment": self.job.treatment,
             "optimizer": dict(self.job.optimizer),
             "owner": self.owner,
-            "nbytes": KeySpace(self.job.parameters).nbytes,
-            "placement": self.placement.rows() if self.placement else [],
+            "nbytes": self.placement.keyspace.nbytes if self.placement else KeySpace(self.job.parameters).nbytes,
+            "placement": self._rows,
             "ready": self.ready,
         }

@@ -1,38 +1,129 @@
-"""What the coordinator says of members as plain data, for ``zmqps status --json``."""
+"""What the coordinator says of members as plain data, for ``zmqps status --json``; it always fits into a message.
+
+What one member says of itself has bounds, and so has what is said of all of them: beyond it something is left out,
+and ``left_out`` says what.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from zmqps.core.coordinator.membership import Departure, MemberInfo
+from zmqps.errors import LimitError
 
-#: How many of a member's counters are kept, for each job that it counts them of.
+#: How many of a member's counters are kept, and how many bytes of them, for each job that it counts them of.
 MAX_COUNTERS = 64
+MAX_COUNTERS_NBYTES = 4096
+MAX_COUNTER_NAME_CHARS = 64
+MAX_COUNTER_TEXT_CHARS = 200
+NUMBERS = (int, float, bool)
 #: A server has no more jobs than the coordinator accepts.
 MAX_COUNTED_JOBS = 256
+#: Bytes of the jobs in a status, and of the members; with the rest below `zmqps.core.protocol.wire.MAX_HEADER_NBYTES`.
+MAX_JOBS_NBYTES = 5 << 19
+MAX_MEMBERS_NBYTES = 7 << 19
+#: A status of so many members is told so much later than the one before (it takes a tenth of that to make and to send),
+#: but for as many as fit into `BURST_S`.
+SPACING_S = 100e-6
+BURST_S = 1.0
+#: Of so many members a status tells one by one; of more only how many there are. It must not hold up training.
+MAX_LISTED = 1024
+#: What a member's fields take besides its texts: their names, and numbers.
+MEMBER_NBYTES = 200
+#: What is left out first of a job that has more to say than its share.
+_DISPENSABLE: tuple[tuple[str, Any], ...] = (("data", []), ("servers", {}), ("job", {}), ("waiting", []), ("steps", {}))
 
 
-def members_status(members: Iterable[MemberInfo], now: float) -> list[dict[str, Any]]:
-    """Return who is there."""
-    return [
-        {**_describe(member), "silent_s": round(now - member.seen_at, 3), "counters": dict(member.counters)}
-        for member in members
+class Inquiries:
+    """Lets so many ask for the status that the others do not notice; telling it takes time for each member."""
+
+    def __init__(self) -> None:
+        self._due = 0.0  # when all that were told have been paid for
+
+    def check(self, members: int, now: float) -> None:
+        """Raise `LimitError` if too many have asked already; they ask again by themselves."""
+        spacing = SPACING_S * (1 + members)
+        self._due = max(self._due, now)
+        if self._due > now + BURST_S:
+            limit = 1 + int(BURST_S / spacing)
+            raise LimitError(what="number of requests for the status at a time", got=limit + 1, limit=limit)
+        self._due += spacing
+
+
+def nbytes_of(value: Any) -> int:
+    """Return how many bytes plain data take in a message, at most."""
+    kind = type(value)
+    if kind is str:
+        return 5 + (len(value) if value.isascii() else 4 * len(value))
+    if kind is dict:
+        return 5 + sum([nbytes_of(name) + nbytes_of(item) for name, item in value.items()])
+    if kind is list or kind is tuple:
+        return 5 + sum(map(nbytes_of, value))
+    return 9
+
+
+def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the statuses of jobs, less what goes beyond a job's share."""
+    share = MAX_JOBS_NBYTES // max(1, len(statuses))
+    for name, status in statuses.items():
+        nbytes = nbytes_of(status)
+        for key, nothing in _DISPENSABLE:
+            if nbytes > share:
+                nbytes -= nbytes_of(status[key]) - nbytes_of(nothing)
+                status[key] = nothing
+                left_out.append(f"{key} of the job {name!r}")
+    return dict(statuses)
+
+
+def members_status(
+    members: Sequence[MemberInfo], gone: Sequence[Departure], now: float, left_out: list[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return who is there, and who has gone and how; first names are left out that do not fit, then counters."""
+    there = [
+        (member, {**_describe(member), "silent_s": round(now - member.seen_at, 3), "counters": {}})
+        for member in members[:MAX_LISTED]
     ]
-
-
-def gone_status(gone: Iterable[Departure], now: float) -> list[dict[str, Any]]:
-    """Return who has gone, and how."""
-    return [
-        {
-            **_describe(departure.member),
-            "how": departure.how,
-            "ago_s": round(now - departure.at, 3),
-            "last_seen_ago_s": round(now - departure.member.seen_at, 3),
-            "counters": dict(departure.member.counters),
-        }
+    parted = [
+        (
+            departure.member,
+            {
+                **_describe(departure.member),
+                "how": departure.how,
+                "ago_s": round(now - departure.at, 3),
+                "last_seen_ago_s": round(now - departure.member.seen_at, 3),
+                "counters": {},
+            },
+        )
         for departure in gone
     ]
+    room = MAX_MEMBERS_NBYTES
+    listed: list[list[dict[str, Any]]] = []
+    kept: list[tuple[MemberInfo, dict[str, Any]]] = []
+    for what, rows, all_ in (("members", there, members), ("of those who have gone", parted, gone)):
+        number = 0
+        for member, _ in rows:
+            room -= MEMBER_NBYTES + nbytes_of((member.hello.name, member.hello.host, member.hello.endpoint, member.job))
+            if room < 0:
+                break
+            number += 1
+        room = max(0, room)
+        if number < len(all_):
+            left_out.append(f"{len(all_) - number} of {len(all_)} {what}")
+        listed.append([row for _, row in rows[:number]])
+        kept += rows[:number]
+    silent = 0
+    for member, row in kept:
+        if member.counters_nbytes <= room:
+            row["counters"] = dict(member.counters)
+            room -= member.counters_nbytes
+        else:
+            silent += 1
+    if silent:
+        left_out.append(f"the counters of {silent} members")
+    return listed[0], listed[1]
 
 
 def _describe(member: MemberInfo) -> dict[str, Any]:
@@ -41,14 +132,26 @@ def _describe(member: MemberInfo) -> dict[str, Any]:
     return {**facts, "endpoint": hello.endpoint, "job": member.job}
 
 
-def presentable(counters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the counters of a member that the status shows: one member must not make it unreadable."""
-    items = list(counters.items())[:MAX_COUNTERS]
-    return {name[:64]: v[:200] if isinstance(v, str) else v for name, v in items if not isinstance(v, dict | list)}
+def presentable(counters: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the counters of a member that the status shows, numbers and short texts, and how many bytes they take."""
+    shown: dict[str, Any] = {}
+    nbytes = 5
+    for name, value in islice(counters.items(), MAX_COUNTERS):
+        kind = type(value)
+        if kind is str:
+            value = value[:MAX_COUNTER_TEXT_CHARS]
+        elif kind not in NUMBERS or not math.isfinite(value):
+            continue
+        name = name[:MAX_COUNTER_NAME_CHARS]
+        more = nbytes_of(name) + nbytes_of(value)
+        if nbytes + more <= MAX_COUNTERS_NBYTES:
+            shown[name] = value
+            nbytes += more
+    return shown, nbytes
 
 
 def by_epoch(counters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return what a server counts of each job, by the job's epoch."""
     jobs = counters.get("jobs")
-    items = list(jobs.items())[:MAX_COUNTED_JOBS] if isinstance(jobs, dict) else []
-    return {epoch: presentable(of) for epoch, of in items if isinstance(of, dict)}
+    items = islice(jobs.items(), MAX_COUNTED_JOBS) if isinstance(jobs, dict) else ()
+    return {epoch[:MAX_COUNTER_NAME_CHARS]: presentable(of)[0] for epoch, of in items if isinstance(of, dict)}

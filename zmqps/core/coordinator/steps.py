@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from zmqps.core.coordinator.consistency import Commitment, Decision, Policy, make_policy
-from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Arrive, Commit, Proceed
@@ -14,6 +16,8 @@ from zmqps.errors import DeadlineError, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
 COMMIT_RETRY_S = 1.0
+#: How many of the workers that a step waits for an error names.
+MOST_NAMED = 8
 
 
 class Steps:
@@ -23,11 +27,15 @@ class Steps:
     ----------
     members
         The live members of the job by incarnation; shared with its `JobRun`.
+    workers
+        Those of them that are workers.
     """
 
-    def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
+    def __init__(self, members: Mapping[bytes, MemberInfo], workers: Roster) -> None:
         self.policy: Policy | None = None
         self._members = members
+        self._workers = workers
+        self._training: set[bytes] = set()  # the live ones that have begun
         self._epoch = 0
         self._servers: dict[bytes, MemberInfo] = {}
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
@@ -58,6 +66,7 @@ class Steps:
         if self.policy is None or member.role != "worker":
             return 0
         self._ranks[member.incarnation] = member.rank
+        self._training.add(member.incarnation)
         return self.policy.join(member.incarnation)
 
     def pause(self, member: MemberInfo, reason: str) -> None:
@@ -77,11 +86,16 @@ class Steps:
         del self._paused[member.incarnation]
         return self.policy.join(member.incarnation)
 
-    def waiters(self, missing: int) -> Iterator[tuple[MemberInfo, int, str]]:
-        """Yield the workers that have arrived and may not go on yet, with their requests, and whom they wait for."""
-        text = self.waiting_for(missing)
+    @property
+    def anybody_waits(self) -> bool:
+        """Whether a worker has arrived and may not go on yet."""
+        return bool(self._requests)
+
+    def waiters(self, missing: int) -> Iterator[Waiter]:
+        """Yield who has arrived and may not go on yet, with the request, and what says whom it waits for."""
+        say = partial(self.waiting_for, missing)
         for worker, request in self._requests.items():
-            yield self._members[worker], request, text
+            yield self._members[worker], request, say
 
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> None:
         """A worker has completed a step; its answer may have to wait."""
@@ -97,6 +111,7 @@ class Steps:
     def leave(self, member: MemberInfo) -> None:
         """A member has gone."""
         self._requests.pop(member.incarnation, None)
+        self._training.discard(member.incarnation)
         self._paused.pop(member.incarnation, None)
         self._unconfirmed.pop(member.incarnation, None)
         if self.policy is not None and member.incarnation in self._ranks:
@@ -129,7 +144,7 @@ class Steps:
         """Return how many workers the first step waits for, besides those that train already."""
         if not self._waits_for_all:
             return missing
-        idle = sum(m.role == "worker" and m.incarnation not in self._ranks for m in self._members.values())
+        idle = len(self._workers) - len(self._training)
         self._waits_for_all = missing + idle > 0
         return missing + idle
 
@@ -172,8 +187,9 @@ class Steps:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
-        titles = [self._members[w].title for w in self.policy.awaited() if w in self._members]
-        return f"{listed(titles, 8) or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
+        awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
+        titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
+        return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
@@ -204,5 +220,6 @@ class Steps:
     def validate(self) -> None:
         """Assert the invariants."""
         assert {*self._requests, *self._paused} <= set(self._members)
+        assert self._training == {who for who in self._ranks if who in self._members}
         if self.policy is not None:
             self.policy.validate()

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 PROTOCOL_VERSION = 3
 MAGIC = "zmqps"
+#: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.
+MAX_FACTS = 16
+MAX_FACT_CHARS = 4096
 
 if TYPE_CHECKING:
     from zmqps.errors import PSError
@@ -140,7 +143,8 @@ class Error(Message):
     @classmethod
     def of(cls, request: int, error: PSError) -> Error:
         """Return the message that raises an error again at the other end."""
-        return cls(request, error.code, str(error), error.facts())
+        facts = {name: fact[:MAX_FACT_CHARS] if isinstance(fact, str) else fact for name, fact in error.facts().items()}
+        return cls(request, error.code, str(error), facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack  # type: ignore[import-untyped]
 
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import BY_KIND, Hello, Message
+from zmqps.core.protocol.messages import BY_KIND, MAX_FACT_CHARS, MAX_FACTS, Hello, Message
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -104,8 +104,13 @@ def _map(value: Any) -> Any:
 
 
 def _facts(value: Any) -> Any:
-    if any(type(item) in (dict, list) for item in _map(value).values()):
-        raise ProtocolError("the facts of an error are strings, numbers, truth values or nil")
+    if len(_map(value)) > MAX_FACTS:
+        raise LimitError(what="number of facts", got=len(value), limit=MAX_FACTS)
+    for item in value.values():
+        if type(item) in (dict, list):
+            raise ProtocolError("the facts of an error are strings, numbers, truth values or nil")
+        if type(item) is str and len(item) > MAX_FACT_CHARS:
+            raise LimitError(what="a fact's length", got=len(item), limit=MAX_FACT_CHARS)
     return value
 
 

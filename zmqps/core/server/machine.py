@@ -154,6 +154,8 @@ class ServerMachine:
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, and the end when the coordinator is gone."""
         actions = self.member.on_deadline(now)
+        if (left_out := self._throttle.summary(now)) is not None:
+            actions.append(Log("warning", left_out))
         if self.member.lost and not self._ending:
             self._ending = True
             text = f"lost the coordinator: last sign of life {self.member.silence(now):.1f} s ago"
@@ -453,7 +455,7 @@ class ServerMachine:
         self._num_refused += 1
         client = self._clients.find(peer)
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"
-        line = self._throttle.admit(f"refused a request of {who}: {error}", self._now)
+        line = self._throttle.admit(f"refused a request of {who}: {error}", self._now, peer)
         answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]
 

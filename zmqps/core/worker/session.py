@@ -69,6 +69,7 @@ from zmqps.errors import (
     PSError,
     ShutdownError,
     from_wire,
+    printable,
 )
 
 #: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before that was read.
@@ -383,7 +384,7 @@ class SessionMachine:
                 actions += self.transfers.lose_server(message)
         elif isinstance(message, Shutdown):
             actions += self.member.leave("closed", now)  # the coordinator waits for it
-            actions += self._fail_all(ShutdownError(f"the cluster has ended: {message.reason}"))
+            actions += self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
         elif isinstance(message, Left):
             if self._finishing is not None and not self._finishing.done:
                 actions += self.resolve(self._finishing, None)
@@ -403,7 +404,7 @@ class SessionMachine:
 
     def _answer(self, operation: Operation, message: Message, now: float) -> list[Action]:
         if isinstance(message, Waiting):
-            operation.waiting_for = message.text
+            operation.waiting_for = printable(message.text)
             return []
         if isinstance(message, Error):
             return self.resolve(operation, from_wire(message.code, message.text, message.facts))

@@ -32,6 +32,7 @@ from zmqps.errors import (
     PSError,
     from_wire,
     listed,
+    printable,
 )
 
 
@@ -178,7 +179,7 @@ class Transfers:
         """Take what the coordinator says to our arrival."""
         pace = self.pace
         if isinstance(message, Waiting):
-            pace.awaited = message.text
+            pace.awaited = printable(message.text)
             return []
         actions: list[Action] = []
         if isinstance(message, Proceed):
@@ -320,7 +321,7 @@ class Transfers:
         self.links = []
         for rank, server in enumerate(servers):
             endpoint = server["endpoint"]
-            title = f"server {rank} ({server['name']}, {endpoint})"
+            title = printable(f"server {rank} ({server['name']}, {endpoint})")
             is_open = endpoint in self._endpoints  # a second connection would take the first one's place
             peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
             ticket, proof = key_of(server["ticket"]), key_of(server["proof"])
