@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmqps.errors
-from zmqps.core.protocol.messages import Error
+from zmqps.core.protocol.messages import MAX_FACT_CHARS, MAX_FACTS, Error
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import BY_CODE, DeadlineError, LimitError, PSError, UnknownParameterError, from_wire
+from zmqps.errors import BY_CODE, DeadlineError, LimitError, PSError, UnknownParameterError, from_wire, printable
 
 PROTOCOL = Path(__file__).resolve().parents[1] / "docs" / "protocol.md"
 FACTS = {"str": "a text", "int": 7, "float": 1.5}
@@ -96,3 +96,29 @@ def test_the_protocol_lists_every_error_with_its_number_and_facts() -> None:
     rows = re.findall(r"^\| (\d+) \| `(\w+)` \| ([^|]+) \|", section, re.MULTILINE)
     documented = {int(code): (name, tuple(re.findall(r"`(\w+)`", facts))) for code, name, facts in rows}
     assert documented == {code: (cls.__name__, cls.fact_names) for code, cls in BY_CODE.items()}
+
+
+@given(st.text(max_size=30))
+def test_a_text_of_a_peer_is_raised_as_one_line_of_printable_characters(text: str) -> None:
+    assert printable(text).isprintable()
+    assert printable(printable(text)) == printable(text)
+    assert (printable(text) == text) == text.isprintable()
+    for error in (
+        from_wire(1, text, {"reason": text}),
+        from_wire(4, text, {"waiting_for": text}),
+        from_wire(999, text, {}),
+    ):
+        assert str(error).isprintable()
+        assert all(fact.isprintable() for fact in error.facts().values() if isinstance(fact, str))
+
+
+def test_an_error_that_names_very_many_can_be_delivered() -> None:
+    long = DeadlineError(operation="step", seconds=1.0, waiting_for="worker, " * 2000)
+    message = decode([bytes(frame) for frame in encode(Error.of(1, long))])
+    assert isinstance(message, Error)
+    again = from_wire(message.code, message.text, message.facts)
+    assert isinstance(again, DeadlineError)
+    assert again.waiting_for == long.waiting_for[:MAX_FACT_CHARS]
+    for facts in ({f"f{i}": 1 for i in range(MAX_FACTS + 1)}, {"reason": "x" * (MAX_FACT_CHARS + 1)}):
+        with pytest.raises(LimitError):
+            decode([bytes(frame) for frame in encode(Error(1, 1, "x", facts))])

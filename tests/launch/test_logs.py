@@ -8,6 +8,8 @@ import logging
 import threading
 from datetime import UTC, datetime
 
+import pytest
+
 from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
 from zmqps.launch.files import Folder
 from zmqps.launch.logs import NodeFormatter, read_line, read_message, without_date, write_line
@@ -111,3 +113,39 @@ def test_what_a_process_says_becomes_entries_of_its_own(tmp_path) -> None:
     lines = (tmp_path / "n.log").read_text().splitlines()
     assert lines[0] == LINE
     assert [read_line(line)[0] for line in lines] == ["server-0"] * 3  # type: ignore[index]
+
+
+#: What a peer may call itself: a line end and a line of its own, the start of the line, the terminal's title,
+#: "clear the screen" in one byte, a change of the direction of writing, and markup.
+NASTY = "a\nserver-0    | 2025-11-21 01:04:05.123 forged\rX\x1b]0;title\x07\x1b[2J\x9b2J\u202egnp[red]\u2028"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_peer_says_is_one_line_of_printable_characters(as_json: bool) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(NodeFormatter("coordinator", as_json=as_json))
+    logger = logging.Logger("nasty")
+    logger.addHandler(handler)
+    logger.warning("%s joined", NASTY)
+    (line,) = stream.getvalue().split("\n")[:-1]
+    assert line.isprintable()
+    assert read_line(line) is not None
+    assert r"forged\rX\x1b]0;title\x07\x1b[2J\x9b2J\u202egnp[red]\u2028 joined" in read_message(line)
+    try:
+        raise ValueError(NASTY)
+    except ValueError:
+        logger.exception("oh")
+    lines = stream.getvalue().split("\n")[1:-1]
+    assert all(line.isprintable() for line in lines)
+    assert not any((entry := read_line(line)) and entry[0] != "coordinator" for line in lines)
+
+
+def test_what_a_process_prints_keeps_its_colours_and_moves_nothing(tmp_path) -> None:
+    log = LogFile("worker-0", tmp_path / "worker-0.log", None, as_json=False)
+    log.take(["\x1b[1;31mloss\x1b[0m\t0.5", "\x1b[2J\x1b]0;title\x07\x08\x9b2J", "a\u202eb\u2028c"])
+    log.close()
+    lines = (tmp_path / "worker-0.log").read_text().split("\n")
+    assert [read_message(line) for line in lines[:-1]] == [
+        "\x1b[1;31mloss\x1b[0m\t0.5", r"\x1b[2J\x1b]0;title\x07\x08\x9b2J", r"a\u202eb\u2028c"
+    ]  # fmt: skip

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import hello, peer, sent
-from zmqps.core.coordinator.barrier import MAX_BARRIERS, Barriers
+from zmqps.core.coordinator.barrier import MAX_BARRIERS, MOST_LOOKED_AT, Barriers
 from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.protocol.hello import MAX_NAME_CHARS
 from zmqps.core.protocol.messages import Enter, Error, Released, Waiting
 from zmqps.errors import LimitError, PeerLostError
 
@@ -137,3 +138,25 @@ def test_the_number_of_barriers_is_bounded() -> None:
     with pytest.raises(LimitError):
         hall.enter("a", "one more")
     hall.enter("b", "0")
+    assert hall.enter("b", "of its own")[0] == "worker 0 (a, host, pid 7)", "b may wait at as many"
+    hall.barriers.withdraw(hall.find("a"), 3)
+    hall.enter("a", "one more")
+
+
+def test_a_barrier_whose_name_is_too_long_is_refused() -> None:
+    hall = Hall("a", "b")
+    hall.enter("a", "x" * MAX_NAME_CHARS)
+    with pytest.raises(LimitError):
+        hall.enter("a", "x" * (MAX_NAME_CHARS + 1))
+    assert len(hall.waiters) == 1
+
+
+def test_of_very_many_who_are_awaited_the_number_is_told_at_once_and_names_soon() -> None:
+    names = [f"w{number}" for number in range(MOST_LOOKED_AT + 9)]
+    hall = Hall(*names)
+    for name in names[:MOST_LOOKED_AT]:
+        text = hall.enter(name)[0]
+    assert text == "9 workers"
+    told = {say() for _, _, say in hall.barriers.waiters(0)}
+    assert len(told) == 1
+    assert told.pop().startswith(f"worker {MOST_LOOKED_AT} (w{MOST_LOOKED_AT}, ")

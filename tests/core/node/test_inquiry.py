@@ -5,8 +5,8 @@ from __future__ import annotations
 from zmqps.core.node.inquiry import AGAIN_S, Inquiry
 from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol.events import COORDINATOR, Connect, Exit, Received, Send, Stop, Undecodable
-from zmqps.core.protocol.messages import Left, Status, StatusRequest
-from zmqps.errors import ProtocolError
+from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Left, Status, StatusRequest
+from zmqps.errors import LimitError, ProtocolError
 
 ASK = Send(COORDINATOR, StatusRequest(1))
 
@@ -43,3 +43,26 @@ def test_anything_else_changes_nothing_and_a_stop_ends_it() -> None:
     assert machine.handle(Received(COORDINATOR, Left()), 0.0) == []
     assert machine.handle(Undecodable(COORDINATOR, ProtocolError("x")), 0.0) == []
     assert [type(a) for a in machine.handle(Stop("closed"), 0.0)] == [Exit]
+
+
+def test_texts_of_a_status_and_of_an_answer_can_be_shown() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1")
+    machine.start(0.0)
+    said = {"a\nb": [{"name": "\x1b[2J", "pid": 7}], "state": "größer [red]"}
+    machine.handle(Received(COORDINATOR, Status(1, said)), 0.0)
+    assert machine.status == {"a\\nb": [{"name": "\\x1b[2J", "pid": 7}], "state": "größer [red]"}
+    machine = Inquiry("tcp://127.0.0.1:1", question=EndJob(1, "x"))
+    machine.handle(Received(COORDINATOR, JobEnded(1, "a\rb")), 0.0)
+    assert machine.text == "a\\rb"
+
+
+def test_who_is_told_that_too_many_ask_asks_again() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1")
+    machine.start(0.0)
+    refusal = Error.of(1, LimitError(what="number of requests", got=2, limit=1))
+    assert machine.handle(Received(COORDINATOR, refusal), 0.0) == []
+    due = machine.next_deadline()
+    assert due is not None
+    assert machine.on_deadline(due) == [ASK]
+    assert len(machine.handle(Received(COORDINATOR, Status(1, {})), due)) == 1
+    assert machine.error is None

@@ -680,3 +680,20 @@ def test_close_fails_what_waits_and_says_goodbye() -> None:
     assert len(sent(actions, Leave)) == 3
     assert isinstance(resolved(actions)[0][1], ClosedError)
     assert exits_of(actions) == [0]
+
+
+NASTY, SHOWN = "a\n\x1b[2J\u202e", r"a\n\x1b[2J\u202e"
+
+
+def test_what_the_coordinator_says_is_raised_in_one_line() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init, timeout=1.0)
+    session.get(Waiting(init.request, NASTY))
+    ((_, late),) = resolved(session.wait(1.0))
+    assert SHOWN in str(late)
+    assert str(late).isprintable()
+    session.ask(Init(0.0, job=session.spec, values=zeros(session.spec)))
+    ((_, ended),) = resolved(session.get(Shutdown(NASTY)))
+    assert str(ended) == f"the cluster has ended: {SHOWN}"

@@ -9,7 +9,7 @@ from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Exit, Received, Send, Stop, Undecodable
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
-from zmqps.errors import PSError, from_wire, printable
+from zmqps.errors import LimitError, PSError, from_wire, printable
 
 #: How soon to ask again after an answer that is not satisfactory yet.
 AGAIN_S = 0.05
@@ -58,7 +58,8 @@ class Inquiry:
             return [Exit(exits.OK, event.reason)]
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, Status):
-            self.status = _printable(message.status)
+            self.error = None
+            self.status = presented(message.status)
             if not self._until(self.status):
                 self._due = now + AGAIN_S
                 return []
@@ -66,6 +67,8 @@ class Inquiry:
             self.text = printable(message.text)
         elif isinstance(message, Error) and message.request == self._question.request:
             self.error = from_wire(message.code, message.text, message.facts)
+            if isinstance(self.error, LimitError):
+                return []  # too many ask at the moment; it is asked again
         else:
             return []
         self._due = None
@@ -86,10 +89,10 @@ class Inquiry:
         assert FIRST_RETRY_S <= self._retry_s <= SLOWEST_RETRY_S
 
 
-def _printable(value: Any) -> Any:
+def presented(value: Any) -> Any:
     """Return a status whose texts, many of which others have chosen, can be shown."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(name): _printable(item) for name, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, list) else value
+        return {printable(name): presented(item) for name, item in value.items()}
+    return [presented(item) for item in value] if isinstance(value, list) else value

@@ -9,6 +9,7 @@ import numpy as np
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.inquiry import presented
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity, Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, Coding
@@ -418,7 +419,7 @@ class SessionMachine:
         if isinstance(message, Range) and isinstance(operation, Take):
             return [*self.transfers.resume(message.step), *self.resolve(operation, message)]
         if isinstance(message, Status) and isinstance(operation, AskStatus):
-            return self.resolve(operation, message.status)
+            return self.resolve(operation, presented(message.status))
         return []
 
     def _job(self, init: Init, message: Job, now: float) -> list[Action]:
