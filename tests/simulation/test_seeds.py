@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 28 scenarios, 308 seeds.
+#: 38 scenarios, 418 seeds.
 SEEDS = range(11)
 
 

@@ -13,7 +13,8 @@ from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.discards import Discards
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.steps import Steps
-from zmqps.core.protocol.messages import Commit, Proceed
+from zmqps.core.protocol.events import Send
+from zmqps.core.protocol.messages import Commit, Lost, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -293,3 +294,17 @@ def test_a_coordinator_that_asks_only_once_for_a_job_to_be_freed(monkeypatch: Pa
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Steps, "settled", True)
     caught("jobs-ended", "steps")
+
+
+# --- many members -------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch: Patch) -> None:
+    def lose(original: Any, coordinator: CoordinatorMachine, member: Any, *arguments: Any) -> Any:
+        others = [other for other in coordinator.runs[member.job].members.values() if other is not member]
+        lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, 10.0)
+        return [*original(coordinator, member, *arguments), *(Send(other.peer, lost) for other in others)]
+
+    wrap(monkeypatch, CoordinatorMachine, "_lose", lose)
+    monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
+    caught("sync-crowd", "for the coordinator")

@@ -95,6 +95,8 @@ class Engine:
         #: Called before a message is taken: ``hook(receiver, sender's name, message)``.
         self.on_receive: list[Callable[[Node, str, Message], None]] = []
         self._message_s = message_s
+        #: Seconds that a node computes for each message it sends, before it takes the next event.
+        self.send_s = 0.0
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._counter = 0
         self._trace: deque[tuple[float, str, Any]] = deque(maxlen=TRACE_LINES)
@@ -181,7 +183,11 @@ class Engine:
 
     def _do(self, node: Node, ask: Callable[[], list[Action]]) -> None:
         """Let a node's machine take an event, execute what it says, check what must hold."""
-        for action in ask():
+        actions = ask()
+        if self.send_s:
+            sends = sum(isinstance(action, Send) for action in actions)
+            node.busy_until = max(node.busy_until, self.now) + sends * self.send_s
+        for action in actions:
             self._execute(node, action)
             if not node.alive:
                 return  # killed in the middle of what it was doing, or at its own word
@@ -194,8 +200,9 @@ class Engine:
     def _ring(self, node: Node, due: float) -> None:
         if not node.alive or node.timer_at != due:
             return
-        if self.now < node.stopped_until:
-            self.at(node.stopped_until, partial(self._ring, node, due))
+        ready = max(node.stopped_until, node.busy_until if self.send_s else 0.0)
+        if self.now < ready:
+            self.at(ready, partial(self._ring, node, due))
             return
         node.timer_at = None
         late = [operation.title for operation in node.pending if operation.deadline < self.now - 1e-6]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.crowd import CrowdedTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
@@ -101,6 +102,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     found |= {f"sync-{name}": Scenario(EVERYTHING, training) for name, training in policies.items()}
     for kind, faults in KINDS.items():
         found[f"jobs-{kind}"] = Scenario(faults, _several, workers=6)
+    found["sync-crowd"] = Scenario(Faults(), lambda: CrowdedTraining(steps=24, plain=True, compute_s=0.5))
     found["jobs-alike"] = Scenario(EVERYTHING, _alike, workers=4)
     found["jobs-ended"] = Scenario(LOSS, lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-data-crashes"] = Scenario(CRASHES, policies["data"])

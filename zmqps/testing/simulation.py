@@ -277,7 +277,7 @@ class Simulation(SimulatedCluster):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
                 self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
-        elif self._supervised and (node.exit is None or node.exit.code):
+        elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             start = self.start_server if node.role == "server" else self.start_coordinator
             self.restarting |= node.role == "coordinator"
             self.at(self.now + self.rng.uniform(0.5, 5.0), lambda: None if self.finished else start())
