@@ -78,7 +78,7 @@ PURE_MAY_IMPORT = {
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {
-    "zmqps/core/protocol/wire.py": {"msgpack"},
+    "zmqps/core/protocol/wire.py": {"msgpack", "gc"},  # paused while a large header is decoded
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
     "zmqps/jit.py": {"numba"},
@@ -92,7 +92,7 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py"},
-    "zmq": {"zmqps/net/zeromq.py", "zmqps/net/pair.py"},
+    "zmq": {"zmqps/net/zeromq.py", "zmqps/net/pair.py", "zmqps/net/door.py"},  # messages; what the monitor tells
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
     "psutil": {"zmqps/launch/processes.py", "zmqps/net/ports.py", "zmqps/nodes/host.py"},

@@ -14,12 +14,28 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated
 from zmqps.core.protocol import wire
-from zmqps.core.protocol.messages import BY_KIND, Ack, Error, Hello, Left, Pull, Push, Shutdown, Status, Values, Waiting
+from zmqps.core.protocol.messages import (
+    BY_KIND,
+    Ack,
+    Error,
+    Hello,
+    Init,
+    Left,
+    Pull,
+    Push,
+    Shutdown,
+    Status,
+    Values,
+    Waiting,
+)
 from zmqps.core.protocol.wire import (
+    HEADER_NBYTES,
     INLINE_NBYTES,
     MAX_FRAME_NBYTES,
     MAX_FRAMES,
+    MAX_GROWTH,
     MAX_HEADER_NBYTES,
+    MAX_SHORT_HEADER_NBYTES,
     MAX_TEXT_CHARS,
     decode,
     encode,
@@ -237,6 +253,54 @@ def test_a_message_cut_short_is_a_protocol_error(message, data) -> None:  # type
     header = bytes(encode(message)[0])
     with pytest.raises(ProtocolError):
         decode([header[: data.draw(st.integers(0, len(header) - 1))]])
+
+
+# --- what a header may cost ---------------------------------------------------------------------
+
+#: Small objects that are large once they are decoded.
+GREEDY = {
+    "empty maps": b"\x80",
+    "maps": b"\x81\xa0\xc0",
+    "maps with a length of their own": b"\xde\x00\x01\xa0\xc0",
+    "empty lists": b"\x90",
+    "lists": b"\x91\xc0",
+    "lists with a length of their own": b"\xdc\x00\x00",
+    "negative numbers": b"\xe0",
+    "numbers": b"\xcd\x12\x34",
+    "texts": b"\xa2xy",
+    "bytes": b"\xc4\x02xy",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BY_KIND), ids=lambda kind: BY_KIND[kind].__name__)
+def test_a_header_is_as_large_as_its_kind_needs(kind) -> None:  # type: ignore[no-untyped-def]
+    limit = HEADER_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES)
+    with pytest.raises(LimitError, match="size of the header"):
+        decode([bytes([0x92, kind]) + bytes(limit - 1)])
+    with pytest.raises(ProtocolError) as caught:
+        decode([bytes([0x92, kind]) + bytes(limit - 2)])
+    assert type(caught.value) is ProtocolError, "something behind the header"
+
+
+@pytest.mark.parametrize("unit", GREEDY.values(), ids=GREEDY)
+@pytest.mark.parametrize("kind", [Error.kind, Hello.kind], ids=lambda k: BY_KIND[k].__name__)
+def test_the_worst_header_takes_a_small_multiple_of_its_bytes(kind, unit) -> None:  # type: ignore[no-untyped-def]
+    count = (HEADER_NBYTES[kind] - 8) // len(unit)
+    header = bytes([0x92, kind, 0xDD]) + struct.pack(">I", count) + unit * count
+    large = len(header) > MAX_SHORT_HEADER_NBYTES
+    assert peak_nbytes_of_decoding([header]) < (1.1 * MAX_GROWTH if large else 100) * len(header) + 100_000
+
+
+def test_what_honest_nodes_send_is_never_too_greedy() -> None:
+    rng = np.random.default_rng(5)
+    numbers = [int(n) for n in rng.integers(0, 1 << 32, 60_000)]
+    parts = [(n, n, ()) for n in numbers]
+    assert isinstance(decode(encode(Pull(1, 1, 0, 0, "raw", parts))), Pull)
+    assert isinstance(decode(encode(Ack(1, numbers, numbers))), Ack)
+    bounds = tuple(sorted({int(n) for n in rng.integers(0, 1 << 32, 400_000)})[:399_000])
+    assert isinstance(decode(encode(Pull(1, 1, 0, 0, "raw", [(0, 0, bounds)]))), Pull)
+    job = {"parameters": [[f"w{n}", [n, 3], "float32"] for n in range(200_000)], "slices": numbers}
+    assert isinstance(decode(encode(Init(1, job))), Init)
 
 
 # --- memory -------------------------------------------------------------------------------------

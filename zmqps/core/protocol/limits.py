@@ -8,3 +8,5 @@ PUSH_WINDOW = 4096
 #: Bytes sent or asked for and not yet answered, a server: enough to keep both directions of a
 #: connection busy, little enough that a slow server costs no memory.
 WINDOW_NBYTES = 16 << 20
+#: Bytes of answers that may wait for one peer to read them, besides one more message.
+MAX_BACKLOG_NBYTES = 4 * WINDOW_NBYTES

@@ -5,21 +5,45 @@ followed by its array frames. The header's last field says what follows: the pay
 is small, else the byte length of each frame, so that a frame that is missing, truncated or too
 long is noticed before anything is read from it. Array bytes are little-endian.
 
-`decode` returns a message or raises a documented `ProtocolError`, whatever the bytes; it
-allocates nothing in proportion to what a header merely claims.
+`decode` returns a message or raises a documented `ProtocolError`, whatever the bytes. It
+allocates nothing in proportion to what a header merely claims, and of a large header at most
+`MAX_GROWTH` times its own bytes.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import reprlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
+import numpy as np
 
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import BY_KIND, MAX_FACT_CHARS, MAX_FACTS, Hello, Message
+from zmqps.core.protocol.messages import (
+    BY_KIND,
+    MAX_FACT_CHARS,
+    MAX_FACTS,
+    Ack,
+    Assign,
+    Commit,
+    EndJob,
+    Error,
+    Heartbeat,
+    Hello,
+    Init,
+    Job,
+    Load,
+    Message,
+    Pull,
+    Push,
+    Status,
+    StatusRequest,
+    Tensors,
+    Values,
+)
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -27,6 +51,17 @@ if TYPE_CHECKING:
 
 #: A job of 50,000 parameters with long names fits; nothing honest is larger.
 MAX_HEADER_NBYTES = 8 << 20
+#: Of the messages that carry arrays: two bounds of five bytes for each of 200,000 parameters fit.
+MAX_DATA_HEADER_NBYTES = 2 << 20
+#: Of messages with a list of workers, or with counters or facts.
+MAX_LIST_HEADER_NBYTES = 1 << 20
+#: Of all others: their longest text fits.
+MAX_SHORT_HEADER_NBYTES = 64 << 10
+#: Of what is taken from a connection before it has said who it is.
+MAX_STRANGE_HEADER_NBYTES = 4 << 10
+#: What a large header is decoded to takes at most about this many times its bytes: parts, which are lists of small
+#: numbers, take 33 times.
+MAX_GROWTH = 40
 #: Above 32 MiB malloc maps and faults every buffer anew (measured 3 times slower), so no sender of
 #: ours comes near it.
 MAX_FRAME_NBYTES = 64 << 20
@@ -191,6 +226,22 @@ def _schema(cls: type[Message]) -> tuple[tuple[str, ...], tuple[Callable[[Any], 
 
 SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
 
+#: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
+HEADER_NBYTES: dict[int, int] = {
+    **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status)], MAX_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors)], MAX_DATA_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Heartbeat, Commit, Error)], MAX_LIST_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, EndJob)], MAX_STRANGE_HEADER_NBYTES),
+}
+
+#: First byte of a msgpack object -> bytes that it takes at most once it is decoded, for those that take much of little.
+_COSTS = np.zeros(256, np.uint8)
+_COSTS[0x80:0x90] = 240  # a map; one of many entries takes less for each than they have bytes
+_COSTS[0x90:0xA0] = 72  # a list
+_COSTS[0xDC:0xDE] = 72  # the same with lengths of their own
+_COSTS[0xDE:0xE0] = 240
+_COSTS[0xE0:] = 36  # a negative integer
+
 
 def encode(message: Message) -> list[Buffer]:
     """Return the frames of a message: the header, then its payload's buffers as they are.
@@ -224,9 +275,34 @@ def _cut(text: str) -> str:
 
 def _pack(header: list[Any]) -> bytes:
     packed: bytes = msgpack.packb(header)
-    if len(packed) > MAX_HEADER_NBYTES:
-        raise LimitError(what="size of the header", got=len(packed), limit=MAX_HEADER_NBYTES)
+    limit = HEADER_NBYTES.get(header[0], MAX_SHORT_HEADER_NBYTES)
+    if len(packed) > limit:
+        raise LimitError(what="size of the header", got=len(packed), limit=limit)
     return packed
+
+
+def _check_size(header: memoryview) -> None:
+    """Raise `LimitError` for a header that is larger, or would grow more when it is decoded, than its kind can need."""
+    # the kind is the second byte of every list of up to 15; what begins in another way is none of the large ones
+    kind = header[1] if header.nbytes > 1 and header[0] & 0xF0 == 0x90 else 0
+    limit = HEADER_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES)
+    if header.nbytes > limit:
+        raise LimitError(what="size of the header", got=header.nbytes, limit=limit)
+    if header.nbytes > MAX_SHORT_HEADER_NBYTES:
+        # bytes inside of strings and numbers are counted as well: too many rather than too few
+        nbytes = int(_COSTS[np.frombuffer(header, np.uint8)].sum(dtype=np.uint64))
+        if nbytes > MAX_GROWTH * header.nbytes:
+            raise LimitError(what="memory of the decoded header", got=nbytes, limit=MAX_GROWTH * header.nbytes)
+
+
+def _unpack(header: memoryview) -> Any:
+    if header.nbytes <= MAX_SHORT_HEADER_NBYTES or not gc.isenabled():
+        return msgpack.unpackb(header, max_ext_len=0)
+    gc.disable()  # else it walks all the new lists again and again: five times the time, and no circle among them
+    try:
+        return msgpack.unpackb(header, max_ext_len=0)
+    finally:
+        gc.enable()
 
 
 def peek(frames: Sequence[Buffer]) -> tuple[str, int]:
@@ -251,10 +327,9 @@ def decode(frames: Sequence[Buffer]) -> Message:
     if not frames:
         raise ProtocolError("a message without frames")
     header = memoryview(frames[0])
-    if header.nbytes > MAX_HEADER_NBYTES:
-        raise LimitError(what="size of the header", got=header.nbytes, limit=MAX_HEADER_NBYTES)
+    _check_size(header)
     try:
-        values = msgpack.unpackb(header)
+        values = _unpack(header)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"the header is not msgpack: {_show(error)}") from error
     if type(values) is not list or not values or type(values[0]) is not int:
