@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from zmqps.net.zeromq import COPY_NBYTES, ROUTING_NBYTES, ZmqTransport
 
 ANYWHERE = "tcp://127.0.0.1:0"
 PATIENCE = 20.0
+HELLO = b"let me in"
 
 
 class End:
@@ -30,12 +31,19 @@ class End:
         self.transport = ZmqTransport()
         self.inbox: asyncio.Queue[tuple[bytes, list[bytes]]] = asyncio.Queue()
         self.batches = 0
+        self.gone: asyncio.Queue[bytes] = asyncio.Queue()
 
     def start(self) -> None:
         def delivered() -> None:
             self.batches += 1
 
-        self.transport.start(lambda peer, frames: self.inbox.put_nowait((peer, [bytes(f) for f in frames])), delivered)
+        self.transport.start(self._deliver, delivered, self.gone.put_nowait)
+
+    def _deliver(self, peer: bytes, frames: Sequence[Any]) -> None:
+        if frames[0] == HELLO:
+            self.transport.greeting(peer)  # as a machine does that answers with its Welcome
+        else:
+            self.inbox.put_nowait((peer, [bytes(f) for f in frames]))
 
     async def receive(self) -> tuple[bytes, list[bytes]]:
         return await asyncio.wait_for(self.inbox.get(), PATIENCE)
@@ -44,6 +52,7 @@ class End:
         self.transport.connect(peer, endpoint)
         # the connection is made by ZeroMQ's own thread; nothing can be sent before
         assert self.transport._dealers[peer].poll(PATIENCE * 1000, zmq.POLLOUT)
+        assert self.transport.send(peer, [HELLO], ())
 
 
 def with_ends(scenario: Callable[..., Awaitable[None]], *names: bytes) -> None:
@@ -266,7 +275,7 @@ def test_closing_twice_is_closing() -> None:
     async def run() -> None:
         transport = ZmqTransport()
         transport.bind(ANYWHERE)
-        transport.start(lambda *_: None, lambda: None)
+        transport.start(lambda *_: None, lambda: None, lambda _: None)
         transport.close(0)
         transport.close(0)
 

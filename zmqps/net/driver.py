@@ -18,6 +18,7 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
     Connect,
+    Disconnected,
     Exit,
     Landed,
     Log,
@@ -98,7 +99,7 @@ class Driver:
         loop = asyncio.get_running_loop()
         self._exit, self._time = loop.create_future(), loop.time
         try:
-            self.transport.start(self._deliver, self._arm)
+            self.transport.start(self._deliver, self._arm, lambda peer: self.submit(Disconnected(peer)))
             self._do(self.machine.start)  # type: ignore[attr-defined]
             self._arm()
             return await self._exit

@@ -22,8 +22,8 @@ class Transport(Protocol):
     Messages between two peers arrive whole and in order, or not at all.
     """
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
-        """Begin to deliver; ``delivered`` is called after each batch."""
+    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+        """Begin to deliver; ``delivered`` is called after each batch, ``disconnected`` when a known peer goes."""
 
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""
@@ -35,7 +35,10 @@ class Transport(Protocol):
         """Queue a message; False if it was dropped because the peer is not connected or not reading."""
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
-        """Return the capabilities to add to the Hello or Welcome that is about to be sent."""
+        """Return the capabilities to add to the Hello or Welcome that is about to be sent.
+
+        A peer that connected here is known from its Welcome on; before, little is taken from it.
+        """
 
     def greeted(self, peer: Peer, capabilities: Sequence[str]) -> None:
         """Take the capabilities of a Hello or Welcome before the machine sees it.

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-from collections import Counter
+import sys
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
 
 from zmqps.core.protocol.events import Peer, Reader
-from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
+from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.wire import (
+    MAX_FRAME_NBYTES,
+    MAX_FRAMES,
+    MAX_HEADER_NBYTES,
+    MAX_STRANGE_HEADER_NBYTES,
+)
 from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.net.door import MAX_RETURNING, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.ports import owner_of
 from zmqps.net.transport import INBOUND, Deliver
@@ -23,48 +32,104 @@ COPY_NBYTES = 64 << 10
 ROUTING_NBYTES = 16
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
+#: Frames thrown away before they do, of a message that is none.
+PORTION = 2048
+#: Bytes sent to a peer from one message that tells when it has left to the next.
+MARK_NBYTES = 1 << 20
+#: A peer that has too much to read and has read nothing for so many seconds is shut.
+STUCK_S = 10.0
 
 # plain integers: to combine the members of an enumeration costs more than the call that they are for
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
-def _send(socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool) -> list[zmq.Frame]:
+def _send(
+    socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
+) -> list[zmq.Frame]:
     """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
 
     pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
     """
     tracked = []
-    last = len(frames) - 1
+    last, total = len(frames) - 1, 0
+    mark = backlog is not None and backlog.fresh > MARK_NBYTES
     for i, frame in enumerate(frames):
         flags = _MORE if i < last else _DONTWAIT
-        if memoryview(frame).nbytes < COPY_NBYTES:
+        nbytes = memoryview(frame).nbytes
+        total += nbytes
+        if nbytes < COPY_NBYTES and not (mark and i == last):
             socket.send(frame, flags)
             continue
-        aliased = zmq.Frame(frame, track=track, copy=False)
+        aliased = zmq.Frame(frame if nbytes >= COPY_NBYTES else bytes(frame), track=track or mark, copy=False)
         socket.send(aliased, flags, copy=False)
-        if track:
+        if track or mark:
             tracked.append(aliased)
+    if backlog is not None:
+        backlog.add(total, zmq.MessageTracker(*tracked) if mark else None)
     return tracked
+
+
+class Backlog:
+    """How many bytes wait in ZeroMQ for a peer to read them: no less, and until it is asked more."""
+
+    __slots__ = ("_marks", "fresh", "nbytes", "stuck_since")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.fresh = 0  # of these since the last mark
+        self.stuck_since: float | None = None
+        self._marks: list[tuple[zmq.MessageTracker, int]] = []
+
+    def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
+        """A message was queued; with a mark it tells when it has left, and all before it with it."""
+        self.nbytes += nbytes
+        self.fresh += nbytes
+        if mark is not None:
+            self._marks.append((mark, self.fresh))
+            self.fresh = 0
+
+    def is_full(self, now: float) -> bool:
+        """Whether there is too much even without what has left meanwhile."""
+        waiting = [mark for mark in self._marks if not mark[0].done]
+        if len(waiting) < len(self._marks):
+            self.stuck_since = None
+        self._marks = waiting
+        self.nbytes = self.fresh + sum(nbytes for _, nbytes in waiting)
+        if self.nbytes <= MAX_BACKLOG_NBYTES:
+            self.stuck_since = None
+            return False
+        if self.stuck_since is None:
+            self.stuck_since = now
+        return True
 
 
 def readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
-def _receive(socket: zmq.Socket[bytes]) -> list[memoryview]:
-    """Return the frames of a message that is there."""
-    frame = socket.recv(_DONTWAIT, copy=False)
-    frames = [frame.buffer]
-    while frame.more:
+def _receive(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
+    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
+    frames = []
+    for _ in range(1 + MAX_FRAMES):
         frame = socket.recv(_DONTWAIT, copy=False)
         frames.append(frame.buffer)
-    return frames
+        if not frame.more:
+            return frames
+    return None
 
 
-def _limit(socket: zmq.Socket[bytes]) -> None:
+def _discard(socket: zmq.Socket[bytes]) -> bool:
+    """Throw away frames of the message that is there; return whether that was the last one."""
+    for _ in range(PORTION):
+        if not socket.recv(_DONTWAIT, copy=False).more:
+            return True
+    return False
+
+
+def _limit(socket: zmq.Socket[bytes], arrays: bool = True) -> None:
     # libzmq closes a connection that announces more, before it allocates
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_FRAME_NBYTES, MAX_HEADER_NBYTES))
+    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_FRAME_NBYTES if arrays else 0, MAX_HEADER_NBYTES))
     socket.setsockopt(zmq.LINGER, 0)
 
 
@@ -90,25 +155,35 @@ class ZmqTransport:
     ----------
     io_threads
         How many threads of ZeroMQ read and write sockets; connections are spread over them.
+    arrays
+        Whether those who connect here send arrays; where they do not, frames are limited to a header's size.
     """
 
-    def __init__(self, io_threads: int = 1) -> None:
+    def __init__(self, io_threads: int = 1, *, arrays: bool = True) -> None:
         keep_freed_memory()
+        self._arrays = arrays
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
+        self._door: Door | None = None
+        self._known: dict[Peer, None] = {}  # those who were welcomed and are connected
+        self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
+        self._current: tuple[Peer, int] = b"", -1  # who is being listened to before it is known, and its connection
+        self._backlogs: dict[Peer, Backlog] = {b"": Backlog()}  # one for each who is known, one for all others
+        self._overlong: set[zmq.Socket[bytes]] = set()  # the rest of a message is being thrown away here
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver | None = None
         self._delivered: Callable[[], None] | None = None
+        self._disconnected: Callable[[Peer], None] | None = None
         self._scheduled = False
         self._draining = False
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
+    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
         """Begin to deliver in the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._deliver, self._delivered = deliver, delivered
+        self._deliver, self._delivered, self._disconnected = deliver, delivered, disconnected
         for _, socket in self._sockets:
             self._watch(socket)
 
@@ -128,7 +203,10 @@ class ZmqTransport:
         self._router = router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
-        _limit(router)
+        router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
+        _limit(router, self._arrays)
+        if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
+            self._door = Door(router, self._ended, self._asked)
         self._add(b"", router)
         return router
 
@@ -144,6 +222,7 @@ class ZmqTransport:
         # nobody can know it, and so take this connection over; nor are two the same, which would starve each other
         dealer.setsockopt(zmq.IDENTITY, b"z" + secrets.token_bytes(ROUTING_NBYTES))
         dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
+        dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message tells who has come back
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         _limit(dealer)
@@ -167,24 +246,41 @@ class ZmqTransport:
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
         """Queue a message; large frames are not copied and stay in use until their reader is done."""
-        socket = self._dealers.get(peer)
+        socket, backlog = self._dealers.get(peer), None
         if socket is None and peer.startswith(INBOUND) and self._router is not None:
             socket, frames = self._router, [peer[len(INBOUND) :], *frames]
-        if socket is None:
+            backlog = self._backlogs.get(peer) or self._backlogs[b""]
+        if socket is None or (
+            backlog is not None and backlog.nbytes > MAX_BACKLOG_NBYTES and self._stuck(peer, backlog)
+        ):
             self.counters["undeliverable"] += 1
             return False
         try:
-            tracked = _send(socket, frames, track=bool(readers))
+            tracked = _send(socket, frames, track=bool(readers), backlog=backlog)
         except zmq.ZMQError:  # not connected, or its queue is full: the sender will try again
             self.counters["undeliverable"] += 1
             return False
         finally:
             if not self._draining and readable(socket):
                 self._schedule()  # the send has swallowed the edge that announced a message
-        if tracked:
+        if tracked and readers:
             tracker = zmq.MessageTracker(*tracked)
             for watchers in readers:
                 watchers.append(tracker)
+        return True
+
+    def _stuck(self, peer: Peer, backlog: Backlog) -> bool:
+        """Return whether a peer has too much to read already; one that reads nothing at all is shut."""
+        assert self._loop is not None
+        now = self._loop.time()
+        if not backlog.is_full(now):
+            return False
+        if self._door is not None:
+            assert backlog.stuck_since is not None
+            if peer not in self._known:
+                self._door.shut(self._current[1], "it does not read what it has asked for")
+            elif now >= backlog.stuck_since + STUCK_S:
+                self._door.expel(peer, "it does not read what it has asked for")
         return True
 
     def _schedule(self) -> None:
@@ -207,20 +303,112 @@ class ZmqTransport:
                             return
                         if not readable(socket):  # cheaper than the exception of a vain receive
                             break
-                        frames = _receive(socket)
                         budget, empty = budget - 1, False
-                        if peer:
-                            self._deliver(peer, frames)
-                        else:
-                            self._deliver(INBOUND + bytes(frames[0]), frames[1:])
+                        if self._overlong and socket in self._overlong:
+                            if not _discard(socket):
+                                budget = 0
+                                break
+                            self._overlong.discard(socket)
+                            continue
+                        sender, name = peer, None
+                        if not peer:
+                            name = socket.recv(_DONTWAIT, copy=False)
+                            sender = INBOUND + name.bytes
+                            if sender not in self._known and not self._let_in(sender, name, socket):
+                                continue
+                        frames = _receive(socket)
+                        if frames is None:
+                            self._refuse(sender, socket)
+                        elif frames[0].nbytes:
+                            self._deliver(sender, frames)
+                        elif name is not None:  # an empty message: a connection that is new
+                            self._welcome_back(sender, name)
         finally:
             self._draining = False
         if not empty:
             self._schedule()
         self._delivered()
 
+    # --- who is known --------------------------------------------------------------------------
+
+    def _let_in(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> bool:
+        """Whether to go on with a message that does not come from a known peer; what is short is delivered here."""
+        descriptor = int(name.get(zmq.SRCFD))
+        if peer in self._returning:
+            self._know(peer, descriptor)
+            return True
+        self._current = peer, descriptor
+        if self._door is not None:
+            self._door.heard(descriptor)
+        frame = socket.recv(_DONTWAIT, copy=False)
+        if frame.more or len(frame) > MAX_STRANGE_HEADER_NBYTES:
+            self.counters["strangers_refused"] += 1
+            if self._door is not None:
+                self._door.shut(descriptor, TOO_MUCH)
+            if frame.more:
+                self._overlong.add(socket)
+        elif len(frame):
+            assert self._deliver is not None
+            self._deliver(peer, [frame.buffer])
+        self._current = b"", -1
+        return False
+
+    def _know(self, peer: Peer, descriptor: int) -> None:
+        self._returning.pop(peer, None)
+        self._known[peer] = None
+        self._backlogs[peer] = Backlog()  # of another connection nothing is left to be read
+        if self._door is not None:
+            self._door.admit(peer, descriptor)
+        elif len(self._known) > MAX_RETURNING:  # nobody says who has gone
+            self._forget(next(iter(self._known)))
+
+    def _welcome_back(self, peer: Peer, name: zmq.Frame) -> None:
+        self._know(peer, int(name.get(zmq.SRCFD)))
+
+    def _forget(self, peer: Peer) -> None:
+        del self._known[peer]
+        self._backlogs.pop(peer, None)
+        self._returning[peer] = None
+        if len(self._returning) > MAX_RETURNING:
+            self._returning.popitem(last=False)
+
+    def _ended(self, peer: Peer) -> None:
+        """A connection has ended; called by the door."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended as well
+                self._loop.call_soon_threadsafe(self._gone, peer)
+
+    def _asked(self) -> None:
+        """Somebody may be a stranger only because nobody has looked; called by the door."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._judge)
+
+    def _judge(self) -> None:
+        self._drain()
+        if self._scheduled and self._loop is not None:
+            self._loop.call_soon(self._judge)  # there is more
+        elif self._door is not None:
+            self._door.judge()
+
+    def _gone(self, peer: Peer) -> None:
+        if peer not in self._known or self._door is None or self._door.is_here(peer):
+            return  # it has come back already
+        self._forget(peer)
+        assert self._disconnected is not None
+        self._disconnected(peer)
+
+    def _refuse(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
+        """Throw a message of too many frames away, and whoever sent it."""
+        self.counters["overlong"] += 1
+        self._overlong.add(socket)
+        if self._door is not None:
+            self._door.expel(peer, f"it sent a message of more than {MAX_FRAMES} frames")
+
     def greeting(self, peer: Peer) -> tuple[str, ...]:
-        """Nothing to negotiate."""
+        """Nothing to negotiate; who is welcomed is known from now on."""
+        if peer.startswith(INBOUND) and peer not in self._known:
+            self._know(peer, self._current[1] if self._current[0] == peer else -1)
         return ()
 
     def greeted(self, peer: Peer, capabilities: Sequence[str]) -> None:
@@ -228,10 +416,12 @@ class ZmqTransport:
 
     def facts(self) -> Mapping[str, Any]:
         """Nothing but the counters."""
-        return dict(self.counters)
+        return {**self.counters, **(self._door.counters if self._door is not None else {})}
 
     def close(self, linger: float) -> None:
         """Close the sockets and end the context; queued messages get ``linger`` seconds."""
+        if self._door is not None:
+            self._door.close()
         for _, socket in self._sockets:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(socket.FD)

@@ -64,7 +64,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
     """
-    transport = ZmqTransport()
+    transport = ZmqTransport(arrays=False)
     try:
         endpoint = transport.bind(config.bind)
     except BaseException:

@@ -266,9 +266,9 @@ class WatchedTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
+    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
         """Begin to deliver."""
-        self._transport.start(self._recorder.around("receive", self._role, deliver), delivered)
+        self._transport.start(self._recorder.around("receive", self._role, deliver), delivered, disconnected)
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[Any]) -> bool:
         """Pass a message on."""

@@ -353,17 +353,6 @@ def test_who_comes_for_the_next_job_is_not_forgotten_with_the_one_before(next_is
         assert sent(server.get(push(1, ONES, epoch=5), "new"), Ack)
 
 
-def test_who_has_only_said_hello_is_forgotten_with_the_last_job_of_that_name_whatever_others_there_are() -> None:
-    server = Host()
-    for epoch, name in ((A, "a"), (5, "a"), (B, "b")):
-        server.begin(epoch, ASYNC, name)
-    server.get(hello("worker", "new", "a"), "new")
-    server.get(Discard(A))
-    assert server.machine.counters()["clients"] == 1
-    server.get(Discard(5))
-    assert server.machine.counters()["clients"] == 0
-
-
 def test_a_commit_of_a_job_that_has_ended_is_refused_with_its_epoch() -> None:
     server = two_jobs()
     server.get(Discard(B))

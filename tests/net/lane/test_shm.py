@@ -39,7 +39,7 @@ class Wire:
         self.sent: list[list[bytes]] = []
         self.readers: list[Any] = []
 
-    def start(self, deliver: Callable[..., None], delivered: Callable[[], None]) -> None:
+    def start(self, deliver: Callable[..., None], delivered: Callable[[], None], disconnected: Any = None) -> None:
         self.deliver = deliver
 
     def bind(self, endpoint: str) -> str:
@@ -80,7 +80,7 @@ class Pair:
             [bytes(frame) for frame in frames]
         )
         for transport_ in (self.worker, self.server):
-            transport_.start(lambda peer, frames: self.deliver(peer, frames), lambda: None)
+            transport_.start(lambda peer, frames: self.deliver(peer, frames), lambda: None, lambda _: None)
 
     def shake_hands(self) -> None:
         self.server.greeted(WORKER, self.worker.greeting(SERVER))
@@ -223,6 +223,7 @@ def test_no_file_is_left_once_hands_are_shaken() -> None:
         (offer,) = pair.worker.greeting(SERVER)
         assert DIRECTORY / offer.removeprefix("shm:") in our_files()
         pair.server.greeted(WORKER, (offer,))
+        assert pair.server.greeting(WORKER)
         assert not set(our_files()) - set(before)
 
     with_pair(scenario, connect=False)

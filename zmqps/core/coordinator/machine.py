@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 from zmqps.core.coordinator.discards import Discards
@@ -11,11 +11,11 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.status import Inquiries, by_epoch, fit_jobs, members_status, presentable
+from zmqps.core.coordinator.status import Inquiries, by_epoch, fit_jobs, members_status, presentable, waiting
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.events import Action, Disconnected, Exit, Log, Peer, Received, Send, Stop, Undecodable
 from zmqps.core.protocol.guard import check_end, check_join, welcome_guard
 from zmqps.core.protocol.hello import check_hello, check_job
 from zmqps.core.protocol.keys import alias
@@ -67,8 +67,6 @@ PIECE_S = 0.005
 MAX_JOBS = 256
 #: Lines about members and jobs that a host may cause in some seconds: 64 workers that come and go at once keep theirs.
 MOST_NEWS = 256
-#: Jobs that wait, of which the log and the status say so.
-MOST_WAITING = 32
 #: How a job ends whose workers are done.
 FINISHED = "its workers have finished"
 
@@ -110,13 +108,15 @@ class CoordinatorMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: Received | Undecodable | Stop, now: float) -> list[Action]:
+    def handle(self, event: Received | Undecodable | Disconnected | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
             return self._end(Exit(exits.OK, event.reason), now)
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
+        if isinstance(event, Disconnected):
+            return []  # it may come back; whether a member is lost is for its heartbeats to say
         message, member = event.message, self.membership.find(event.peer)
         host = member.hello.host if member else getattr(message, "host", "")
         try:
@@ -442,13 +442,8 @@ class CoordinatorMachine:
 
     def _waiting(self) -> list[str]:
         """Return in words what is waited for."""
-        absent = self.options.servers - len(self.servers)
-        needs = [f"{absent} of {self.options.servers} servers"] if absent > 0 else []
-        needs += [] if self.runs else ["a worker's init"]
-        texts = [f"waiting for {' and '.join(needs)}"] if needs else []
-        waiting = (f"job {run.name!r}: {text}" for run in self.runs.values() for text in run.waiting())
-        texts += islice(waiting, MOST_WAITING)
-        return [*texts, "other waits are left out"] if next(waiting, None) else texts
+        jobs = ((name, run.waiting()) for name, run in self.runs.items())
+        return waiting(self.options.servers - len(self.servers), self.options.servers, len(self.runs), jobs)
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""

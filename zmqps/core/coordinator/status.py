@@ -7,7 +7,7 @@ and ``left_out`` says what.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -31,10 +31,22 @@ SPACING_S = 100e-6
 BURST_S = 1.0
 #: Of so many members a status tells one by one; of more only how many there are. It must not hold up training.
 MAX_LISTED = 1024
+#: Jobs that wait, of which the log and the status say so.
+MOST_WAITING = 32
 #: What a member's fields take besides its texts: their names, and numbers.
 MEMBER_NBYTES = 200
 #: What is left out first of a job that has more to say than its share.
 _DISPENSABLE: tuple[tuple[str, Any], ...] = (("data", []), ("servers", {}), ("job", {}), ("waiting", []), ("steps", {}))
+
+
+def waiting(absent: int, servers: int, num_jobs: int, jobs: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+    """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
+    needs = [f"{absent} of {servers} servers"] if absent > 0 else []
+    needs += [] if num_jobs else ["a worker's init"]
+    texts = [f"waiting for {' and '.join(needs)}"] if needs else []
+    of_jobs = (f"job {name!r}: {text}" for name, of_job in jobs for text in of_job)
+    texts += islice(of_jobs, MOST_WAITING)
+    return [*texts, "other waits are left out"] if next(of_jobs, None) else texts
 
 
 class Inquiries:

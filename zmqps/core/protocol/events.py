@@ -65,6 +65,13 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection of a peer that was welcomed has ended; the peer may come back, under the same name."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The process was asked to end (a signal, ``close()``)."""
 

@@ -16,6 +16,7 @@ from zmqps.core.protocol.encoding import RAW, check_for_values, choose, named
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
+    Disconnected,
     Exit,
     Log,
     Peer,
@@ -129,13 +130,18 @@ class ServerMachine:
             "jobs": of_jobs,
         }
 
-    def handle(self, event: Received | Undecodable | Returned | Stop, now: float) -> list[Action]:
+    def handle(self, event: Received | Undecodable | Disconnected | Returned | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
             return [*self.member.leave("closed", now), Exit(exits.OK, event.reason)]
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
+        if isinstance(event, Disconnected):  # if it comes back it asks again for what it has not got
+            client = self._clients.find(event.peer)
+            if client is not None:
+                self.tenants[client.epoch].parked.drop(client.hello.incarnation)
+            return []
         if isinstance(event, Returned):
             return self._built(event.tag, event.value)
         message = event.message

@@ -173,16 +173,16 @@ class LaneTransport:
         self._offering: set[Peer] = set()
         self._lanes: dict[Peer, Lane] = {}
         self._retired: list[Lane] = []  # another took their place, but what they lent is still being read
-        self._answer = ""
+        self._asked: tuple[Peer, str] = b"", ""  # who offers which lane
         self._deliver: Deliver | None = None
         self._reaper: asyncio.TimerHandle | None = None
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None]) -> None:
-        """Begin to deliver in the running loop."""
+    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+        """Begin to deliver in the running loop; a lane outlives the connections that it goes with."""
         if swept := sweep():
             log.info("removed %d shared-memory segments of processes that were killed", swept)
         self._deliver = deliver
-        self._inner.start(self._receive, delivered)
+        self._inner.start(self._receive, delivered, disconnected)
 
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""
@@ -211,9 +211,10 @@ class LaneTransport:
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
         """Return what to say about lanes in the Hello or Welcome that is about to be sent."""
+        self._inner.greeting(peer)
         if peer not in self._schemes:
-            answer, self._answer = self._answer, ""  # the Welcome follows its Hello at once
-            return (answer,) if answer else ()
+            (asker, name), self._asked = self._asked, (b"", "")  # the Welcome follows its Hello at once
+            return (self._accept(peer, name),) if name and asker == peer else ()
         if peer not in self._offering:
             return ()
         lane = self._lanes.get(peer)
@@ -234,8 +235,7 @@ class LaneTransport:
             A lane must be, and cannot.
         """
         if peer not in self._schemes:
-            name = _find(OFFER, capabilities)
-            self._answer = self._accept(peer, name) if name else ""
+            self._asked = peer, _find(OFFER, capabilities)  # nothing is opened for one that is not welcome
         elif (lane := self._lanes.get(peer)) is not None:
             lane.segment.unlink()
             if hmac.compare_digest(_find(PROOF, capabilities).encode(), lane.segment.proof.encode()):

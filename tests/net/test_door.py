@@ -1,0 +1,299 @@
+"""The door of a ROUTER: strangers, from raw sockets, and what they cost while others work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import psutil
+import pytest
+
+import zmqps
+import zmqps.optim
+from tests.net.cluster import Cluster, running
+from tests.net.raw import GREETING, RawClient, frame, header
+from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
+from zmqps.core.protocol.events import COORDINATOR
+from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.messages import Pull
+from zmqps.core.protocol.wire import MAX_FRAMES, encode
+from zmqps.net import door, zeromq
+from zmqps.net.transport import INBOUND
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.inquiry import ask_status
+
+MIB = 1 << 20
+EVIL = INBOUND + b"evil"
+
+
+def transports(cluster: Cluster) -> list[ZmqTransport]:
+    """Return those of the coordinator and of the first server."""
+    first, second = (driver.transport for driver in cluster.drivers[:2])
+    return [first, second._inner]  # type: ignore[list-item, attr-defined]
+
+
+def endpoints(cluster: Cluster) -> list[str]:
+    return [cluster.address, cluster.drivers[1].machine.member.identity.endpoint.split()[0]]  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def training(cluster: Cluster) -> Iterator[None]:
+    """Let a worker train meanwhile; its values must be exact, and it must get on."""
+    enough, failed, steps = threading.Event(), [], 0
+
+    def train() -> None:
+        nonlocal steps
+        try:
+            with zmqps.connect(cluster.address, transport="tcp", timeout=PATIENCE) as worker:
+                worker.init({"w": np.zeros(1000, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+                while not enough.is_set() or steps < 3:
+                    worker.push({"w": np.ones(1000, np.float32)})
+                    steps += 1
+                    assert (worker.pull()["w"] == -steps).all()
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert not failed
+    assert cluster.num_internal_errors() == 0
+
+
+def sends(client: RawClient, pieces: Iterator[bytes]) -> int:
+    """Send until the other side has had enough; return how many bytes that took."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        client.socket.settimeout(0.5)  # once it is shut nothing is read any more, and nothing can be sent
+        for piece in pieces:
+            client.socket.sendall(piece)
+            sent += len(piece)
+    client.socket.settimeout(PATIENCE)
+    return sent
+
+
+def empty_frames() -> Iterator[bytes]:
+    yield from (header(0, more=True) * 4096 for _ in range(1000))
+    yield frame(b"")
+
+
+def unended_message() -> Iterator[bytes]:
+    yield from (frame(bytes(1000), more=True) for _ in range(500_000))
+
+
+def half_a_frame() -> Iterator[bytes]:
+    yield header(64 * MIB, more=True)
+    yield from (bytes(MIB) for _ in range(63))
+
+
+@pytest.mark.parametrize("what", [empty_frames, unended_message, half_a_frame])
+def test_what_a_stranger_sends_beyond_a_hello_is_thrown_away_and_others_train_on(
+    what: Callable[[], Iterator[bytes]],
+) -> None:
+    with running(1, 1 << 16) as cluster, training(cluster):
+        before = psutil.Process().memory_info().rss
+        clients = []
+        for endpoint in endpoints(cluster):
+            for number in range(4):
+                client = RawClient(endpoint).shake_hands(b"evil-%d" % number)
+                clients.append(client)
+                sends(client, what())
+        grown = psutil.Process().memory_info().rss - before
+        assert all(client.is_shut() for client in clients)
+        assert grown < 256 * MIB, f"{grown / MIB:.0f} MiB"
+        assert all(transport.facts()["connections_shut"] == 4 for transport in transports(cluster))
+        for client in clients:
+            client.socket.close()
+
+
+def test_nobody_waits_at_the_door_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "PATIENCE_S", 0.2)
+    with running(1, 1 << 16) as cluster:
+        for endpoint in endpoints(cluster):
+            with RawClient(endpoint) as silent, RawClient(endpoint) as slow, RawClient(endpoint) as mute:
+                slow.socket.sendall(GREETING[:20])
+                mute.shake_hands(b"mute")
+                assert silent.is_shut()
+                assert slow.is_shut()
+                assert mute.is_shut()
+        with training(cluster):
+            pass
+
+
+def test_the_first_of_too_many_strangers_has_to_go_and_newcomers_are_let_in() -> None:
+    with running(1, 1 << 16) as cluster, contextlib.ExitStack() as stack:
+        for transport in transports(cluster):
+            assert transport._door is not None
+            transport._door.max_strangers = 8
+        crowds = [[stack.enter_context(RawClient(e)) for _ in range(20)] for e in endpoints(cluster)]
+        for crowd in crowds:
+            assert all(client.is_shut() for client in crowd[:12])
+        with training(cluster):
+            pass
+
+
+def test_requests_of_somebody_who_does_not_join_are_answered_and_too_many_are_not() -> None:
+    with running(1, 1 << 16) as cluster, RawClient(cluster.address).shake_hands(b"asker") as asker:
+        question = encode(zmqps.core.protocol.messages.StatusRequest(1))
+        for _ in range(20):
+            asker.send([bytes(f) for f in question])
+            assert len(asker.receive()) == 1
+        sends(asker, (frame(bytes(question[0])) for _ in range(10_000)))
+        assert asker.is_shut()
+
+
+def test_a_stranger_gets_an_answer_to_a_short_message_of_any_kind() -> None:
+    with running(1, 1 << 16) as cluster, RawClient(endpoints(cluster)[1]).shake_hands(b"early") as early:
+        early.send([bytes(f) for f in encode(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)))])
+        (answer,) = early.receive()
+        assert b"Pull before Hello" in answer
+
+
+async def ended(end: End, peer: bytes) -> None:
+    """Wait until the next one of whom it is known to have gone."""
+    assert await asyncio.wait_for(end.gone.get(), PATIENCE) == peer
+
+
+async def aside(work: Callable[..., object], *arguments: object) -> None:
+    await asyncio.wait_for(asyncio.to_thread(work, *arguments), PATIENCE)
+
+
+async def known(end: End, client: RawClient, identity: bytes) -> None:
+    """Let a client in; it is known once its next message is there."""
+    await aside(client.shake_hands, identity)
+    client.send([b""])  # as every connection of ours begins
+    client.send([HELLO])
+    client.send([b"header", bytes(MIB)])
+    peer, frames = await end.receive()
+    assert (peer, len(frames)) == (INBOUND + identity, 2)
+
+
+def test_a_known_peer_that_goes_is_missed_and_one_that_has_come_back_is_not() -> None:
+    async def scenario(server: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        with RawClient(endpoint) as first, RawClient(endpoint) as second, RawClient(endpoint) as other:
+            await known(server, first, b"evil")
+            await known(server, second, b"evil")  # from a new connection, before the end of the old one is seen
+            first.socket.close()
+            await known(server, other, b"other")
+            other.socket.close()
+            await ended(server, INBOUND + b"other")
+            second.socket.close()
+            await ended(server, EVIL)
+        with RawClient(endpoint) as again:
+            await aside(again.shake_hands, b"evil")
+            again.send([b"header", bytes(MIB)])  # it need not say hello
+            assert (await server.receive())[0] == EVIL
+
+    with_ends(scenario, b"server")
+
+
+def test_a_connection_that_comes_back_is_known_by_itself() -> None:
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        client.transport.send(COORDINATOR, [b"1"], ())
+        peer, _ = await server.receive()
+        assert server.transport._door is not None
+        server.transport._door.expel(peer, "the test")
+        await ended(server, peer)
+        assert client.transport._dealers[COORDINATOR].poll(PATIENCE * 1000, zeromq.zmq.POLLOUT)
+        client.transport.send(COORDINATOR, [bytes(MIB)], ())
+        await server.receive()
+        assert server.transport._door.is_here(peer)
+        assert not server.transport._door._strangers
+        assert server.transport.send(peer, [b"2"], ())
+        assert await client.receive() == (COORDINATOR, [b"2"])
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_a_message_of_too_many_frames_is_thrown_away_in_portions_and_so_is_its_sender() -> None:
+    async def scenario(server: End, client: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        client.connect(COORDINATOR, endpoint)
+        with RawClient(endpoint) as evil:
+            await known(server, evil, b"evil")
+            batches = server.batches
+            await aside(evil.socket.sendall, frame(b"", more=True) * (8 * zeromq.PORTION + MAX_FRAMES) + frame(b""))
+            await ended(server, EVIL)
+            client.transport.send(COORDINATOR, [b"after it"], ())
+            assert (await server.receive())[1] == [b"after it"]
+            assert server.batches > batches + 5, "timers have had their turns"
+            assert server.transport.counters["overlong"] == 1
+
+    with_ends(scenario, b"server", b"client")
+
+
+@pytest.mark.parametrize("nbytes", [1000, 40_000, 3 * MIB])
+def test_what_waits_for_a_peer_that_never_reads_is_bounded_and_ends_with_it(
+    nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq, "MAX_BACKLOG_NBYTES", 8 * MIB)
+    monkeypatch.setattr(zeromq, "STUCK_S", 0.0)
+    assert MAX_BACKLOG_NBYTES > 8 * MIB
+
+    async def scenario(server: End) -> None:
+        server.transport._new_router().setsockopt(zeromq.zmq.SNDHWM, 0)  # else it takes a thousand small ones only
+        endpoint = server.transport.bind(ANYWHERE)
+        with RawClient(endpoint) as evil:
+            await known(server, evil, b"evil")
+            answer, sent = np.zeros(nbytes, np.uint8), 0
+            while server.transport.send(EVIL, [b"header", answer], ()):
+                sent += nbytes
+                assert sent < 40 * MIB
+            assert sent > 7 * MIB
+            await ended(server, EVIL)
+            assert set(server.transport._backlogs) == {b""}
+
+    with_ends(scenario, b"server")
+
+
+def test_one_that_reads_what_it_asks_for_may_ask_for_any_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "MAX_BACKLOG_NBYTES", 4 * MIB)
+
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        client.transport.send(COORDINATOR, [b"hello"], ())
+        peer, _ = await server.receive()
+        for nbytes in [1000, MIB, 9 * MIB, 30_000] * 10:
+            for mark, _ in server.transport._backlogs[peer]._marks:
+                await aside(mark.wait, PATIENCE)  # it has left, but ZeroMQ may not have let go of it yet
+            assert server.transport.send(peer, [b"header", bytes(nbytes)], ())
+            assert [len(f) for f in (await client.receive())[1]] == [6, nbytes]
+        assert server.gone.empty()
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_a_node_without_descriptors_says_so_and_neither_spins_nor_locks_anybody_out() -> None:
+    command = f"ulimit -n 64; exec {shlex.quote(sys.executable)} -m zmqps coordinator --address {ANYWHERE}"
+    with (
+        subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as node,
+        contextlib.ExitStack() as stack,
+    ):
+        try:
+            assert node.stdout is not None
+            endpoint = next(re.findall(r"tcp://[\d.:]+", line)[0] for line in node.stdout if "tcp://" in line)
+            crowd = [stack.enter_context(RawClient(endpoint)) for _ in range(100)]
+            assert crowd[0].is_shut()
+            process = psutil.Process(node.pid)
+            before = sum(process.cpu_times()[:2])
+            for _ in range(3):
+                assert ask_status(endpoint, timeout=PATIENCE)["state"] == "waiting for servers"
+            assert sum(process.cpu_times()[:2]) - before < 1.0
+        finally:
+            node.terminate()
+            output, _ = node.communicate(timeout=PATIENCE)
+        assert output.count("raise the limit with `ulimit -n`") == 1

@@ -1,0 +1,374 @@
+"""The door of a ROUTER: what connections may cost that have not said yet who they are.
+
+ZeroMQ takes whatever a connection sends and keeps it until a message is whole. So the door keeps a
+list of *strangers*, connections on which nobody has been welcomed yet, and shuts those that take
+longer, send more or are more than they may: `PATIENCE_S`, `ALLOWANCE_NBYTES`, `max_strangers`. It
+learns of connections from the socket's monitor, of their bytes from the kernel.
+
+A thread does this, because a node may be busy with one update for longer than a stranger needs to
+send a gigabyte. It wakes for events, and while there are strangers every few milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+import resource
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zmqps.core.protocol.events import Peer
+from zmqps.core.protocol.limits import WINDOW_NBYTES
+
+#: From the connection to the Hello, or from one request to the next of somebody who does not join.
+PATIENCE_S = 10.0
+#: What a stranger may send at first, and so much more a second: a Hello is a few hundred bytes.
+ALLOWANCE_NBYTES = 16 << 10
+ALLOWANCE_NBYTES_S = 2 << 10
+#: It may be a known peer that has come back, whose first message a busy node has not looked at yet: until then it,
+#: and twice as much all together, may send what a worker has outstanding.
+MAX_UNREAD_NBYTES = 2 * WINDOW_NBYTES
+#: A message of a stranger counts as so many bytes more, for what it makes us do.
+MESSAGE_NBYTES = 256
+#: Strangers at a time; where few descriptors may be open, a quarter of those. The one who came first has to go.
+MAX_STRANGERS = 4096
+#: Peers who were welcomed, whose connection broke, and who need not say Hello again.
+MAX_RETURNING = 8192
+#: Between two looks at what strangers have sent, in seconds; longer if there are many of them.
+LOOK_S = 0.01
+#: Between two looks when there is nobody to look at.
+IDLE_S = 1.0
+#: Between two lines of a kind in the log.
+LOG_S = 10.0
+
+#: An address of no family: who "connects" to it ends a connection at once (connect(2)).
+_NOBODY = bytes(16)
+_libc = ctypes.CDLL(None)
+TOO_MUCH = "it sent more than a Hello"
+_ACCEPTED, _FAILED, _GONE = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_ACCEPT_FAILED), int(zmq.EVENT_DISCONNECTED)
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # in Linux's `struct tcp_info`
+_CREDENTIALS = struct.Struct("=3i")
+
+log = logging.getLogger("zmqps.door")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Stranger:
+    """A connection on which nobody was welcomed yet."""
+
+    address: Credentials | Address  # by which it is recognised
+    since: float
+    due: float  # when its patience is over
+    num_messages: int = 0
+    suspect: bool = False  # it has sent more, if it is a stranger still: its messages have to be looked at first
+
+    def allowed(self, now: float) -> float:
+        """Return how many bytes it may have sent."""
+        return ALLOWANCE_NBYTES + ALLOWANCE_NBYTES_S * (now - self.since) - MESSAGE_NBYTES * self.num_messages
+
+
+class Door:
+    """Watches the connections that a ROUTER accepts.
+
+    A connection is named by its descriptor, which ZeroMQ has opened and closes: the number may be
+    another one's at any time, so nothing is done to it before it was compared with its address.
+
+    Parameters
+    ----------
+    router
+        The socket, before it is bound.
+    gone
+        Called when the connection of a peer that was welcomed has ended, as a rule in the door's thread.
+    ask
+        Called in the door's thread to have the messages taken that are there, and then `judge` called.
+    """
+
+    def __init__(self, router: zmq.Socket[bytes], gone: Callable[[Peer], None], ask: Callable[[], None]) -> None:
+        self.counters = {"connections_shut": 0, "accepts_failed": 0}
+        self.max_strangers = _max_strangers()
+        self._gone = gone
+        self._ask = ask
+        self._router = router
+        self._lock = threading.RLock()
+        self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
+        self._peers: dict[int, Peer] = {}  # by descriptor: those who were welcomed
+        self._descriptors: dict[Peer, int] = {}
+        self._addresses: dict[int, Credentials | Address] = {}  # of those
+        self._early: set[int] = set()  # welcomed before the monitor has told of them
+        self._logged: dict[str, float] = {}
+        # descriptors for the time when there are no more: one to look at a connection, one that is let go
+        self._null = os.open(os.devnull, os.O_RDWR)
+        self._held = os.dup(self._null)
+        self._spare: int | None = os.dup(self._null)
+        self._refusing = False  # what is accepted was accepted with the spare descriptor
+        address = f"inproc://zmqps-door-{id(self)}"
+        router.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED)
+        self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        self._monitor.connect(address)
+        self._wake_read, self._wake_write = os.pipe()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
+        self._thread.start()
+
+    # --- what the transport asks, in its own thread ---------------------------------------------
+
+    def heard(self, descriptor: int) -> None:
+        """Take note of a message of a stranger; one that sends too many is shut."""
+        now = time.monotonic()
+        with self._lock:
+            self._settle()
+            stranger = self._strangers.get(descriptor)
+            if stranger is not None:
+                stranger.num_messages += 1
+                stranger.due = now + PATIENCE_S
+                if stranger.allowed(now) < 0:
+                    self._shut(descriptor, TOO_MUCH)
+
+    def admit(self, peer: Peer, descriptor: int) -> None:
+        """A peer was welcomed on this connection, or has come back on it; -1: which one it is is not known."""
+        with self._lock:
+            self._settle()
+            if descriptor < 0 or self._descriptors.get(peer) == descriptor:
+                return
+            stranger = self._strangers.pop(descriptor, None)
+            if stranger is not None:
+                self._addresses[descriptor] = stranger.address
+            elif descriptor not in self._peers:
+                self._early.add(descriptor)
+            self._forget(self._descriptors.get(peer, -1))
+            old = self._peers.get(descriptor)
+            if old is not None:
+                del self._descriptors[old]
+            self._peers[descriptor] = peer
+            self._descriptors[peer] = descriptor
+
+    def judge(self) -> None:
+        """All that has come was taken: who is a stranger still, and has sent too much, has to go."""
+        with self._lock:
+            self._settle()
+            for descriptor in [d for d, stranger in self._strangers.items() if stranger.suspect]:
+                self._shut(descriptor, TOO_MUCH)
+
+    def is_here(self, peer: Peer) -> bool:
+        """Whether a peer has a connection."""
+        with self._lock:
+            return peer in self._descriptors
+
+    def shut(self, descriptor: int, why: str) -> None:
+        """End the connection of a stranger; ZeroMQ throws away what has not been delivered of it."""
+        with self._lock:
+            self._settle()
+            if descriptor in self._strangers:
+                self._shut(descriptor, why)
+
+    def expel(self, peer: Peer, why: str) -> None:
+        """End the connection of a peer that was welcomed."""
+        with self._lock:
+            self._settle()
+            if peer in self._descriptors:
+                self._shut(self._descriptors[peer], why)
+
+    def close(self) -> None:
+        """Stop watching; call it before the socket is closed."""
+        if self._closing:
+            return
+        # the thread goes on to read meanwhile: ZeroMQ waits for room for its last events
+        self._router.disable_monitor()
+        self._closing = True
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        self._monitor.close(0)
+        for descriptor in (self._null, self._held, self._spare, self._wake_read, self._wake_write):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = select.poll()
+        poller.register(int(self._monitor.FD), select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        wait = IDLE_S
+        while not self._closing:
+            poller.poll(1000 * wait)
+            with self._lock:
+                begin = time.thread_time()
+                self._settle()
+                self._look(time.monotonic())
+                took = time.thread_time() - begin
+                wait = max(LOOK_S, 5 * took) if self._strangers or self._refusing else IDLE_S
+
+    def _settle(self) -> None:
+        """Take the monitor's events."""
+        while not self._closing and int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            event: Any = recv_monitor_message(self._monitor)
+            kind, value = int(event["event"]), int(event["value"])
+            if kind == _ACCEPTED:
+                self._accepted(value)
+            elif kind == _GONE:
+                self._ended(value)
+            elif kind == _FAILED:
+                self._failed(value)
+
+    def _accepted(self, descriptor: int) -> None:
+        if descriptor in self._early:
+            self._early.discard(descriptor)
+            return
+        self._ended(descriptor)  # of an earlier connection, which another one of the same peer had replaced
+        try:
+            with _borrowed(descriptor) as connection:
+                address = _address(connection)
+        except OSError:
+            return  # it has ended meanwhile
+        now = time.monotonic()
+        self._strangers[descriptor] = Stranger(address=address, since=now, due=now + PATIENCE_S)
+        if self._refusing:
+            self._shut(descriptor, "there are no descriptors left")
+        elif isinstance(address, Credentials) and address.uid not in (0, os.geteuid()):
+            self._shut(descriptor, "it is of another user")
+        while len(self._strangers) > self.max_strangers:
+            self._shut(next(iter(self._strangers)), f"there are {self.max_strangers} others")
+
+    def _ended(self, descriptor: int) -> None:
+        self._strangers.pop(descriptor, None)
+        peer = self._peers.get(descriptor)
+        if peer is not None:
+            self._forget(descriptor)
+            self._gone(peer)
+
+    def _forget(self, descriptor: int) -> None:
+        self._addresses.pop(descriptor, None)
+        peer = self._peers.pop(descriptor, None)
+        if peer is not None:
+            del self._descriptors[peer]
+
+    def _failed(self, number: int) -> None:
+        """Accept what waits, and refuse it: else ZeroMQ tries again at once, and forever."""
+        self.counters["accepts_failed"] += 1
+        if number not in (errno.EMFILE, errno.ENFILE):
+            self._say("accept", f"cannot accept a connection: {os.strerror(number)}")
+            return
+        self._say("accept", "no descriptors left to accept connections with: raise the limit with `ulimit -n`")
+        self._refusing = True
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+
+    def _look(self, now: float) -> None:
+        """Shut strangers that have taken too long or sent too much."""
+        suspected = unread = 0
+        for descriptor, stranger in list(self._strangers.items()):
+            nbytes = _received(descriptor)
+            if now >= stranger.due:
+                self._shut(descriptor, f"no Hello in {PATIENCE_S:.0f} s")
+            elif nbytes > stranger.allowed(now):
+                unread += nbytes
+                if nbytes > MAX_UNREAD_NBYTES or unread > 2 * MAX_UNREAD_NBYTES:
+                    self._shut(descriptor, TOO_MUCH)
+                suspected += not stranger.suspect
+                stranger.suspect = True
+        if suspected:
+            self._ask()
+        if self._refusing and self._spare is None:
+            try:
+                self._spare = os.dup(self._null)
+                self._refusing = False
+            except OSError:  # somebody else had it
+                if self._strangers:
+                    self._shut(next(iter(self._strangers)), "there are no descriptors left")
+
+    def _shut(self, descriptor: int, why: str) -> None:
+        stranger = self._strangers.pop(descriptor, None)
+        address = self._addresses.get(descriptor) if stranger is None else stranger.address
+        try:
+            os.dup2(descriptor, self._held, inheritable=False)  # so that it stays the same one meanwhile
+            with _borrowed(self._held) as connection:
+                if _address(connection) == address:
+                    _end(connection)
+                    self.counters["connections_shut"] += 1
+                    self._say(why, f"shut a connection {address}: {why}")
+        except OSError:
+            pass  # it has ended meanwhile
+        finally:
+            os.dup2(self._null, self._held, inheritable=False)
+
+    def _say(self, kind: str, text: str) -> None:
+        """Log a line, if there was none of its kind just now."""
+        now = time.monotonic()
+        if now >= self._logged.get(kind, 0.0) + LOG_S:
+            self._logged[kind] = now
+            log.warning("%s", text)
+
+
+class Credentials(NamedTuple):
+    """The process at the other end of a connection inside this host."""
+
+    pid: int
+    uid: int
+    gid: int
+
+    def __str__(self) -> str:
+        return f"of process {self.pid}"
+
+
+class Address(NamedTuple):
+    """The other end of a connection over TCP."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"from {self.host} port {self.port}"
+
+
+def _address(connection: socket.socket) -> Credentials | Address:
+    if connection.family == socket.AF_UNIX:
+        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return Credentials(*_CREDENTIALS.unpack(packed))
+    return Address(*connection.getpeername()[:2])
+
+
+def _end(connection: socket.socket) -> None:
+    """End a connection, and with it what the kernel has received and ZeroMQ has not read: up to megabytes."""
+    if connection.family == socket.AF_UNIX or _libc.connect(connection.fileno(), _NOBODY, len(_NOBODY)):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _received(descriptor: int) -> int:
+    """Return the bytes that have come over a connection; 0 where the system does not count them."""
+    try:
+        with _borrowed(descriptor) as connection:
+            if connection.family == socket.AF_UNIX:
+                return 0
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+            return int(_BYTES_RECEIVED.unpack(info)[0])
+    except OSError:
+        return 0  # it has ended meanwhile
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Make a descriptor a socket that leaves it open."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
+def _max_strangers() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return MAX_STRANGERS if limit == resource.RLIM_INFINITY else max(4, min(MAX_STRANGERS, limit // 4))
