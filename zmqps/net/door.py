@@ -137,16 +137,24 @@ class Door:
                 if stranger.allowed(now) < 0:
                     self._shut(descriptor, TOO_MUCH)
 
-    def admit(self, peer: Peer, descriptor: int) -> None:
-        """A peer was welcomed on this connection, or has come back on it; -1: which one it is is not known."""
+    def admit(self, peer: Peer, descriptor: int) -> bool:
+        """A peer was welcomed on this connection, or has come back on it; False if the connection has ended already.
+
+        -1: which one it is is not known.
+        """
         with self._lock:
             self._settle()
             if descriptor < 0 or self._descriptors.get(peer) == descriptor:
-                return
+                return True
             stranger = self._strangers.pop(descriptor, None)
             if stranger is not None:
                 self._addresses[descriptor] = stranger.address
             elif descriptor not in self._peers:
+                try:
+                    with _borrowed(descriptor) as connection:
+                        self._addresses[descriptor] = _address(connection)
+                except OSError:
+                    return False
                 self._early.add(descriptor)
             self._forget(self._descriptors.get(peer, -1))
             old = self._peers.get(descriptor)
@@ -154,6 +162,7 @@ class Door:
                 del self._descriptors[old]
             self._peers[descriptor] = peer
             self._descriptors[peer] = descriptor
+            return True
 
     def judge(self) -> None:
         """All that has come was taken: who is a stranger still, and has sent too much, has to go."""

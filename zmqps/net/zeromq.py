@@ -354,12 +354,12 @@ class ZmqTransport:
         return False
 
     def _know(self, peer: Peer, descriptor: int) -> None:
+        if self._door is not None and not self._door.admit(peer, descriptor):
+            return  # the last of what it has said is read after its end
         self._returning.pop(peer, None)
         self._known[peer] = None
         self._backlogs[peer] = Backlog()  # of another connection nothing is left to be read
-        if self._door is not None:
-            self._door.admit(peer, descriptor)
-        elif len(self._known) > MAX_RETURNING:  # nobody says who has gone
+        if self._door is None and len(self._known) > MAX_RETURNING:  # nobody says who has gone
             self._forget(next(iter(self._known)))
 
     def _welcome_back(self, peer: Peer, name: zmq.Frame) -> None:
@@ -392,6 +392,10 @@ class ZmqTransport:
             self._door.judge()
 
     def _gone(self, peer: Peer) -> None:
+        self._drain()  # what it has said before
+        if self._scheduled and self._loop is not None:
+            self._loop.call_soon(self._gone, peer)  # there is more
+            return
         if peer not in self._known or self._door is None or self._door.is_here(peer):
             return  # it has come back already
         self._forget(peer)

@@ -17,6 +17,7 @@ from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
     Connect,
+    Disconnected,
     Exit,
     Log,
     Peer,
@@ -62,7 +63,7 @@ class Node:
     connections: dict[Peer, Connection] = field(default_factory=dict)
     busy_until: float = 0.0
     stopped_until: float = 0.0  # it does nothing before, as after SIGSTOP
-    inbox: deque[tuple[Connection, int, Packet]] = field(default_factory=deque)
+    inbox: deque[tuple[Connection, int, Packet | None]] = field(default_factory=deque)
     timer_at: float | None = None
     rings: tuple[float, int] = (0.0, 0)
     program: Program | None = None
@@ -85,6 +86,7 @@ class Engine:
     def __init__(self, rng: Random, network: Network, message_s: float) -> None:
         self.rng = rng
         self.network = network
+        network.ended = self._disconnected
         self.now = 0.0
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
@@ -278,6 +280,14 @@ class Engine:
         if len(node.inbox) == 1:
             self._work(node)
 
+    def _disconnected(self, connection: Connection) -> None:
+        """Let the one who accepted a connection notice its end, after what has come over it."""
+        node = self.nodes.get(connection.ends[1])
+        if node is not None and node.alive and connection.names[1] in node.connections:
+            node.inbox.append((connection, 1, None))
+            if len(node.inbox) == 1:
+                self.at(self.now, partial(self._work, node))
+
     def _work(self, node: Node) -> None:
         """Take the messages that wait, as fast as a node can."""
         while node.alive and node.inbox:
@@ -291,8 +301,13 @@ class Engine:
             if node.inbox:
                 node.inbox.popleft()
 
-    def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet) -> None:
-        message, peer = decode(packet.copies), connection.names[receiver]
+    def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet | None) -> None:
+        peer = connection.names[receiver]
+        connection.missed = packet is None if receiver == 1 else connection.missed
+        if packet is None:
+            self.note(node.name, f"{peer[1:5].hex()} is disconnected")
+            return self.event(node, Disconnected(peer))
+        message = decode(packet.copies)
         self.note(node.name, (peer, message))
         for hook in self.on_receive:
             hook(node, connection.ends[1 - receiver], message)

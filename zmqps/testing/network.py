@@ -8,7 +8,7 @@ data plane has to bear them anyway, because a request is sent again when its ans
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -110,6 +110,7 @@ class Connection:
     blocked_until: float = 0.0
     blocked_loses: bool = False
     last_arrival: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
+    missed: bool = False  # the one who accepted it knows that it has ended, and has heard nothing since
 
 
 class Network:
@@ -129,6 +130,8 @@ class Network:
         self.faults = faults
         self.quiet = False  # no faults any more
         self.lost = 0
+        #: Called when a connection has ended, for the one who accepted it to notice.
+        self.ended: Callable[[Connection], None] = lambda connection: None
         self._rng = rng
         self._latency = latency
         self._bandwidth = bandwidth
@@ -171,6 +174,7 @@ class Network:
         connection.life += 1
         connection.up_at = now + self._rng.uniform(*RECONNECT_S)
         connection.last_arrival[:] = [0.0, 0.0]
+        self.ended(connection)
 
     def partition(self, inside: Collection[str], seconds: float, now: float) -> None:
         """Cut nodes off from all others: what is sent meanwhile arrives later or, where connections break, never."""
@@ -188,6 +192,7 @@ class Network:
             if killed and self._rng.random() < 0.5:
                 self.reset(connection, now)
             connection.up_at = float("inf")
+            self.ended(connection)
             other = connection.ends[connection.ends[0] == name]
             if other in self._of:
                 self._of[other].remove(connection)

@@ -260,6 +260,10 @@ class Simulation(SimulatedCluster):
         if self._validate:
             node.machine.validate()
             self.training.check(self, node)
+            if isinstance(node.machine, ServerMachine):
+                missed = {peer for peer, connection in node.connections.items() if connection.missed}
+                parked = {peer for tenant in node.machine.tenants.values() for peer, _ in tenant.parked}
+                assert not parked & missed, f"{node.name} keeps pulls of peers that are gone"
 
     def _freed(self, receiver: Node, sender: str, message: Message) -> None:
         if isinstance(message, Discard):

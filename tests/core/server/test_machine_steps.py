@@ -13,7 +13,7 @@ from tests.core.server.test_machine import WELCOME, Server, push
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.events import Action, Returned, Run
+from zmqps.core.protocol.events import Action, Disconnected, Returned, Run
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Discard, Error, Leave, Load, Lost, Pull, Values
 from zmqps.core.server.parked import nbytes_of
 from zmqps.core.server.shard import Shard
@@ -157,6 +157,16 @@ def test_a_parked_pull_that_is_sent_again_is_answered_once() -> None:
         assert server.get(pull(version=1), "v") == []
     assert len(sent(step(server), Values)) == 1
     assert len(sent(server.get(pull(version=1), "v"), Values)) == 1
+
+
+def test_a_pull_of_one_who_has_gone_is_dropped_and_others_are_not() -> None:
+    server = serve("w", "v")
+    server.get(pull(7, version=1), "v")
+    server.get(pull(8, version=1), "w")
+    assert server.machine.handle(Disconnected(peer("v")), 0.0) == []
+    assert server.machine.counters()["parked"] == 1
+    assert [m.request for m in sent(step(server), Values)] == [8]
+    assert sent(server.get(pull(9, version=1), "v"), Values), "it may come back and ask again"
 
 
 def test_a_pull_waits_as_many_steps_as_it_must() -> None:
