@@ -24,13 +24,15 @@
     │   └── LedgerError                      a sequence number the ledger can no longer judge
     ├── JobError (RuntimeError)              the job cannot be started, or is not started yet
     │   ├── JobEndedError                    the job has ended; says how, and how to begin anew
-    │   └── JobMemoryError (MemoryError)     a server lacks the memory for its shard; says what is needed and free
+    │   ├── JobMemoryError (MemoryError)     a server lacks the memory for its shard; says what is needed and free
+    │   └── ShardBrokenError                 an update of a shard failed half way: its values are lost
     ├── JobMismatchError (ValueError)        this worker trains something else than the job
     ├── UnknownParameterError (KeyError)     no parameter of that name
     ├── ShapeError (ValueError)              an array of the wrong shape
     ├── DtypeError (TypeError)               an array of a dtype that cannot be trained
     ├── NonFiniteGradientError (ValueError)  NaN or infinity in a gradient; names the culprit
     ├── OptimizerError (ValueError)          no such optimizer, schedule or option
+    ├── ServerMemoryError (MemoryError)      a server lacked the memory for a request; it may be tried again
     ├── VersionError (LookupError)           a version that is not kept any more
     └── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
         └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
@@ -312,6 +314,17 @@ class JobMemoryError(JobError, MemoryError):
     free_nbytes: int
 
 
+class ShardBrokenError(JobError):
+    """An update of a shard failed after it had begun to write, and could not be taken back: its values are lost."""
+
+    code = 51
+    text = (
+        "an update of this shard failed half way, and nothing can be done with it any more: {why}; that is a defect of "
+        "zmqps or of the optimizer, see the server's log. Begin the job again, from values that you have saved"
+    )
+    why: str
+
+
 class JobMismatchError(PSError, ValueError):
     """This worker's ``init`` differs from the job the first worker defined."""
 
@@ -371,6 +384,23 @@ class OptimizerError(PSError, ValueError):
     """No optimizer, schedule or option of that name, or a value out of its range."""
 
     code = 46
+
+
+class ServerMemoryError(PSError, MemoryError):
+    """A server lacked the memory for a request, on its host or its GPU; the request has changed nothing there.
+
+    It may be tried again. A push to several servers, or in several messages, may have been applied elsewhere, as
+    after a `DeadlineError`; in the synchronous mode it counts only as a whole.
+    """
+
+    code = 50
+    text = (
+        "{server} lacks the memory for {what} ({why}); nothing was changed by it, so try again later. If it lasts, end "
+        "what else takes memory on its host, allow fewer workers or jobs, or start more servers"
+    )
+    server: str
+    what: str
+    why: str
 
 
 class DeviceError(PSError, RuntimeError):

@@ -38,7 +38,8 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Shard, UpdateKernel
+from zmqps.core.server.rules import UpdateKernel
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Exchange, Init, Operation
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
@@ -52,6 +53,7 @@ class NoRules:
     """An optimizer that does nothing, in no time."""
 
     slot_fill: tuple[float, ...] = ()
+    allocates = False
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the one kernel there is, for all."""

@@ -34,3 +34,30 @@ def test_freed_memory_is_used_again() -> None:
     done = subprocess.run([sys.executable, "-c", LOOP], capture_output=True, check=True, timeout=60)
     pages = 20 * 4 * (2 << 20) // resource.getpagesize()
     assert int(done.stdout) < pages / 50
+
+
+#: Frees 200 MB in the middle of the heap and says so; prints by how much the memory of the process shrank each time.
+GIVEN_BACK = """
+import numpy as np, psutil
+from zmqps.net.memory import FreedMemory, keep_freed_memory
+assert keep_freed_memory()
+rss = lambda: psutil.Process().memory_info().rss
+blocks, between = [], []
+for _ in range(50):
+    blocks.append(np.ones(1 << 20, np.float32))
+    between.append(bytes(5000))
+before = rss()
+blocks.clear()
+kept = before - rss()
+FreedMemory().add(50 * (4 << 20))
+print(kept, before - rss())
+"""
+
+
+def test_memory_freed_for_good_goes_back_to_the_system() -> None:
+    if not keep_freed_memory():
+        pytest.skip("not glibc")
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, check=True, timeout=60)
+    kept, given_back = map(int, done.stdout.split())
+    assert kept < 20e6, "malloc keeps it"
+    assert given_back > 190e6

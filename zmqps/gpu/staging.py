@@ -27,7 +27,7 @@ from zmqps.core.protocol.arrays import Array, scatter
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Reader
 from zmqps.core.server.admission import described, required_nbytes
-from zmqps.core.server.memory import Outgoing, Size
+from zmqps.core.server.memory import Located, Outgoing, Size
 from zmqps.errors import DeviceMemoryError
 from zmqps.gpu.device import Device, Event, Stream
 
@@ -202,6 +202,16 @@ class _Stretch:
         return self.size * self.dtype.itemsize
 
 
+class _There:
+    """A piece that is on the device already, and stays there as long as somebody refers to it."""
+
+    __slots__ = ("array", "dtype", "nbytes", "size")
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.size, self.nbytes, self.dtype = array.size, array.nbytes, array.dtype
+
+
 class DeviceMemory:
     """The memory of a device (`zmqps.core.server.memory.Memory`).
 
@@ -256,6 +266,9 @@ class DeviceMemory:
         """Return a new array on the device."""
         return self._device.empty(size, dtype)
 
+    def given_back(self, nbytes: int) -> None:
+        """The device's pool keeps it for the next array, and counts it as free."""
+
     # --- what comes -----------------------------------------------------------------------------
 
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
@@ -291,11 +304,17 @@ class DeviceMemory:
                 yield run, offset, _Stretch(blob, position, count)
                 offset, position = offset + count, position + count
 
+    def secure(self, pieces: Sequence[Located]) -> Sequence[Located]:
+        """Decode blobs; pieces on this host need only a slot, which is there."""
+        return [(owner, at, _There(self.take(p)) if isinstance(p, _Stretch) else p) for owner, at, p in pieces]
+
     def take(self, piece: Any) -> Any:
         """Copy a piece to the device; return it as it will be for what is enqueued from now on.
 
         The piece itself is free when this returns.
         """
+        if isinstance(piece, _There):
+            return piece.array
         if not isinstance(piece, _Stretch):
             return self._stage(piece)
         blob = piece.blob

@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.shard import UpdateKernel
+from zmqps.core.server.rules import UpdateKernel
 
 #: More than machines have cores to spare for one server.
 MAX_APPLY_THREADS = 64

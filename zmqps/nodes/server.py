@@ -18,18 +18,20 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
-from zmqps.core.server.shard import Shard, UpdateKernel
+from zmqps.core.server.rules import UpdateKernel
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.staging import Streams, device_memory
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity
 from zmqps.net.lane.shm import LaneTransport
+from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.host import available_nbytes
-from zmqps.optim import OptimizerSpec, Rule, all_finite, make_kernel, warm_up
+from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
 from zmqps.trace.record import watch, watch_rules, watched_coding
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
@@ -84,7 +86,7 @@ class ServerConfig:
 
 
 class CompiledRules:
-    """An optimizer's rules, compiled for this server (`zmqps.core.server.shard.Rules`)."""
+    """An optimizer's rules, compiled for this server (`zmqps.core.server.rules.Rules`)."""
 
     def __init__(self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None) -> None:
         self._spec = spec
@@ -93,14 +95,17 @@ class CompiledRules:
         self._elementwise = device.elementwise if device is not None and device.compiles else None
         self._threads = ApplyThreads(config.apply_threads if device is None else 1)
         self.slot_fill: tuple[float, ...] = ()
+        self.allocates = False
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use, and the index of each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
-        return [None if rule.frozen else self._threads.over(self._kernel(rule)) for rule in rules], kernel_of
+        kernels = [None if rule.frozen else self._kernel(rule) for rule in rules]
+        self.allocates = any(kernel.allocates for kernel in kernels if kernel is not None)
+        return [kernel and self._threads.over(kernel) for kernel in kernels], kernel_of
 
-    def _kernel(self, rule: Rule) -> UpdateKernel:
+    def _kernel(self, rule: Rule) -> Kernel:
         if self._device is None:
             return make_kernel(rule, self._kernels)
         return make_kernel(rule, "device", self._device.xp, self._elementwise)
@@ -213,8 +218,10 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         raise
     identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=config.job_secret)
 
+    freed = FreedMemory()
+
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
-        host = HostMemory(transport.arenas.empty, watched_coding())
+        host = HostMemory(transport.arenas.empty, watched_coding(), freed.add)
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
     machine = ServerMachine(identity, config.coordinator, build, available_nbytes)

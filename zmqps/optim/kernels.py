@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -46,7 +46,15 @@ MOST_SLOTS = len(loops.BY_SLOTS) - 1
 
 
 class Kernel(ABC):
-    """Applies one rule to arrays; made by `make_kernel`."""
+    """Applies one rule to arrays; made by `make_kernel`.
+
+    Attributes
+    ----------
+    allocates : bool
+        Whether it needs memory while it computes. If not, what it raises it raises before it has written anything.
+    """
+
+    allocates: ClassVar[bool] = False
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -93,6 +101,8 @@ class ArrayKernel(Kernel):
     block_nbytes : int, optional
         Bytes of each array to work on at a time; all at once if None, as suits a GPU.
     """
+
+    allocates = True
 
     def __init__(self, rule: Rule, xp: Any, block_nbytes: int | None) -> None:
         super().__init__(rule)

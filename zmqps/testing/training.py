@@ -11,7 +11,8 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Shard, UpdateKernel
+from zmqps.core.server.rules import UpdateKernel
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.session import SessionMachine
@@ -31,7 +32,9 @@ Life = tuple[bytes, int]
 
 
 class ReferenceRules:
-    """An optimizer's rules in plain numpy (`zmqps.core.server.shard.Rules`)."""
+    """An optimizer's rules in plain numpy (`zmqps.core.server.rules.Rules`)."""
+
+    allocates = True
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._spec = spec

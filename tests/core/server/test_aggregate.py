@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Segment, Slice
-from zmqps.core.server.aggregate import PART_NBYTES, PARTS_NBYTES, SPARE_GRADIENTS, Contribution, PushId, Stage
+from zmqps.core.server.aggregate import (
+    PART_NBYTES,
+    PARTS_NBYTES,
+    SPARE_GRADIENTS,
+    SPARE_STEPS,
+    Contribution,
+    PushId,
+    Stage,
+)
 from zmqps.errors import LimitError, ProtocolError
 
 SIZE = 6
@@ -186,3 +194,28 @@ def test_the_sum_does_not_depend_on_who_came_first(order: list[int], seed: int) 
             add(stage, names[i], gradients[i], dtype="f4")
         means.append(mean(stage, *names))
     assert means[0] == means[1]
+
+
+def test_buffers_of_those_who_have_gone_are_given_back() -> None:
+    stage = make()
+    for step in range(3):
+        for number in range(20):
+            add(stage, (bytes([number]), 1), 1.0, step=step)
+        stage.close(step)
+    most = stage.nbytes
+    assert most == 20 * 8 * SIZE
+    for step in range(3, 3 + SPARE_STEPS + 1):
+        for push in (A, B):
+            add(stage, push, 1.0, step=step)
+        assert mean(stage, A, B, step=step) == [1.0] * SIZE
+        stage.close(step)
+    assert stage.nbytes == (2 + 1) * 8 * SIZE, "one gradient of each that is there, and the mean"
+
+
+@pytest.mark.parametrize("examples", [(1, 1), (1, 3)])
+def test_a_mean_may_be_asked_for_again(examples: tuple[int, int]) -> None:
+    stage = make()
+    for push, value, number in zip((A, B), (1.0, 5.0), examples, strict=True):
+        add(stage, push, value, examples=number)
+    first = mean(stage, A, B)
+    assert mean(stage, A, B) == first == [3.0 if examples == (1, 1) else 4.0] * SIZE

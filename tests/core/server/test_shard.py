@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array, gather, scatter
-from zmqps.core.server.shard import MAX_DONE_READERS, Shard, UpdateKernel
+from zmqps.core.server.rules import UpdateKernel
+from zmqps.core.server.shard import MAX_DONE_READERS, Shard
 from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError
 
 
@@ -21,6 +22,7 @@ class Rules:
     """``w -= rate * step * g`` with a slot that sums ``g``: depends on each parameter's own count of updates."""
 
     slot_fill: tuple[float, ...] = (0.5,)
+    allocates = True
 
     def __init__(self, rates: dict[str, float | None] | None = None) -> None:
         self.rates = rates or {}  # None: frozen

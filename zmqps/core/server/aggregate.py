@@ -30,8 +30,13 @@ SPARE_GRADIENTS = 4
 PART_NBYTES = 256
 PARTS_NBYTES = 16 << 20
 
+#: Steps after which a buffer that was not needed is given back: of a worker that has gone, or a push that was repeated.
+SPARE_STEPS = 8
+
 #: One push of one worker: (incarnation, attempt).
 PushId = tuple[bytes, int]
+#: Elements and dtype of a buffer.
+Key = tuple[int, np.dtype[Any]]
 
 
 class Contribution(NamedTuple):
@@ -73,7 +78,7 @@ class Stage:
     """The gradients of the open steps of one shard, apart for each push and slice.
 
     Memory is bounded by `OPEN_STEPS` times, for each worker, the gradients that a step may need of it, and
-    `SPARE_GRADIENTS`; buffers of whole slices are used again.
+    `SPARE_GRADIENTS`; buffers of whole slices are used again, and given back after `SPARE_STEPS` without need.
 
     Parameters
     ----------
@@ -90,8 +95,9 @@ class Stage:
         self._limit = (gradients + SPARE_GRADIENTS) * nbytes + PARTS_NBYTES
         self._steps: dict[int, dict[PushId, dict[int, Brought]]] = {}
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
-        self._spares: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
+        self._spares: dict[Key, list[tuple[Array, int]]] = {}  # with the step they were last needed for
         self._totals: dict[np.dtype[Any], Array] = {}
+        self._scratch: dict[np.dtype[Any], Array] = {}
 
     def add(self, step: int, push: PushId, parts: Sequence[Contribution], examples: int) -> None:
         """Keep what a message brings: all of it, or nothing if that is too much.
@@ -107,25 +113,35 @@ class Stage:
         if any(part.slice.index in slices for part in parts):
             raise ProtocolError("a push has one message for each slice")
         nbytes = PART_NBYTES * max(1, len(parts)) + sum(piece.nbytes for part in parts for piece in part.pieces)
-        used = self._used.setdefault(step, Counter())
-        if used[push[0]] + nbytes > self._limit:
-            got = used[push[0]] + nbytes
+        got = self._used.get(step, Counter[bytes]())[push[0]] + nbytes
+        if got > self._limit:
             raise LimitError(what="bytes of one worker's gradients of a step", got=got, limit=self._limit)
-        used[push[0]] += nbytes
-        slices = self._steps.setdefault(step, {}).setdefault(push, {})
-        for part in parts:
-            if part.pieces:
-                slices[part.slice.index] = self._keep(part, examples)
+        brought = self._keep([part for part in parts if part.pieces], examples)
+        self._used.setdefault(step, Counter())[push[0]] = got
+        self._steps.setdefault(step, {}).setdefault(push, {}).update(brought)
 
-    def _keep(self, part: Contribution, examples: int) -> Brought:
-        dtype = part.pieces[0].dtype
-        spares = self._spares.get((part.size, dtype)) if part.size == part.slice.size else None
-        buffer = spares.pop() if spares else self._memory.empty(part.size, dtype)
-        start = 0
-        for piece in part.pieces:
-            buffer[start : start + piece.size] = self._memory.take(piece)
-            start += piece.size
-        return Brought(part, buffer, examples)
+    def _keep(self, parts: Sequence[Contribution], examples: int) -> dict[int, Brought]:
+        """Copy parts to buffers, by slice; what fails leaves the spares as they were."""
+        taken: list[tuple[Key, tuple[Array, int]]] = []
+        brought: dict[int, Brought] = {}
+        try:
+            for part in parts:
+                key = part.size, part.pieces[0].dtype
+                if part.size == part.slice.size and self._spares.get(key):
+                    taken.append((key, self._spares[key].pop()))
+                    buffer = taken[-1][1][0]
+                else:
+                    buffer = self._memory.empty(*key)
+                brought[part.slice.index] = Brought(part, buffer, examples)
+                start = 0
+                for piece in part.pieces:
+                    buffer[start : start + piece.size] = self._memory.take(piece)
+                    start += piece.size
+        except BaseException:
+            for key, spare in reversed(taken):
+                self._spares[key].append(spare)
+            raise
+        return brought
 
     def mean(self, step: int, index: int, pushes: Sequence[PushId]) -> list[tuple[int, Array]]:
         """Return the mean of the gradients that some pushes brought to a slice, added in their order.
@@ -134,8 +150,8 @@ class Stage:
         neither in the sum nor in the number of examples that divides it: so the workers of one
         replica may push different parameters (model parallelism), even within one slice.
 
-        To be asked once for each slice: what was brought may be used up. The mean of finite gradients is
-        finite, however large they are and however many their examples.
+        What was brought stays as it is, so it may be asked again. The mean of finite gradients is finite, however
+        large they are and however many their examples.
 
         Returns
         -------
@@ -149,22 +165,20 @@ class Stage:
             alone = brought[0]
             return [(lo, array) for lo, hi in alone.bounds if (array := alone.between(lo, hi)) is not None]
         bounds = sorted({bound for b in brought for pair in b.bounds for bound in pair})
-        total = self._total(bounds[-1], brought[0].buffer.dtype) if brought else None
+        total = _grown(self._totals, bounds[-1], brought[0].buffer.dtype, self._memory) if brought else None
         stretches: list[tuple[int, int]] = []
         for lo, hi in pairwise(bounds):
             some = [(array, b.examples) for b in brought if (array := b.between(lo, hi)) is not None]
             if some and total is not None:
-                _average(total[lo:hi], [array for array, _ in some], [examples for _, examples in some])
+                arrays, examples = [array for array, _ in some], [examples for _, examples in some]
+                if not _averaged_equally(total[lo:hi], arrays, examples):
+                    scratch = _grown(self._scratch, bounds[-1], total.dtype, self._memory)
+                    _average(total[lo:hi], scratch[lo:hi], arrays, examples)
                 if stretches and stretches[-1][1] == lo:
                     stretches[-1] = stretches[-1][0], hi
                 else:
                     stretches.append((lo, hi))
         return [(lo, total[lo:hi]) for lo, hi in stretches if total is not None]
-
-    def _total(self, size: int, dtype: np.dtype[Any]) -> Array:
-        if dtype not in self._totals or self._totals[dtype].size < size:
-            self._totals[dtype] = self._memory.empty(size, dtype)
-        return self._totals[dtype]
 
     def close(self, step: int) -> set[PushId]:
         """Forget a step and all before it; return the pushes that had brought something to it."""
@@ -175,15 +189,23 @@ class Stage:
             for push, slices in self._steps.pop(old).items():
                 pushes.add(push)
                 for buffer in (brought.buffer for brought in slices.values() if brought.whole):
-                    self._spares.setdefault((buffer.size, buffer.dtype), []).append(buffer)
+                    self._spares.setdefault((buffer.size, buffer.dtype), []).append((buffer, step))
+        given_back = 0
+        for key, spares in list(self._spares.items()):  # taken from the end: those nobody needs stay at the front
+            kept = [spare for spare in spares if spare[1] > step - SPARE_STEPS]
+            given_back += sum(buffer.nbytes for buffer, _ in spares[: len(spares) - len(kept)])
+            self._spares[key] = kept
+        if given_back:
+            self._memory.given_back(given_back)
         return pushes
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, spare ones included."""
         used = (b.buffer for step in self._steps.values() for slices in step.values() for b in slices.values())
-        spare = (b for buffers in self._spares.values() for b in buffers)
-        return sum(buffer.nbytes for buffers in (used, spare, self._totals.values()) for buffer in buffers)
+        spare = (buffer for spares in self._spares.values() for buffer, _ in spares)
+        means = (*self._totals.values(), *self._scratch.values())
+        return sum(buffer.nbytes for buffers in (used, spare, means) for buffer in buffers)
 
     def validate(self) -> None:
         """Assert that only open steps are kept, and what they cover is in order."""
@@ -195,27 +217,40 @@ class Stage:
             assert brought.buffer.size == sum(stop - start for start, stop in brought.bounds)
 
 
-def _average(total: Array, summands: Sequence[Array], examples: Sequence[int]) -> None:
-    """Write the mean of the summands, each counted as often as it has examples, to ``total``."""
+def _grown(buffers: dict[np.dtype[Any], Array], size: int, dtype: np.dtype[Any], memory: Memory) -> Array:
+    """Return the buffer of a dtype, a larger one if it is too small."""
+    if dtype not in buffers or buffers[dtype].size < size:
+        buffers[dtype] = memory.empty(size, dtype)
+    return buffers[dtype]
+
+
+def _averaged_equally(total: Array, summands: Sequence[Array], examples: Sequence[int]) -> bool:
+    """Write the mean to ``total`` and return True, where each counts as often as the others and the sum is finite."""
     first, *rest = summands
     if not rest:
         total[:] = first
-        return
-    scalar = total.dtype.type
-    if isinstance(total, np.ndarray) and min(examples) == max(examples):  # a GPU does not report an overflow
-        try:
-            with np.errstate(over="raise", invalid="ignore"):
-                np.add(first, rest[0], out=total)
-                for summand in rest[1:]:
-                    total += summand
-            total *= scalar(1.0 / len(summands))
-            return
-        except FloatingPointError:
-            pass  # the sum is beyond what the dtype holds, the mean is not
-    # each times its part first, so that nothing grows
-    parts = [scalar(count / sum(examples)) for count in examples]
+        return True
+    if not isinstance(total, np.ndarray) or min(examples) != max(examples):  # a GPU does not report an overflow
+        return False
+    try:
+        with np.errstate(over="raise", invalid="ignore"):
+            np.add(first, rest[0], out=total)
+            for summand in rest[1:]:
+                total += summand
+        total *= total.dtype.type(1.0 / len(summands))
+    except FloatingPointError:
+        return False  # the sum is beyond what the dtype holds, the mean is not
+    return True
+
+
+def _average(total: Array, scratch: Array, summands: Sequence[Array], examples: Sequence[int]) -> None:
+    """Write the mean of the summands, each counted as often as it has examples, to ``total``.
+
+    Each is multiplied with its part first, so that nothing grows.
+    """
+    parts = [total.dtype.type(count / sum(examples)) for count in examples]
     with np.errstate(over="ignore", invalid="ignore"):
-        np.multiply(first, parts[0], out=total)
-        for summand, part in zip(rest, parts[1:], strict=True):
-            np.multiply(summand, part, out=summand)
-            total += summand
+        np.multiply(summands[0], parts[0], out=total)
+        for summand, part in zip(summands[1:], parts[1:], strict=True):
+            np.multiply(summand, part, out=scratch)
+            total += scratch

@@ -4,7 +4,9 @@ A buffer that somebody still reads is never written to: an update goes to anothe
 its place. Each slice has a *home* in the shard's arena. Where readers may take as long as they like
 (`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
 forth between the two: so neighbours usually stay neighbours, and an array over several slices can
-be read where it lies. Whatever else is needed comes from a pool of spares.
+be read where it lies. Whatever else is needed comes from a pool of spares. A slice goes back to a place
+of its own as soon as nobody reads that, and spares that are not needed any more are given back: so memory shrinks
+again when a slow reader has gone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.loans import Loan
 from zmqps.core.server.memory import Memory
-from zmqps.core.server.slices import SliceState
+from zmqps.core.server.slices import Room, SliceState
+
+#: Buffers asked for, for each slice, between two looks at which spares were not needed.
+ROUNDS = 32
 
 
 class Buffers:
@@ -35,7 +40,7 @@ class Buffers:
     memory
         Where they are.
     counters
-        Counts ``spare_buffers``, and in ``spare_nbytes`` all memory beyond the first arena.
+        Counts in ``spare_buffers`` the spares ever made; ``spare_nbytes`` is all memory beyond the first arena now.
     """
 
     def __init__(
@@ -51,11 +56,14 @@ class Buffers:
         self._counters = counters
         self._homes = [memory.values(size, dtype) for (_, size), dtype in zip(tables, dtypes, strict=True)]
         self._seconds: dict[int, Array] = {}  # by table
-        self._spares: list[tuple[Array, list[Reader]]] = []
-        self._lends = False  # some reader has taken a loan
+        self._spares: list[tuple[Room, int]] = []  # with the window in which they were last in use
+        self._window = 0
+        self._num_rooms = 0  # asked for in this window
+        self._num_slices = 0
 
     def home(self, slice_: Slice) -> Array:
         """Return the place of a slice in the arena."""
+        self._num_slices += 1
         return self._place(self._homes[slice_.table], slice_)
 
     def _place(self, arena: Array, slice_: Slice) -> Array:
@@ -69,39 +77,65 @@ class Buffers:
             self._counters["spare_nbytes"] += arena.nbytes
         return self._place(self._seconds[slice_.table], slice_)
 
-    def make_writable(self, state: SliceState) -> None:
-        """Give a slice a buffer that nobody reads; what it holds is up to the caller."""
+    def room(self, state: SliceState) -> Room:
+        """Return a buffer that nobody reads for the next values of a slice: its own, where nobody reads that.
+
+        What it holds is up to the caller, who then moves the slice there, or puts the buffer back.
+        """
+        self._num_rooms += 1
+        if self._num_rooms > ROUNDS * self._num_slices:
+            self._trim()
         value, readers = state.value, state.readers
-        at_home = any(value is place for place, _ in state.places)
         free = _is_free(readers)
-        if free and (at_home or not self._lends):
-            readers.clear()
-            return
+        if free and any(value is place for place, _ in state.places):
+            return value, readers
         if not free and len(state.places) == 1 and any(isinstance(reader, Loan) for reader in readers):
-            self._lends = True
             state.places.append((self._second(state.slice), []))
         for place, watchers in state.places:
             if place is not value and _is_free(watchers):
-                state.value, state.readers = place, watchers
-                break
-        else:
-            if free:
-                readers.clear()
-                return
-            state.value, state.readers = self._spare(value.size, value.dtype)
-        state.readers.clear()
-        if not at_home:
-            self._spares.append((value, readers))
+                return place, watchers
+        return (value, readers) if free else self._spare(value.size, value.dtype)
 
-    def _spare(self, size: int, dtype: np.dtype[Any]) -> tuple[Array, list[Reader]]:
-        for i, (spare, readers) in enumerate(self._spares):
+    def move(self, state: SliceState, room: Room) -> None:
+        """Let a slice's values be those in a buffer of `room`."""
+        left = state.value, state.readers
+        state.value, state.readers = room
+        state.readers.clear()
+        if left[0] is not room[0]:
+            self._keep(state, left)
+
+    def put_back(self, state: SliceState, room: Room) -> None:
+        """The slice stays where it is."""
+        if room[0] is not state.value:
+            self._keep(state, room)
+
+    def _keep(self, state: SliceState, room: Room) -> None:
+        """Keep a buffer that a slice is not in for others, unless it is a place of that slice."""
+        if not any(room[0] is place for place, _ in state.places):
+            self._spares.append((room, self._window))
+
+    def _spare(self, size: int, dtype: np.dtype[Any]) -> Room:
+        for i in range(len(self._spares) - 1, -1, -1):  # the last ones first: those nobody needs stay where they are
+            (spare, readers), _ = self._spares[i]
             if spare.size == size and spare.dtype == dtype and _is_free(readers):
-                del self._spares[i]
-                return spare, []
+                return self._spares.pop(i)[0]
         spare = self._memory.empty(size, dtype)
         self._counters["spare_buffers"] += 1
         self._counters["spare_nbytes"] += spare.nbytes
         return spare, []
+
+    def _trim(self) -> None:
+        """Give the spares back that nobody has needed since the last time."""
+        before = sum(spare.nbytes for (spare, _), _ in self._spares)
+        self._spares = [
+            (room, window) for room, window in self._spares if window == self._window or not _is_free(room[1])
+        ]
+        self._window += 1
+        self._num_rooms = 0
+        given_back = before - sum(spare.nbytes for (spare, _), _ in self._spares)
+        if given_back:
+            self._counters["spare_nbytes"] -= given_back
+            self._memory.given_back(given_back)
 
 
 def _is_free(readers: Sequence[Reader]) -> bool:

@@ -56,8 +56,16 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
 from zmqps.core.server.clients import Client, Clients
-from zmqps.core.server.parked import COMMITTED, MAX_ALL_PARKED_NBYTES, MAX_PARKED_NBYTES, Awaited, nbytes_of
+from zmqps.core.server.parked import (
+    COMMITTED,
+    MAX_ALL_PARKED_NBYTES,
+    MAX_PARKED_NBYTES,
+    Awaited,
+    awaited_by,
+    nbytes_of,
+)
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.shortage import as_error
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
     EvictedError,
@@ -68,6 +76,7 @@ from zmqps.errors import (
     NotJoinedError,
     ProtocolError,
     PSError,
+    ShardBrokenError,
     StaleEpochError,
 )
 
@@ -149,9 +158,22 @@ class ServerMachine:
             if event.peer == COORDINATOR:
                 return self._from_coordinator(message, now)
             return self._from_client(event.peer, message)
-        except PSError as error:
-            number = message.epoch if isinstance(message, (Assign, Commit)) else getattr(message, "request", 0)
-            return self._refuse(event.peer, number, error)
+        except (MemoryError, PSError) as error:
+            return self._failed(event.peer, message, error)
+
+    def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
+        """Answer a request that has failed, and changed nothing."""
+        number = message.epoch if isinstance(message, (Assign, Commit, Discard)) else getattr(message, "request", 0)
+        if isinstance(error, MemoryError):
+            error = as_error(self.member.identity.name, message, error)
+        assert isinstance(error, PSError)
+        actions = self._refuse(peer, number, error)
+        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (Push, Pull)):
+            tenant = self.tenants[message.epoch]
+            if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
+                actions.append(Send(COORDINATOR, Error.of(message.epoch, error)))
+            tenant.counts["broken"] = 1
+        return actions
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
@@ -222,8 +244,7 @@ class ServerMachine:
             pass  # of a job that was given up meanwhile
         elif isinstance(shard, Exception):
             del self.tenants[assign.epoch]  # asked again, because our answer was lost, it fails again
-            error = build_error(self.member.identity.name, assign, shard)
-            actions += self._refuse(COORDINATOR, assign.epoch, error)
+            actions += self._refuse(COORDINATOR, assign.epoch, build_error(self.member.identity.name, assign, shard))
         else:
             tenant.shard = shard
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
@@ -288,9 +309,7 @@ class ServerMachine:
         if client is None:
             return self._from_stranger(peer, message)
         if isinstance(message, Push):
-            tenant = self._tenant(message.epoch, client)
-            reply = self._push(client, tenant, message)
-            return [reply, *self._unpark(tenant, _updated(message, reply))] if tenant.parked.awaited else [reply]
+            return self._push(client, self._tenant(message.epoch, client), message)
         if isinstance(message, Pull):
             return self._pull(client, message)
         if isinstance(message, Load):
@@ -336,7 +355,7 @@ class ServerMachine:
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
         return ack if already or not shard.loaded else [*ack, *self._report_ready(tenant)]
 
-    def _push(self, client: Client, tenant: Tenant, message: Push) -> Send:
+    def _push(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
         shard = tenant.ready()
         if client.hello.role != "worker":
             raise NotJoinedError("an observer may pull, not push")
@@ -368,10 +387,20 @@ class ServerMachine:
                 tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
         else:
             tenant.counts["duplicates"] += 1
-        if not message.reply:
-            return Send(client.peer, Ack(message.request, *result))
-        found = shard.pull(message.parts, None, client.puller)
-        return self._send_values(client.peer, tenant, shard, message, message.reply_codec, result[1], found)
+        answer: list[Action] = []
+        try:
+            if message.reply:
+                found = shard.pull(message.parts, None, client.puller)
+                answer.append(self._send_values(client, tenant, shard, message, message.reply_codec, result[1], found))
+            else:
+                answer.append(Send(client.peer, Ack(message.request, *result)))
+        except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
+            short = as_error(self.member.identity.name, message, error)
+            line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
+            answer += [Log("warning", line)] if line else []
+        if tenant.parked.awaited:
+            answer += self._unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
+        return answer
 
     def _pull(self, client: Client, message: Pull) -> list[Action]:
         tenant = self._tenant(message.epoch, client)
@@ -397,7 +426,7 @@ class ServerMachine:
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self._refuse(self._clients.by_incarnation[heaviest].peer, request, full)
-        parked.add(who, message, _awaited(shard, message))
+        parked.add(who, message, awaited_by(shard, message))
         return actions
 
     @property
@@ -415,19 +444,19 @@ class ServerMachine:
                     if shard.available(message.parts, message.version, exact=bool(message.exact)):
                         actions.append(self._values(client, tenant, shard, message))
                     else:
-                        tenant.parked.add(who, message, _awaited(shard, message))
-                except PSError as error:
-                    actions += self._refuse(client.peer, message.request, error)
+                        tenant.parked.add(who, message, awaited_by(shard, message))
+                except (MemoryError, PSError) as error:
+                    actions += self._failed(client.peer, message, error)
         return actions
 
     def _values(self, client: Client, tenant: Tenant, shard: Shard, message: Pull) -> Action:
         tenant.counts["pulls"] += 1
         found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
-        return self._send_values(client.peer, tenant, shard, message, message.codec, (), found)
+        return self._send_values(client, tenant, shard, message, message.codec, (), found)
 
     def _send_values(
         self,
-        peer: Peer,
+        client: Client,
         tenant: Tenant,
         shard: Shard,
         message: Push | Pull,
@@ -445,7 +474,9 @@ class ServerMachine:
         for array in out.payload:
             tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
-        return Send(peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after)
+        return Send(
+            client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
+        )
 
     def _depart(self, incarnation: bytes, error: PSError | None = None) -> None:
         """A client has gone for good; ``error`` is what it is told if it says anything again."""
@@ -464,19 +495,3 @@ class ServerMachine:
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now, peer)
         answer = Send(peer, Error.of(request, error))
         return [Log("warning", line), answer] if line else [answer]
-
-
-def _awaited(shard: Shard, pull: Pull) -> list[Awaited]:
-    """Return what a pull has to wait for."""
-    if shard.stage is not None:
-        return [(COMMITTED, pull.version)]
-    versions = {index: shard.slices[index].version for index, _, _ in pull.parts}
-    if pull.exact:  # one slice may pass by its version while another has yet to come to it
-        return [(index, version + 1) for index, version in versions.items()]
-    return [next((index, pull.version) for index, version in versions.items() if version < pull.version)]
-
-
-def _updated(push: Push, reply: Send) -> Iterable[Awaited]:
-    """Return the slices that a push has updated, with the versions they are at."""
-    assert isinstance(reply.message, (Ack, Values))
-    return zip((index for index, _, _ in push.parts), reply.message.versions, strict=False)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Size = tuple[int, np.dtype[Any]]
 
 
+#: A piece and where it belongs.
+Located = tuple[Any, int, Any]
+
+
 class Outgoing(NamedTuple):
     """Values on their way out.
 
@@ -48,6 +52,9 @@ class Memory(Protocol):
     def values(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return one for values, which other processes may read."""
 
+    def given_back(self, nbytes: int) -> None:
+        """So many bytes of arrays are not kept any more."""
+
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return what `scatter` takes instead of a payload in a codec, one item a part.
 
@@ -57,6 +64,9 @@ class Memory(Protocol):
 
     def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterable[tuple[int, int, Any]]:
         """Return ``(run, offset, piece)`` as `zmqps.core.protocol.arrays.scatter` does."""
+
+    def secure(self, pieces: Sequence[Located]) -> Sequence[Located]:
+        """Return pieces that `take` needs no memory for, so that of several the last cannot fail after the first."""
 
     def take(self, piece: Any) -> Array:
         """Return a piece as an array that kernels can read, until the next is taken."""
@@ -82,11 +92,19 @@ class HostMemory:
         Allocates arrays for values, say where other processes can read them: ``values(size, dtype)``.
     coding
         The door to the codecs.
+    given_back
+        Is told how many bytes are not kept any more.
     """
 
-    def __init__(self, values: Callable[[int, np.dtype[Any]], Array] = np.empty, coding: Coding = CODING) -> None:
+    def __init__(
+        self,
+        values: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        coding: Coding = CODING,
+        given_back: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
         self._values = values
         self._coding = coding
+        self._given_back = given_back
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array."""
@@ -96,11 +114,20 @@ class HostMemory:
         """Return a new array for values."""
         return self._values(size, dtype)
 
+    def given_back(self, nbytes: int) -> None:
+        """Tell the process, whose allocator may keep what is freed."""
+        self._given_back(nbytes)
+
     def decode(self, codec: Codec, payload: Sequence[Buffer], sizes: Iterable[Size], *, checked: bool) -> Sequence[Any]:
         """Return the decoded arrays."""
         return self._coding.decompress(codec, payload, sizes)
 
     scatter = staticmethod(scatter)  # pieces alias the payload
+
+    def secure(self, pieces: Sequence[Located]) -> Sequence[Located]:
+        """Return the pieces: they need no memory."""
+        return pieces
+
     take = staticmethod(np.asarray)  # and are arrays as they are
 
     def send(

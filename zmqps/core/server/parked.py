@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from zmqps.core.protocol.messages import Pull
+from zmqps.core.server.shard import Shard
 
 #: Of one client. A pull of all that 200,000 parameters have in one shard, by ranges, is half of it.
 MAX_PARKED_NBYTES = 32 << 20
@@ -124,3 +125,13 @@ class Parked:
 def nbytes_of(pull: Pull) -> int:
     """Return about how much memory a pull takes while it waits."""
     return 1024 + sum(512 + 40 * len(ranges) for _, _, ranges in pull.parts)
+
+
+def awaited_by(shard: Shard, pull: Pull) -> list[Awaited]:
+    """Return what a pull has to wait for."""
+    if shard.stage is not None:
+        return [(COMMITTED, pull.version)]
+    versions = {index: shard.slices[index].version for index, _, _ in pull.parts}
+    if pull.exact:  # one slice may pass by its version while another has yet to come to it
+        return [(index, version + 1) for index, version in versions.items()]
+    return [next((index, pull.version) for index, version in versions.items() if version < pull.version)]

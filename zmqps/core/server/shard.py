@@ -3,14 +3,18 @@
 A slice is updated in one go, so its update is atomic. A buffer that the transport still reads
 (a pull being sent without a copy) is never written: the update then goes to a spare buffer, which
 takes its place. So a pull never sees a slice half updated, and nobody waits for a lock.
+
+An update has all the memory it needs before the first kernel runs, and nothing is counted before the last
+one has. So what fails changes nothing, and may be asked for again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,9 +25,17 @@ from zmqps.core.protocol.messages import Contributor, Part
 from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
 from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.memory import HostMemory, Memory
-from zmqps.core.server.slices import Pin, SliceState
+from zmqps.core.server.rules import Rules
+from zmqps.core.server.slices import Pin, SliceState, Updates
+from zmqps.core.server.stale import treat
 from zmqps.core.treatments import ReadCopies, Treatment
-from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError, listed
+from zmqps.errors import (
+    NonFiniteGradientError,
+    ProtocolError,
+    SliceRangeError,
+    VersionError,
+    listed,
+)
 
 if TYPE_CHECKING:
     from zmqps.codecs import Codec
@@ -31,27 +43,6 @@ if TYPE_CHECKING:
 
 #: Readers of a slice noted before those that are done are forgotten.
 MAX_DONE_READERS = 64
-
-
-class UpdateKernel(Protocol):
-    """One optimizer rule, compiled: ``step`` is the number of this update, from 1."""
-
-    def __call__(self, w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, /) -> None:
-        """Write the updated ``w`` to ``out`` (which may be ``w``) and update ``slots`` in place."""
-
-
-class Rules(Protocol):
-    """What the shard needs of an optimizer; `zmqps.optim` builds it."""
-
-    @property
-    def slot_fill(self) -> tuple[float, ...]:
-        """The initial value of each slot."""
-
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use (None: frozen), and the index of each parameter's."""
-
-    def all_finite(self, g: Array, /) -> bool:
-        """Whether an array holds neither NaN nor infinity."""
 
 
 class Shard:
@@ -102,14 +93,15 @@ class Shard:
         self._reject_nonfinite = reject_nonfinite
         self._retain = retain
         self._treatment = treatment
-        self.copies = ReadCopies() if treatment is not None and treatment.needs_read else None
+        self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
         self.version = 0  # synchronous: steps committed
-        self._kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
+        kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
         self.arena_nbytes = 0
         tables, dtypes = placement.keyspace.tables, [table.dtype for table in placement.keyspace.tables]
         bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
         self._buffers = Buffers(bounds, dtypes, memory, self.counters)
+        self.updates = Updates(kernels, self._buffers, memory, undoes=rules.allocates)
         arenas: list[list[Array]] = []  # the slots of each table
         for table, (_, size) in zip(tables, bounds, strict=True):
             slots = [memory.empty(size, table.dtype) for _ in rules.slot_fill]
@@ -173,6 +165,10 @@ class Shard:
             The parts do not exist or the payload does not fit them.
         NonFiniteGradientError
             Names ``worker`` and the parameters.
+        MemoryError
+            There was not enough; nothing has changed.
+        ShardBrokenError
+            It failed half way for another reason; the shard cannot be used any more.
         """
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
@@ -187,50 +183,30 @@ class Shard:
         treatment: Treatment,
         states: Sequence[SliceState],
         parts: Sequence[Part],
-        pieces: Sequence[tuple[SliceState, int, Array]],
+        pieces: Sequence[tuple[SliceState, int, Any]],
         puller: bytes,
     ) -> list[tuple[int, int]]:
         """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
-        results = {i: (s.version, max(0, s.version - read)) for s, (i, read, _) in zip(states, parts, strict=True)}
-        kept = [(s, part) for s, part in zip(states, parts, strict=True) if not treatment.drops(results[part[0]][1])]
-        self.counters["dropped"] += len(parts) - len(kept)
-        read: dict[int, Array | None] = {}
-        if self.copies is not None:
-            for _, (index, version, _) in kept:
-                read[index] = self.copies.find(puller, index, version)
-                self.counters["uncompensated"] += results[index][1] > 0 and read[index] is None
-        indices = {index for _, (index, _, _) in kept}
-
-        def correct(state: SliceState, start: int, gradient: Array, value: Array) -> Array:
-            copy = read.get(state.slice.index)
-            copy = None if copy is None else copy[start : start + gradient.size]
-            return treatment.correct(gradient, value, copy, results[state.slice.index][1])
-
-        pieces = [piece for piece in pieces if piece[0].slice.index in indices]
-        applied = self._update([state for state, _ in kept], [part for _, part in kept], pieces, correct)
-        results.update(zip([index for _, (index, _, _) in kept], applied, strict=True))
-        return list(results.values())
+        find = None if self.copies is None else partial(self.copies.find, puller)
+        treated = treat(treatment, self.memory, find, states, parts, pieces)
+        applied = self._update(treated.states, treated.parts, treated.pieces, treated.gradients)
+        self.counters["dropped"] += len(parts) - len(treated.parts)
+        self.counters["uncompensated"] += treated.num_uncompensated
+        applied_to = [index for index, _, _ in treated.parts]
+        return list({**treated.results, **dict(zip(applied_to, applied, strict=True))}.values())
 
     def _update(
         self,
         states: Sequence[SliceState],
         parts: Sequence[Part],
         pieces: Sequence[tuple[SliceState, int, Any]],
-        correct: Callable[[SliceState, int, Array, Array], Array] | None = None,
+        treated: Sequence[Array | None] = (),
     ) -> list[tuple[int, int]]:
-        sources = {state.slice.index: state.value for state in states}
-        for state, (_, _, ranges) in zip(states, parts, strict=True):
-            if state.readers or state.value is not state.places[0][0]:  # somebody reads it, or it is not at home
-                self._buffers.make_writable(state)
-            if ranges and state.value is not sources[state.slice.index]:
-                state.value[:] = sources[state.slice.index]  # what this push leaves out stays
-        for state, start, piece in pieces:
-            gradient, source = self.memory.take(piece), sources[state.slice.index]
-            if correct is not None:
-                gradient = correct(state, start, gradient, source[start : start + piece.size])
-            self._apply(state, source, start, gradient)
+        rooms = self.updates.compute(states, pieces, treated)
         results = []
         for state, (_, read_version, ranges) in zip(states, parts, strict=True):
+            if rooms and state.slice.index in rooms:
+                self._buffers.move(state, rooms[state.slice.index])
             if not ranges:
                 state.steps += 1
             for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
@@ -240,17 +216,6 @@ class Shard:
             state.version += 1
             results.append((state.version, staleness))
         return results
-
-    def _apply(self, state: SliceState, source: Array, start: int, gradient: Array) -> None:
-        """Update elements from ``start`` of a slice, out of ``source`` into its value."""
-        for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
-            kernel = self._kernels[kernel_index]
-            if kernel is not None:
-                slots, out = tuple([slot[lo:hi] for slot in state.slots]), state.value[lo:hi]
-                w = out if source is state.value else source[lo:hi]
-                kernel(w, gradient[lo - start : hi - start], out, slots, step + 1)
-            elif source is not state.value:
-                state.value[lo:hi] = source[lo:hi]
 
     def collect(
         self,
@@ -312,29 +277,40 @@ class Shard:
         """Apply the mean of the contributors' gradients of a step, added in their order.
 
         A contributor that did not push a parameter has no part in that parameter's mean; what no
-        contributor pushed is not updated.
+        contributor pushed is not updated. What fails leaves the slices that were not done as they were: asked
+        again, it goes on with those.
         """
         assert self.stage is not None
         assert step == self.version
         brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
         for state in self.slices:
-            self._keep(state)
-            means = self.stage.mean(step, state.slice.index, brought)
-            if means:
-                source = state.value
-                self._buffers.make_writable(state)
-                if source is not state.value and sum(gradient.size for _, gradient in means) < source.size:
-                    state.value[:] = source  # what nobody pushed stays
-                for start, gradient in means:
-                    self._apply(state, source, start, gradient)
-                for start, gradient in means:
-                    first, last = state.segments(start, start + gradient.size)
-                    state.steps[first:last] += 1
-            state.version += 1
-        self.version += 1
+            if state.version == step:  # else it was done before a later slice failed
+                self._step(state, self.stage.mean(step, state.slice.index, brought))
         dropped = self.stage.close(step) - set(brought)
+        self.version += 1
         if dropped:
             self.counters["dropped"] += len(dropped)
+
+    def _step(self, state: SliceState, means: Sequence[tuple[int, Array]]) -> None:
+        """Apply the mean of a step to a slice."""
+        before = tuple(state.history)
+        self._keep(state)
+        try:
+            pieces = [(state, start, gradient) for start, gradient in means]
+            rooms = self.updates.compute([state], pieces, [gradient for _, gradient in means]) if means else {}
+        except BaseException:
+            for *_, pin in state.history:
+                pin.done = True
+            for *_, pin in before:
+                pin.done = False
+            state.history = deque(before)
+            raise
+        for room in rooms.values():
+            self._buffers.move(state, room)
+        for start, gradient in means:
+            first, last = state.segments(start, start + gradient.size)
+            state.steps[first:last] += 1
+        state.version += 1
 
     def _keep(self, state: SliceState) -> None:
         """Keep the current version of a slice readable for the next `retain` versions."""
@@ -402,6 +378,7 @@ class Shard:
         else:
             found = [state.at(exact) for state in states]
         if self.copies is not None and puller:
+            self.copies.prepare(puller, [(state.slice.index, state.value) for state in states])
             for state, (version, value, _) in zip(states, found, strict=True):
                 self.copies.note(puller, state.slice.index, version, value)
         pieces = [
@@ -472,7 +449,8 @@ class Shard:
             assert all(slot.size == state.slice.size for slot in state.slots)
             assert all(0 <= steps <= state.version for steps in state.steps)
             assert len(state.history) <= self._retain
-            assert self.stage is None or state.version == self.version
+            # those ahead were done before a commit failed, which will be asked for again
+            assert self.stage is None or state.version - self.version in (0, 1)
         if self.stage is not None:
             self.stage.validate()
 

@@ -54,6 +54,8 @@ class Tenant:
     def ready(self) -> Shard:
         """Return the shard once it has its values, or raise `JobError`."""
         shard = self.built()
+        if shard.updates.broken is not None:
+            raise shard.updates.broken
         if not shard.loaded:
             raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
         return shard

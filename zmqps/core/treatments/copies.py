@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
 from zmqps.core.protocol.arrays import Array
+
+#: The version of a copy that holds nothing yet.
+NOTHING = -1
 
 
 class ReadCopies:
@@ -10,20 +18,31 @@ class ReadCopies:
 
     A worker's copies take as much memory as the shard's values, and are overwritten by its next
     read; `forget` gives them back.
+
+    Parameters
+    ----------
+    empty
+        Allocates an array for one: ``empty(size, dtype)``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, empty: Callable[[int, np.dtype[Any]], Array] = np.empty) -> None:
+        self._empty = empty
         self._copies: dict[bytes, dict[int, tuple[int, Array]]] = {}
+
+    def prepare(self, worker: bytes, values: Iterable[tuple[int, Array]]) -> None:
+        """Have the memory for copies of slices, by number, so that `note` of any of them cannot fail."""
+        copies = self._copies.setdefault(worker, {})
+        for index, value in values:
+            if index not in copies:
+                copies[index] = NOTHING, self._empty(value.size, value.dtype)
 
     def note(self, worker: bytes, index: int, version: int, value: Array) -> None:
         """A worker is sent a slice."""
-        copies = self._copies.setdefault(worker, {})
-        kept = copies.get(index)
-        if kept is None:
-            copies[index] = version, value.copy()
-        elif kept[0] != version:
+        self.prepare(worker, [(index, value)])
+        kept = self._copies[worker][index]
+        if kept[0] != version:
             kept[1][:] = value
-            copies[index] = version, kept[1]
+            self._copies[worker][index] = version, kept[1]
 
     def find(self, worker: bytes, index: int, version: int) -> Array | None:
         """Return what the worker read, if the last of it was this version."""

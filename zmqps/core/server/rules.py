@@ -1,0 +1,37 @@
+"""What a shard asks of an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from zmqps.core.protocol.arrays import Array
+
+
+class UpdateKernel(Protocol):
+    """One optimizer rule, compiled: ``step`` is the number of this update, from 1.
+
+    What it raises it raises before it has written anything, unless its rules say that they allocate, or it is an
+    `InternalError`.
+    """
+
+    def __call__(self, w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, /) -> None:
+        """Write the updated ``w`` to ``out`` (which may be ``w``) and update ``slots`` in place."""
+
+
+class Rules(Protocol):
+    """What the shard needs of an optimizer; `zmqps.optim` builds it."""
+
+    @property
+    def slot_fill(self) -> tuple[float, ...]:
+        """The initial value of each slot."""
+
+    @property
+    def allocates(self) -> bool:
+        """Whether kernels need memory while they compute, and may fail after they have begun to write."""
+
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
+        """Return the kernels in use (None: frozen), and the index of each parameter's."""
+
+    def all_finite(self, g: Array, /) -> bool:
+        """Whether an array holds neither NaN nor infinity."""
