@@ -10,7 +10,7 @@ import pytest
 from tests.optim.specs import SPECS, rule_of
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, InternalError
 from zmqps.nodes import apply
 from zmqps.nodes.apply import ApplyThreads
 from zmqps.nodes.server import ServerConfig, make_shard
@@ -112,3 +112,40 @@ def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
 def test_how_many_is_a_number_from_1(number) -> None:
     with pytest.raises(ConfigurationError, match="apply_threads must be a whole number from 1 to 64"):
         ServerConfig(coordinator="tcp://127.0.0.1:1", apply_threads=number)
+
+
+class Whole:
+    """A kernel that needs no memory: alone, what fails changes nothing."""
+
+    allocates = False
+
+    def __init__(self, failing: set[int]) -> None:
+        self.failing = failing
+
+    def __call__(self, w, g, out, slots, step) -> None:
+        if int(out[0]) in self.failing:
+            raise MemoryError("of this block")
+        out += 10.0
+
+
+@pytest.mark.parametrize(("failing", "error"), [({0, 1}, MemoryError), ({0}, InternalError), ({1}, InternalError)])
+def test_an_update_of_which_some_blocks_were_done_is_not_said_to_have_changed_nothing(failing, error) -> None:
+    w = np.zeros(2 * BLOCK_NBYTES // 4, np.float32)
+    w[-w.size // 2 :] = 1.0  # the second block
+    with pytest.raises(error, match="of this block"):
+        ApplyThreads(2).over(Whole(failing))(w, w, w, (), 1)
+    assert {0, 1} - set(w.tolist()) == {0, 1} - failing
+
+
+def test_all_threads_are_there_before_the_first_update(monkeypatch) -> None:
+    threads = ApplyThreads(4)
+
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    w = np.zeros(4 * BLOCK_NBYTES // 4, np.float32)
+    threads.over(Whole(set()))(w, w, w, (), 1)
+    assert (w == 10.0).all()
+    with pytest.raises(RuntimeError):
+        ApplyThreads(4)

@@ -6,10 +6,12 @@ order they are done. The kernels release the interpreter lock while they compute
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.rules import UpdateKernel
+from zmqps.errors import InternalError
 
 #: More than machines have cores to spare for one server.
 MAX_APPLY_THREADS = 64
@@ -31,12 +33,15 @@ class ApplyThreads:
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._others = ThreadPoolExecutor(num_threads - 1, "zmqps-apply") if num_threads > 1 else None
+        if self._others is not None:
+            _start(self._others, num_threads - 1)
 
     def over(self, kernel: UpdateKernel) -> UpdateKernel:
         """Return a kernel that does the same with all threads; small updates with the one that asks."""
         others = self._others
         if others is None:
             return kernel
+        whole = not getattr(kernel, "allocates", True)  # alone it would have changed nothing
 
         def apply(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:
             blocks = self._blocks(w)
@@ -45,12 +50,19 @@ class ApplyThreads:
                 kernel(w[block], g[block], out[block], tuple(slot[block] for slot in slots), step)
 
             futures = [others.submit(update, block) for block in blocks[1:]]
+            errors: list[BaseException] = []
             try:
                 update(blocks[0])
+            except Exception as error:
+                errors.append(error)
             finally:
                 wait(futures)  # also after an error nobody may go on to write behind the caller's back
-            for future in futures:
-                future.result()
+            errors += [found for future in futures if (found := future.exception()) is not None]
+            if errors and len(errors) < len(blocks) and whole:
+                what = f"{len(errors)} of {len(blocks)} blocks of an update failed: {errors[0]!r}"
+                raise InternalError(node="an apply thread", what=what) from errors[0]
+            if errors:
+                raise errors[0]
 
         return apply
 
@@ -59,3 +71,13 @@ class ApplyThreads:
         unit = ALIGNMENT_NBYTES // w.itemsize
         size = -(-w.size // (number * unit)) * unit or 1
         return [slice(start, start + size) for start in range(0, max(w.size, 1), size)]
+
+
+def _start(pool: ThreadPoolExecutor, num_threads: int) -> None:
+    """Start all threads of a pool: later, in the middle of an update, there might be no memory for one."""
+    together = threading.Barrier(num_threads)
+    try:
+        wait([pool.submit(together.wait) for _ in range(num_threads)])
+    except BaseException:
+        together.abort()  # those that wait for one that cannot be started
+        raise
