@@ -18,6 +18,8 @@ from zmqps.core.protocol.messages import Commit, Lost, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.slices import Updates
+from zmqps.core.server.undo import Undo
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.transfer import Load, Pull, Push, Target
 from zmqps.testing import Simulation, SimulationError
@@ -49,6 +51,51 @@ def wrap(patch: Patch, owner: type, name: str, change: Callable[..., Any]) -> No
     """Let a method do something else: ``change(original, self, *arguments)``."""
     original = getattr(owner, name)
     patch.setattr(owner, name, lambda self, *a, **k: change(original, self, *a, **k))
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_a_server_that_acknowledges_what_it_had_no_memory_for(monkeypatch: Patch) -> None:
+    def push(original: Any, shard: Shard, parts: Any, *rest: Any, **options: Any) -> Any:
+        try:
+            return original(shard, parts, *rest, **options)
+        except MemoryError:
+            return [(1, 0)] * len(parts)
+
+    wrap(monkeypatch, Shard, "push", push)
+    caught("async-memory", "an acknowledged push is missing")
+
+
+def test_a_shard_that_moves_values_to_a_buffer_before_they_are_there(monkeypatch: Patch) -> None:
+    def take_back(original: Any, updates: Updates, states: Any, rooms: Any, *rest: Any) -> None:
+        for state in states:
+            if state.slice.index in rooms and rooms[state.slice.index][0] is not state.value:
+                state.value, state.readers = rooms.pop(state.slice.index)
+        original(updates, states, rooms, *rest)
+
+    wrap(monkeypatch, Updates, "_take_back", take_back)
+    caught("async-memory", "was applied")
+
+
+@pytest.mark.parametrize(("scenario", "text"), [("async-memory", "was applied"), ("sync-memory", "is not the sequen")])
+def test_a_half_of_an_update_that_is_left_behind(scenario: str, text: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Undo, "restore", lambda self: None)
+    caught(scenario, text)
+
+
+def test_a_commit_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> None:
+    def commit(original: Any, shard: Shard, step: int, contributors: Any) -> None:
+        try:
+            original(shard, step, contributors)
+        except MemoryError:
+            for state in shard.slices:
+                state.version = step
+            raise
+
+    wrap(monkeypatch, Shard, "commit", commit)
+    monkeypatch.setattr(Shard, "validate", lambda self: None)
+    caught("sync-memory", "is not the sequential reference")
 
 
 # --- the values of a synchronous step -----------------------------------------------------------

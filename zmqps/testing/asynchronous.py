@@ -14,7 +14,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
-from zmqps.errors import DeadlineError, PSError
+from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.training import Life, Training, life_of, loaded_shard
@@ -96,7 +96,7 @@ class AsyncTraining(Training):
             try:
                 yield from self.step(simulation, worker, attached, push, out)
                 done += 1
-            except DeadlineError:
+            except (DeadlineError, ServerMemoryError):
                 done += not spare
             simulation.counters["steps"] += 1
             if done == self.steps:

@@ -45,6 +45,8 @@ class Faults:
         How often a second some worker is stopped, as by SIGSTOP.
     stop_s
         For how many seconds, on average.
+    memory
+        Probability that a server's request for memory fails.
     """
 
     delay: float = 0.0
@@ -58,6 +60,7 @@ class Faults:
     coordinator_crash: float = 0.0
     stop: float = 0.0
     stop_s: float = 4.0
+    memory: float = 0.0
 
 
 class Reading:
@@ -155,17 +158,17 @@ class Network:
         sender = connection.ends[1 - receiver]
         if now < connection.up_at or (now < connection.blocked_until and connection.blocked_loses):
             return self._none()
-        if self._happens(self.faults.loss):
+        if self.happens(self.faults.loss):
             self.reset(connection, now)
             return self._none()
         leaves = max(now, self._sent_by.get(sender, 0.0)) + nbytes / self._bandwidth
         self._sent_by[sender] = leaves
         arrival = max(leaves, connection.blocked_until) + self._latency + self._extra()
-        if connection.control or not self._happens(self.faults.reordering):
+        if connection.control or not self.happens(self.faults.reordering):
             arrival = connection.last_arrival[receiver] = max(arrival, connection.last_arrival[receiver])
         else:
             arrival += self._rng.uniform(0.0, 0.1)
-        if not connection.control and self._happens(self.faults.duplication):
+        if not connection.control and self.happens(self.faults.duplication):
             return [arrival, arrival + self._rng.choice((0.0, 0.01, 1.0)) * self._rng.random()]
         return [arrival]
 
@@ -207,7 +210,8 @@ class Network:
                 self._of.setdefault(end, []).append(connection)
         return {connection.names[1]: connection for connection in there}
 
-    def _happens(self, probability: float) -> bool:
+    def happens(self, probability: float) -> bool:
+        """Draw whether something goes wrong now."""
         return probability > 0.0 and not self.quiet and self._rng.random() < probability
 
     def _extra(self) -> float:

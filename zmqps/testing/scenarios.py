@@ -24,9 +24,10 @@ RESTARTS = Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0
 EVERYTHING = Faults(
     delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1, stop=0.1
 )
+MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
-    "restarts": RESTARTS, "everything": EVERYTHING,
+    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY,
 }  # fmt: skip
 #: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
 CALM_S = 8.0

@@ -14,6 +14,7 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeadlineError
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.training import Training
 
 if TYPE_CHECKING:
@@ -98,9 +99,11 @@ class SeveralJobs(Training):
         name = worker.identity.job
         return self.trainings[name].restarts(self._views.get(name, simulation), worker)
 
-    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
+    def shard(
+        self, job: JobSpec, placement: Placement, index: int, room: Room, memory: ScarceMemory | None = None
+    ) -> Shard:
         """Build a shard of whichever job."""
-        return next(iter(self.trainings.values())).shard(job, placement, index, room)
+        return next(iter(self.trainings.values())).shard(job, placement, index, room, memory)
 
 
 class _View:

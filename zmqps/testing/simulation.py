@@ -10,16 +10,21 @@ from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Discard, Message
+from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.training import Training
 
@@ -212,8 +217,16 @@ class Simulation(SimulatedCluster):
         """Start one more server."""
         name = f"server-{len(self.servers)}"
         identity = self._identity("server", name)
-        machine = ServerMachine(identity, "sim://coordinator", self.training.shard)
+        make_shard = self._shard if self.faults.memory else self.training.shard
+        machine = ServerMachine(identity, "sim://coordinator", make_shard)
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
+
+    def _shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
+        """Build a shard whose memory fails now and then once it is there."""
+        built: list[Shard] = []
+        memory = ScarceMemory(lambda: bool(built) and self.network.happens(self.faults.memory))
+        built.append(self.training.shard(job, placement, index, room, memory))
+        return built[0]
 
     def start_worker(self, program: Program | None = None) -> Node:
         """Start one more worker, which runs a program; by default the training's."""

@@ -15,7 +15,7 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, In
 from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
-from zmqps.errors import DeadlineError, VersionError
+from zmqps.errors import DeadlineError, ServerMemoryError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
@@ -118,6 +118,8 @@ class SyncTraining(Training):
                 done += 1
             except DeadlineError:
                 failed += 1  # the next attempt may do better
+            except ServerMemoryError:
+                yield RETRY_S
             simulation.counters["steps"] += 1
         yield Finish(0.0), t
 
@@ -213,6 +215,9 @@ class SyncTraining(Training):
             return False
         return simulation.coordinator_alive and not simulation.job_failed
 
+
+#: How long a worker waits where a server was short of memory.
+RETRY_S = 0.1
 
 #: How much longer a late worker computes: more than the least patience of a step.
 HICCUP_S = 2.5

@@ -19,6 +19,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.memory import ScarceMemory
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -36,15 +37,32 @@ class ReferenceRules:
 
     allocates = True
 
-    def __init__(self, spec: OptimizerSpec) -> None:
+    def __init__(self, spec: OptimizerSpec, memory: ScarceMemory | None = None) -> None:
         self._spec = spec
+        self._memory = memory
         self.slot_fill: tuple[float, ...] = ()
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use, and the index of each parameter's."""
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
-        return [None if rule.frozen else make_kernel(rule) for rule in rules], kernel_of
+        kernels = [None if rule.frozen else make_kernel(rule) for rule in rules]
+        return [kernel and self._scarce(kernel) for kernel in kernels], kernel_of
+
+    def _scarce(self, kernel: UpdateKernel) -> UpdateKernel:
+        """Let a kernel fail for want of memory when half is done, where memory is scarce."""
+        memory = self._memory
+        if memory is None:
+            return kernel
+
+        def run(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:
+            middle = w.size // 2
+            for part in (slice(0, middle), slice(middle, w.size)):
+                new = out[part]
+                kernel(new if w is out else w[part], g[part], new, tuple([slot[part] for slot in slots]), step)
+                memory.request()
+
+        return run
 
     def all_finite(self, g: Array) -> bool:
         """Whether an array holds neither NaN nor infinity."""
@@ -94,12 +112,14 @@ class Training:
         """Whether a worker that has ended is started again, as a new one."""
         return False
 
-    def shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
-        """Build a server's shard."""
-        rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
+    def shard(
+        self, job: JobSpec, placement: Placement, index: int, room: Room, memory: ScarceMemory | None = None
+    ) -> Shard:
+        """Build a server's shard; by default there is memory for all."""
+        rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer), memory)
         return Shard(
             placement, index, rules, reject_nonfinite=job.nonfinite == "reject", synchronous=job.mode == "sync",
-            retain=job.retain, treatment=make_treatment(job.treatment),
+            retain=job.retain, treatment=make_treatment(job.treatment), memory=memory,
         )  # fmt: skip
 
     def run_s(self, rng: Random) -> float:

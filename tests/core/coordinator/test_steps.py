@@ -30,7 +30,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Withdraw,
 )
-from zmqps.errors import DeadlineError, PeerLostError
+from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 
 
 class Cluster(Coordinator):
@@ -107,6 +107,22 @@ def test_a_commit_is_sent_again_until_its_server_confirms_it() -> None:
     assert [m.step for m in sent(again, Commit, peer("s1"))] == [0, 1], "in order"
     cluster.confirm(1, "s0", "s1")
     assert sent(cluster.wait(20.0, "s0", "s1", "w0"), Commit) == []
+
+
+def test_a_commit_for_which_a_server_lacked_the_memory_is_logged_and_sent_again() -> None:
+    cluster = Cluster("s0", "s1", "w0")
+    cluster.arrive("w0", 0)
+    cluster.confirm(0, "s1")
+    short = ServerMemoryError(server="s0", what="step 0", why="no more")
+    for _ in range(2):
+        failed = cluster.take("s0", Error(1, short.code, str(short), short.facts()))
+        assert "s0" in logged(failed)
+        assert "lacks the memory for step 0 (no more)" in logged(failed)
+        again = cluster.wait(cluster.now + COMMIT_RETRY_S, "s0", "s1", "w0")
+        assert [m.step for m in sent(again, Commit, peer("s0"))] == [0]
+        assert sent(again, Commit, peer("s1")) == []
+    cluster.confirm(0, "s0")
+    assert cluster.run().state == "training", "nothing is lost by it"
 
 
 def test_a_confirmation_of_another_epoch_confirms_nothing() -> None:

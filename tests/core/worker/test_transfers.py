@@ -14,7 +14,14 @@ from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
 from zmqps.core.worker.views import Views
-from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, VersionError
+from zmqps.errors import (
+    DeadlineError,
+    JobError,
+    NonFiniteGradientError,
+    PeerLostError,
+    ServerMemoryError,
+    VersionError,
+)
 
 
 class Training(Session):
@@ -470,3 +477,32 @@ def test_many_that_are_held_when_the_step_fails_are_all_told() -> None:
     told = resolved(training.get(Error(arrive.request, late.code, str(late), late.facts())))
     assert [operation for operation, _ in told] == held
     assert {type(value) for _, value in told} == {DeadlineError}
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_what_a_server_lacked_the_memory_for_is_raised_and_may_be_asked_for_again(staleness: int | None) -> None:
+    training = Training(staleness)
+    push = training.partial("push", 0)
+    (first,) = sent(training.ask(push), Push)
+    facts = {"server": "s", "what": "a push", "why": "no more"}
+    refused = training.get(error(ServerMemoryError, first.request, **facts), S0)
+    assert isinstance(outcome(refused, push), ServerMemoryError)
+    assert sent(training.wait(training.now + 5.0, hear=True), Push) == [], "it is not sent again behind the user's back"
+    again = training.partial("push", 0)
+    (second,) = sent(training.ask(again), Push)
+    assert second.seq != first.seq
+    assert (second.attempt != first.attempt) == (staleness == 0)
+    assert outcome(training.get(Ack(second.request, [1], [0]), S0), again) is None
+    pull = training.transfer("pull", parameters=frozenset([0]))
+    (asked,) = sent(training.ask(pull), Pull)
+    refused = training.get(error(ServerMemoryError, asked.request, **{**facts, "what": "a pull"}), S0)
+    assert isinstance(outcome(refused, pull), ServerMemoryError)
+
+
+def test_a_push_that_is_not_answered_for_want_of_memory_is_sent_again_by_the_same_number() -> None:
+    training = Training(None)
+    push_pull = training.transfer("push_pull", parameters=frozenset([0]))
+    (first,) = sent(training.ask(push_pull), Push)
+    again = sent(training.wait(training.now + 5.0, hear=True), Push)
+    assert again
+    assert {message.seq for message in again} == {first.seq}

@@ -1,0 +1,62 @@
+"""A live server whose requests for memory fail now and then: values are exactly what was acknowledged."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from tests.inprocess import InProcessCluster
+from zmqps.core.server.memory import HostMemory
+from zmqps.errors import ServerMemoryError
+from zmqps.optim import momentum, sgd
+
+NAMES = [f"p{i}" for i in range(8)]
+SIZE = 2000
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Let requests for memory fail with a probability that the test sets, and count those that did."""
+    state, rng, empty = {"probability": 0.0, "failed": 0}, Random(1), HostMemory.empty
+
+    def scarce(memory: HostMemory, size: int, dtype: np.dtype[Any]) -> Any:
+        if rng.random() < state["probability"]:
+            state["failed"] += 1
+            raise MemoryError(f"no {size} elements")
+        return empty(memory, size, dtype)
+
+    monkeypatch.setattr(HostMemory, "empty", scarce)
+    return state
+
+
+def until_it_works(do: Any, *arguments: Any, **options: Any) -> Any:
+    """Return what a call returns once memory is not short."""
+    for _ in range(500):
+        with suppress(ServerMemoryError):
+            return do(*arguments, **options)
+    raise AssertionError("it never worked")
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_values_are_what_was_acknowledged(staleness: int | None, short_of_memory: dict[str, float]) -> None:
+    options = {"servers": 1, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
+    with InProcessCluster(**options) as cluster, zmqps.connect(cluster.address) as worker:
+        zeros = {name: np.zeros(SIZE, np.float32) for name in NAMES}
+        optimizer = momentum(1.0, momentum=0.5) if staleness is None else sgd(1.0)
+        worker.init(zeros, optimizer=optimizer, staleness=staleness)
+        short_of_memory["probability"] = 0.05
+        value = velocity = 0.0
+        for step in range(8):
+            gradient = {name: np.full(SIZE, step + 1, np.float32) for name in NAMES}
+            # in one message, as several of one push may be applied apart in the asynchronous mode
+            until_it_works(worker.push, gradient, atomic=staleness is None)
+            velocity = velocity * (0.5 if staleness is None else 0.0) + step + 1
+            value -= velocity
+            got = until_it_works(worker.pull)
+            assert all((got[name] == value).all() for name in NAMES), step
+        assert short_of_memory["failed"] > 2
