@@ -139,6 +139,7 @@ def test_treatments_compute_on_the_device(new_device: NewDevice) -> None:
     pair = Pair(new_device(), job(treatment=COMPENSATE))
     for shard in pair.shards:
         shard.pull([(0, 0, ())], puller=b"worker")
+        shard.note_read([(0, 0, ())], b"worker")
     pair.push(0)
     pair.push(0, puller=b"worker")  # one update behind what it was computed from
     pair.check()

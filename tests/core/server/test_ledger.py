@@ -116,6 +116,35 @@ def test_what_left_the_window_is_refused_and_not_applied() -> None:
     assert len(book.results) == PUSH_WINDOW
 
 
+def test_a_push_has_its_place_before_it_is_applied() -> None:
+    book = Ledger()
+    assert book.recall(1) is None
+    assert list(book.results) == [1], "so that it takes no memory to remember it"
+    assert book.recall(1) is None, "it was not applied: it may come again"
+    book.record(1, ((4,), (0,)))
+    assert book.recall(1) == ((4,), (0,))
+
+
+def test_pushes_that_fail_take_no_more_than_the_window() -> None:
+    book = Ledger()
+    for seq in range(1, 3 * PUSH_WINDOW):
+        assert book.recall(seq) is None
+    book.validate()
+    assert len(book.results) == PUSH_WINDOW
+
+
+def test_what_is_below_all_of_a_full_window_is_applied_and_not_remembered() -> None:
+    book = Ledger()
+    for seq in range(2, PUSH_WINDOW + 2):
+        book.record(seq, ((), ()))
+    assert book.recall(1) is None
+    book.record(1, ((), ()))
+    book.validate()
+    with pytest.raises(LedgerError):
+        book.recall(1)
+    assert len(book.results) == PUSH_WINDOW
+
+
 def test_sequence_numbers_start_at_one() -> None:
     with pytest.raises(LedgerError):
         Ledger().recall(0)

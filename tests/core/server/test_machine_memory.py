@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Load, Pull, Values
 from zmqps.core.server.memory import HostMemory
 from zmqps.core.server.shard import Shard
+from zmqps.core.treatments import Compensate
 from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError, from_wire
 from zmqps.optim import OptimizerSpec
+from zmqps.testing.training import ReferenceRules
 
 WHOLE = {"parts": ((0, 0, ()), (1, 0, ())), "payload": (np.ones(16, np.float32),)}
 
@@ -161,6 +164,63 @@ def test_a_push_that_is_applied_is_not_said_to_have_failed_because_its_answer_di
     assert sent(server.get(push(1, ONES, reply=1), "w"), Error) == []
     (values,) = sent(server.get(push(1, ONES, reply=1), "w"), Values)
     assert list(values.payload[0]) == [-1.0] * 8, "applied once, however often it was asked for"
+
+
+@pytest.mark.parametrize("failing", [0, 2])
+def test_what_cannot_be_remembered_is_not_applied(failing: int) -> None:
+    server, _ = scarce("w")
+    assert sent(server.get(push(1, ONES), "w"), Ack)
+
+    class Full(OrderedDict[int, Any]):
+        """Has room for what is in it and no more, for so many requests."""
+
+        left = 0
+
+        def setdefault(self, key: int, default: Any = None) -> Any:
+            self.check(key)
+            return super().setdefault(key, default)
+
+        def __setitem__(self, key: int, value: Any) -> None:
+            self.check(key)
+            super().__setitem__(key, value)
+
+        def check(self, key: int) -> None:
+            if key not in self and self.left:
+                self.left -= 1
+                raise MemoryError
+
+    (ledger,) = server.machine.tenants[1].ledgers.values()
+    ledger.results = Full(ledger.results)
+    ledger.results.left = failing
+    for _ in range(failing):
+        assert errors(server.get(push(2, ONES), "w")) == [ServerMemoryError.code]
+        assert server.values() == [*[-1.0] * 8, *[0.0] * 8]
+    for _ in range(2):
+        assert sent(server.get(push(2, ONES), "w"), Ack)
+        assert server.values() == [*[-2.0] * 8, *[0.0] * 8], "once"
+
+
+@pytest.mark.parametrize("with_push", [False, True])
+def test_what_could_not_be_sent_does_not_count_as_read(with_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(spec: Any, where: Any, index: int, room: Any) -> Shard:
+        return Shard(where, index, ReferenceRules(OptimizerSpec.from_wire(spec.optimizer)), treatment=Compensate(0.5))
+
+    server = Server(make)
+    server.train("w", "v")
+    server.get(pull(1), "w")
+    server.get(push(1, ONES), "v")
+    copies = server.machine.tenants[1].built().copies
+    assert copies is not None
+    (who,) = copies._copies
+    failing_send(monkeypatch, 1)
+    asked = push(1, ONES, reply=1) if with_push else pull(2, codec="int8")
+    server.get(asked, "w")
+    found = copies.find(who, 0, 0)
+    assert found is not None, "it still computes from what it got"
+    assert list(found) == [0.0] * 8
+    assert sent(server.get(asked, "w"), Values)
+    assert copies.find(who, 0, 0) is None
+    assert copies.find(who, 0, 1 + with_push) is not None
 
 
 def test_a_pull_for_which_memory_is_short_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

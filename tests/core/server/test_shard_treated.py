@@ -48,7 +48,9 @@ def values(shard: Shard) -> list[float]:
 
 
 def read(shard: Shard, puller: bytes) -> None:
-    shard.pull([(0, 0, ()), (1, 0, ())], None, puller)
+    parts = [(0, 0, ()), (1, 0, ())]
+    shard.pull(parts, None, puller)
+    shard.note_read(parts, puller)
 
 
 def test_each_slice_is_divided_by_its_own_staleness() -> None:
@@ -92,6 +94,7 @@ def test_ranges_of_a_slice_are_compensated_from_the_same_ranges() -> None:
     shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), treatment=Compensate(1.0))
     shard.load([(0, 0, ())], [np.arange(8, dtype="f4")])
     shard.pull([(0, 0, ())], None, A)
+    shard.note_read([(0, 0, ())], A)
     shard.push([(0, 0, ())], [np.arange(8, dtype="f4")], "b", puller=B)  # now all 0
     shard.push([(0, 0, (4, 8))], [ONES], "a", puller=A)
     expected = -(1.0 + (0.0 - np.arange(4, 8)))

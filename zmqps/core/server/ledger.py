@@ -14,15 +14,16 @@ class Ledger:
     """The pushes of one worker incarnation: a bounded window of results above a floor.
 
     Sequence numbers start at 1 and may arrive in any order within the window. At or below the
-    floor nothing is remembered but that the worker has long had its answer.
+    floor nothing is remembered but that the worker has long had its answer. A push has its place before it is
+    applied, so that no memory is needed to remember that it was.
     """
 
     def __init__(self) -> None:
         self.floor = 0
-        self.results: OrderedDict[int, Result] = OrderedDict()
+        self.results: OrderedDict[int, Result | None] = OrderedDict()
 
     def recall(self, seq: int) -> Result | None:
-        """Return the result of an applied push, None for a new one.
+        """Return the result of an applied push, None for a new one, which has its place from now on.
 
         Raises
         ------
@@ -31,17 +32,23 @@ class Ledger:
         """
         if seq <= self.floor:
             raise LedgerError(f"push {seq} is older than the {PUSH_WINDOW} pushes remembered; it was not applied now")
-        return self.results.get(seq)
+        found = self.results.setdefault(seq, None)
+        if len(self.results) > PUSH_WINDOW:
+            self._forget_oldest()
+        return found
 
     def record(self, seq: int, result: Result) -> None:
         """Remember that ``seq`` was applied with this result."""
-        assert seq > self.floor
-        assert seq not in self.results
-        self.results[seq] = result
-        while len(self.results) > PUSH_WINDOW:
-            oldest = min(self.results) if next(iter(self.results)) > self.floor + 1 else next(iter(self.results))
-            del self.results[oldest]
-            self.floor = max(self.floor, oldest)
+        assert self.results.get(seq) is None
+        if seq > self.floor:
+            self.results[seq] = result
+            if len(self.results) > PUSH_WINDOW:
+                self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        oldest = min(self.results) if next(iter(self.results)) > self.floor + 1 else next(iter(self.results))
+        del self.results[oldest]
+        self.floor = max(self.floor, oldest)
 
     def validate(self) -> None:
         """Assert that the window is bounded and lies above the floor."""

@@ -92,6 +92,7 @@ class Shard:
         self._rules = rules
         self._reject_nonfinite = reject_nonfinite
         self._retain = retain
+        self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
         self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
         self.version = 0  # synchronous: steps committed
@@ -358,7 +359,7 @@ class Shard:
         exact
             Which version; None: the current one. It must be `available`.
         puller
-            A worker that may push what it computes from them; empty: it will not.
+            A worker that may push what it computes from them (`note_read`); empty: it will not.
 
         Returns
         -------
@@ -379,13 +380,18 @@ class Shard:
             found = [state.at(exact) for state in states]
         if self.copies is not None and puller:
             self.copies.prepare(puller, [(state.slice.index, state.value) for state in states])
-            for state, (version, value, _) in zip(states, found, strict=True):
-                self.copies.note(puller, state.slice.index, version, value)
         pieces = [
             [value[start:stop] for start, stop in _bounds_of(state, ranges)]
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
         ]
         return pieces, tuple([version for version, _, _ in found]), [readers for _, _, readers in found]
+
+    def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
+        """The answer to a pull of the current version is made: from now on a worker's gradients are of these values."""
+        if self.copies is not None and puller:
+            for index, _, _ in parts:
+                state = self.slices[index]
+                self.copies.note(puller, index, state.version, state.value)
 
     def decode(self, codec: Codec, parts: Sequence[Part], payload: Sequence[Buffer], *, checked: bool) -> Sequence[Any]:
         """Return what `push` and `collect` take instead of a payload in a codec.
