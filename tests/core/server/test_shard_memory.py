@@ -23,7 +23,9 @@ from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.loans import Loan
+from zmqps.core.server.aggregate import SPARE_STEPS
 from zmqps.core.server.buffers import ROUNDS
+from zmqps.core.server.memory import HostMemory
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Treatment
 from zmqps.errors import InternalError, ShardBrokenError
@@ -160,16 +162,14 @@ class Pair:
             pieces, versions, readers = shard.pull(parts, None, A)
             if found is not None:
                 shard.memory.send(found, pieces, 1, readers)
-                return versions
-            for watchers in readers:
-                watchers.append(reader)
+            else:
+                for watchers in readers:
+                    watchers.append(reader)
+            shard.note_read(parts, A)
             return versions
 
         self.readers.append(reader)
-        if self.mode == "treated" and found is not None:
-            do(self.plenty), do(self.scarce)  # whose copies are of what was looked up, sent or not
-        else:
-            self.both(do)
+        self.both(do)
 
     def release(self) -> None:
         for reader in self.readers[:1]:
@@ -326,6 +326,53 @@ def test_spares_are_given_back_when_a_slow_reader_has_gone() -> None:
         push_all(shard)
     assert shard.counters["spare_nbytes"] == held_nbytes(shard) == 0
     assert all(state.value is state.places[0][0] for state in shard.slices)
+
+
+def test_spares_are_given_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.server.buffers.GIVE_BACK_NBYTES", 64)
+    given_back: list[int] = []
+    monkeypatch.setattr(HostMemory, "given_back", lambda self, nbytes: given_back.append(nbytes))
+    shard = new_shard("async", "host", Scarcity())
+    slow = []
+    for _ in range(5):
+        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
+            readers.append(reader := Reading())
+            slow.append(reader)
+        push_all(shard)
+    most = shard.counters["spare_nbytes"]
+    for reader in slow:
+        reader.done = True
+    for _ in range(4 * ROUNDS):
+        before = len(given_back)
+        reader = Reading()
+        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
+            readers.append(reader)
+        reader.done = True
+        push_all(shard)
+        assert len(given_back) - before <= 1, "once a round at most"
+        assert shard.counters["spare_nbytes"] == held_nbytes(shard)
+    largest = max(slice_.size * 8 for slice_ in SLICES)
+    assert sum(given_back) == most
+    assert len(given_back) > 3
+    assert max(given_back) < 64 + largest
+
+
+def test_gradients_of_workers_that_have_gone_are_given_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.server.aggregate.GIVE_BACK_NBYTES", 64)
+    given_back: list[int] = []
+    monkeypatch.setattr(HostMemory, "given_back", lambda self, nbytes: given_back.append(nbytes))
+    shard = new_shard("sync", "host", Scarcity())
+    workers = [bytes([number]) * 16 for number in range(6)]
+    for step in range(4 * SPARE_STEPS):
+        there = workers if step == 0 else workers[:1]
+        for worker in there:
+            shard.collect([(i, 0, ()) for i in ALL], [gradient(i, step) for i in ALL], (worker, step), step, 1, "w")
+        shard.commit(step, [(worker, (step,)) for worker in there])
+        shard.validate()
+    assert shard.stage is not None
+    assert sum(given_back) == 5 * PLACEMENT.nbytes(0)
+    assert len(given_back) > 5
+    assert max(given_back) < 64 + max(slice_.size * 8 for slice_ in SLICES)
 
 
 def test_spares_that_each_step_needs_are_not_given_back() -> None:

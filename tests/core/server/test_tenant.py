@@ -7,12 +7,19 @@ import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.core.treatments import ReadCopies
 from zmqps.errors import JobError
+from zmqps.optim import sgd
+from zmqps.testing.training import ReferenceRules
 
 SPEC = job("a", "b", staleness=0)
 WORKER, OTHER = b"w" * 16, b"o" * 16
+
+
+class Reading:
+    done = False
 
 
 def tenant(*, built: bool = True, loaded: bool = True) -> Tenant:
@@ -57,6 +64,23 @@ def test_memory_of_gradients_and_of_copies_is_touched_once_it_is_there() -> None
     shard.copies = ReadCopies()
     shard.copies.note(WORKER, 0, 0, np.zeros(8, np.float32))
     assert one.untouched_nbytes == 1_000 - 64 - 32 - 32
+
+
+def test_kept_versions_are_touched_once_they_are_there_and_what_slow_readers_need_was_not_admitted() -> None:
+    one = tenant()
+    shard = one.shard = Shard(placement(SPEC), 0, ReferenceRules(sgd(1.0)), synchronous=True, retain=2)
+    shard.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
+    shard.required_nbytes = 1_000
+    found = []
+    for step in range(6):
+        held = 64 + shard.stage.nbytes if shard.stage else 0
+        assert one.untouched_nbytes == 1_000 - held - min(step, 2) * 64
+        for readers in shard.pull([(0, 0, ()), (1, 0, ())])[2]:
+            readers.append(reader := Reading())
+            found.append(reader)
+        shard.collect([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)], (WORKER, step), step, 1, "w")
+        shard.commit(step, [(WORKER, (step,))])
+    assert shard.counters["spare_nbytes"] > 2 * 64
 
 
 def test_a_worker_has_one_ledger() -> None:

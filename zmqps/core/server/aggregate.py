@@ -17,7 +17,7 @@ import numpy as np
 
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.memory import HostMemory, Memory
+from zmqps.core.server.memory import GIVE_BACK_NBYTES, HostMemory, Memory
 from zmqps.errors import LimitError, ProtocolError
 
 #: Steps whose gradients may wait at the same time: the one being collected, and the next, whose
@@ -191,10 +191,12 @@ class Stage:
                 for buffer in (brought.buffer for brought in slices.values() if brought.whole):
                     self._spares.setdefault((buffer.size, buffer.dtype), []).append((buffer, step))
         given_back = 0
-        for key, spares in list(self._spares.items()):  # taken from the end: those nobody needs stay at the front
-            kept = [spare for spare in spares if spare[1] > step - SPARE_STEPS]
-            given_back += sum(buffer.nbytes for buffer, _ in spares[: len(spares) - len(kept)])
-            self._spares[key] = kept
+        for spares in self._spares.values():  # taken from the end: those nobody needs stay at the front
+            old = 0
+            while old < len(spares) and spares[old][1] <= step - SPARE_STEPS and given_back < GIVE_BACK_NBYTES:
+                given_back += spares[old][0].nbytes
+                old += 1
+            del spares[:old]
         if given_back:
             self._memory.given_back(given_back)
         return pushes

@@ -21,7 +21,7 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.loans import Loan
-from zmqps.core.server.memory import Memory
+from zmqps.core.server.memory import GIVE_BACK_NBYTES, Memory
 from zmqps.core.server.slices import Room, SliceState
 
 #: Buffers asked for, for each slice, between two looks at which spares were not needed.
@@ -125,14 +125,20 @@ class Buffers:
         return spare, []
 
     def _trim(self) -> None:
-        """Give the spares back that nobody has needed since the last time."""
-        before = sum(spare.nbytes for (spare, _), _ in self._spares)
-        self._spares = [
-            (room, window) for room, window in self._spares if window == self._window or not _is_free(room[1])
-        ]
-        self._window += 1
-        self._num_rooms = 0
-        given_back = before - sum(spare.nbytes for (spare, _), _ in self._spares)
+        """Give the spares back that nobody has needed since the last time; where these are many, some a round."""
+        kept: list[tuple[Room, int]] = []
+        given_back = 0
+        for room, window in self._spares:
+            if window < self._window and _is_free(room[1]) and given_back < GIVE_BACK_NBYTES:
+                given_back += room[0].nbytes
+            else:
+                kept.append((room, window))
+        self._spares = kept
+        if given_back >= GIVE_BACK_NBYTES:
+            self._num_rooms -= self._num_slices
+        else:
+            self._window += 1
+            self._num_rooms = 0
         if given_back:
             self._counters["spare_nbytes"] -= given_back
             self._memory.given_back(given_back)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Size = tuple[int, np.dtype[Any]]
 
 
+#: Bytes of what is not needed any more given back at once: for 0.1 ms a megabyte nobody is served.
+GIVE_BACK_NBYTES = 64 << 20
+
 #: A piece and where it belongs.
 Located = tuple[Any, int, Any]
 

@@ -67,6 +67,7 @@ class Tenant:
         if shard is None:
             return 0
         held = shard.arena_nbytes if shard.loaded else shard.arena_nbytes - shard.placement.nbytes(shard.index)
+        held += min(shard.counters["spare_nbytes"], shard.kept_nbytes)  # what slow readers need beside is not admitted
         held += (shard.stage.nbytes if shard.stage else 0) + (shard.copies.nbytes if shard.copies else 0)
         return max(0, shard.required_nbytes - held)
 
