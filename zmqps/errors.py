@@ -395,8 +395,9 @@ class ServerMemoryError(PSError, MemoryError):
 
     code = 50
     text = (
-        "{server} lacks the memory for {what} ({why}); nothing was changed by it, so try again later. If it lasts, end "
-        "what else takes memory on its host, allow fewer workers or jobs, or start more servers"
+        "{server} lacks the memory for {what} ({why}); nothing was changed by it, so try again later. What else of the "
+        "same push was applied is applied again then, unless the job is synchronous. If it lasts, end what else takes "
+        "memory on its host, allow fewer workers or jobs, or start more servers"
     )
     server: str
     what: str

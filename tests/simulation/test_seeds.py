@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 38 scenarios, 418 seeds.
+#: 42 scenarios, 462 seeds.
 SEEDS = range(11)
 
 
