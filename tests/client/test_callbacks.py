@@ -17,6 +17,16 @@ NEVER = 1 << 40
 ONE = {"w": np.ones(4, np.float32)}
 PARAMS = {"w": np.zeros(4, np.float32)}
 
+
+def wait_for(worker: zmqps.Worker, how: str) -> Any:
+    """Wait for a future that is not done by then."""
+    future = worker.pull_async(at_least=NEVER, timeout=PATIENCE)
+    try:
+        return getattr(future, how)()
+    finally:
+        future.cancel()
+
+
 #: All that blocks.
 BLOCKING: dict[str, Callable[[zmqps.Worker], Any]] = {
     "init": lambda worker: worker.init(PARAMS, optimizer=zmqps.optim.sgd(1.0)),
@@ -32,8 +42,8 @@ BLOCKING: dict[str, Callable[[zmqps.Worker], Any]] = {
     "rejoin": lambda worker: worker.rejoin(),
     "finish": lambda worker: worker.finish(),
     "close": lambda worker: worker.close(),
-    "result": lambda worker: worker.pull_async().result(),
-    "exception": lambda worker: worker.pull_async().exception(),
+    "result": lambda worker: wait_for(worker, "result"),
+    "exception": lambda worker: wait_for(worker, "exception"),
     "connect": lambda worker: zmqps.connect(worker.address),
 }
 

@@ -142,9 +142,10 @@ def test_what_a_peer_says_is_one_line_of_printable_characters(as_json: bool) -> 
 
 
 def test_what_a_process_prints_keeps_its_colours_and_moves_nothing(tmp_path) -> None:
-    log = LogFile("worker-0", tmp_path / "worker-0.log", None, as_json=False)
-    log.take(["\x1b[1;31mloss\x1b[0m\t0.5", "\x1b[2J\x1b]0;title\x07\x08\x9b2J", "a\u202eb\u2028c"])
-    log.close()
+    with Folder(tmp_path) as folder:
+        log = LogFile("worker-0", folder, "worker-0.log", None, as_json=False)
+        log.take(["\x1b[1;31mloss\x1b[0m\t0.5", "\x1b[2J\x1b]0;title\x07\x08\x9b2J", "a\u202eb\u2028c"])
+        log.close()
     lines = (tmp_path / "worker-0.log").read_text().split("\n")
     assert [read_message(line) for line in lines[:-1]] == [
         "\x1b[1;31mloss\x1b[0m\t0.5", r"\x1b[2J\x1b]0;title\x07\x08\x9b2J", r"a\u202eb\u2028c"

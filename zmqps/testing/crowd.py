@@ -67,6 +67,7 @@ class CrowdedTraining(SyncTraining):
                 host="simulated",
                 pid=number,
                 job="crowd",
+                secret=simulation.rng.randbytes(16),
             )
             node = Node(
                 name=name,
