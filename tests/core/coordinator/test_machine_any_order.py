@@ -90,6 +90,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(name=names)
     def join(self, name: str) -> None:
+        if self.now(name) not in self.here:
+            self.kept.pop(self.now(name), None)  # a server that had left took what it kept with it
         self.note(self.coordinator.join(self.now(name)))
 
     @rule(name=names)

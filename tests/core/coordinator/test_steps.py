@@ -18,6 +18,7 @@ from zmqps.core.protocol.messages import (
     Committed,
     Enter,
     Error,
+    Heartbeat,
     Init,
     Job,
     Leave,
@@ -227,6 +228,46 @@ def test_a_late_worker_begins_at_the_step_the_others_are_at() -> None:
     assert answer.step == 3
     assert cluster.arrive("w0", 3) == [], "it is waited for from now on"
     assert len(sent(cluster.arrive("w1", 3), Commit)) == 1
+
+
+def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_end_it() -> None:
+    coordinator = Coordinator(servers=1, workers=2)
+    coordinator.join("s0", "w7", "w8")
+    coordinator.join("w0")
+    spec = job(staleness=0)
+    coordinator.init("w0", spec)
+    coordinator.ready("s0", loaded=False)
+    coordinator.ready("s0")
+    for name in ("w7", "w8"):  # strangers, who take the job as it is
+        (told,) = sent(coordinator.init(name, None), Job)
+        assert (told.step, told.num_workers) == (0, 2)
+    run = coordinator.run()
+    assert (run.num_workers, run.num_missing) == (2, 1)
+    assert sent(coordinator.take("w0", Arrive(5, 0, (1,))), Commit) == [], "another one is expected, and has not come"
+    coordinator.take("w8", Leave("finished"))
+    assert sent(coordinator.take("w0", Heartbeat({})), Commit) == []
+    assert "w7" in coordinator.machine.status(0.0)["jobs"]["default"]["idle"]
+    coordinator.join("w1")
+    (told,) = sent(coordinator.init("w1", spec), Job)
+    assert told.num_workers == 2
+    assert len(sent(coordinator.take("w1", Arrive(5, 0, (1,))), Commit)) == 1, "nobody waits for who idles"
+    assert len(sent(coordinator.take("w7", Arrive(5, 0, (1,))), Proceed)) == 1, "it is late, and counts from now on"
+    assert coordinator.machine.status(0.0)["jobs"]["default"]["idle"] == ""
+    coordinator.take("w0", Arrive(6, 1, (2,)))
+    assert sent(coordinator.take("w1", Arrive(6, 1, (2,))), Commit) == []
+    assert len(sent(coordinator.take("w7", Arrive(6, 1, (2,))), Commit)) == 1
+
+
+def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job() -> None:
+    coordinator = Coordinator(servers=1, workers=1)
+    coordinator.train("s0", "w0")
+    for name in ("w7", "w8"):
+        coordinator.join(name)
+        coordinator.init(name, None)
+    coordinator.take("w0", Leave("closed"))  # it comes back
+    for name in ("w7", "w8"):
+        coordinator.take(name, Leave("finished"))
+    assert "default" in coordinator.machine.runs
 
 
 def test_an_arrival_before_there_is_a_job_is_left_without_an_answer() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.membership import MemberInfo, Roster
@@ -16,7 +17,7 @@ from zmqps.core.coordinator.waits import Waiter, Waits
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Arrive, Committed, Enter, Init, Ready, Take, Waiting, Withdraw
-from zmqps.errors import ConfigurationError, PSError
+from zmqps.errors import ConfigurationError, PSError, listed
 
 #: How many waits at barriers, and for data, the status and the log show.
 MOST_WAITS = 8
@@ -63,10 +64,11 @@ class JobRun:
         self._left_alone = False  # its workers have gone, and no other one has begun since
         self._training: set[bytes] = set()  # workers that have begun
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
-        self.steps = Steps(self.members, self.workers)
+        self.attendance = Attendance()
+        self.steps = Steps(self.members, self.attendance)
         self.startup = Startup(
-            name, options.servers, options.slice_nbytes, new_epoch, self._begin, lambda: self.num_workers,
-            options.workers, root,
+            name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
+            lambda: self.num_workers, options.workers, root,
         )  # fmt: skip
         self.barriers = Barriers(self.members, self.workers, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.steps.pause, self.steps.resume)
@@ -81,13 +83,13 @@ class JobRun:
     @property
     def num_workers(self) -> int:
         """How many workers the job counts on: as many as expected, or as many as are here."""
-        return max(self.expected or 0, len(self.workers))
+        return len(self.workers) if self.expected is None else max(self.expected, len(self.attendance))
 
     @property
     def num_missing(self) -> int:
-        """How many of the expected workers have not joined yet; none, once all were here."""
+        """How many of the expected workers do not count yet; none, once all did."""
         expected = self.expected or 0
-        return 0 if expected <= self._all_joined else max(0, expected - self.workers.num_joined)
+        return 0 if expected <= self._all_joined else max(0, expected - self.attendance.num_joined)
 
     @property
     def finished(self) -> bool:
@@ -95,7 +97,7 @@ class JobRun:
 
         Those who were expected came, one has finished, and all servers have applied every step.
         """
-        done = not self.members and self.workers.num_finished > 0 and not self.num_missing
+        done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
         return done and self.lost_shard is None and self.steps.settled
 
     @property
@@ -119,6 +121,7 @@ class JobRun:
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
         self._returned.discard(member.incarnation)
+        self.attendance.leave(member, how)
         self.steps.leave(member)
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
@@ -134,7 +137,7 @@ class JobRun:
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         expected = self.expected or 0
-        if self.workers.num_joined >= expected > self._all_joined:
+        if self.attendance.num_joined >= expected > self._all_joined:
             self._all_joined = expected
         actions = self._place()
         actions += self.steps.advance(self.num_missing, now)
@@ -158,6 +161,11 @@ class JobRun:
             self._returned.discard(member.incarnation)
             self._left_alone = False
         return beginning
+
+    def _count(self, member: MemberInfo, named: bool) -> None:
+        """Count a worker that names the job; one that takes it as it is, where the job takes whoever comes."""
+        if named or self.expected is None:
+            self.attendance.count(member)
 
     def _note(self, member: MemberInfo) -> str:
         if member.incarnation in self._returned:
@@ -202,6 +210,7 @@ class JobRun:
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
         self._check_shards()  # no step can be applied to the whole model any more
+        self.attendance.count(member)
         self.steps.arrive(member, message, now)
         actions = self.steps.advance(self.num_missing, now)
         self.waits.tell_soon(now)
@@ -211,11 +220,13 @@ class JobRun:
         """A worker asks for a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
+        self.attendance.count(member)
         self.waits.tell_soon(now)
         return [*self.data.take(member, message), *self.steps.advance(self.num_missing, now)]
 
     def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
         """A worker enters a barrier."""
+        self.attendance.count(member)
         actions = self.barriers.enter(member, message, self.num_missing)
         self.waits.tell_soon(now)
         return [*actions, *self.steps.advance(self.num_missing, now)]
@@ -333,6 +344,7 @@ class JobRun:
             "epoch": self.startup.epoch,
             "workers": self.num_workers,
             "observers": len(self.observers),
+            "idle": listed([w.title for w in self.workers if w.incarnation not in self.attendance], 8),
             "idle_s": 0.0 if self.idle_since is None else round(now - self.idle_since, 3),
             "waiting": self.waiting(),
             "job": dict(job),

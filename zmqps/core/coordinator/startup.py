@@ -57,6 +57,8 @@ class Startup:
         Returns a number that no job has had.
     begin
         Called when a member is told the job.
+    count
+        Called with a member that takes part, and whether it has named the job or takes it as it is.
     num_workers
         Returns how many workers the job counts on.
     expected
@@ -72,6 +74,7 @@ class Startup:
         slice_nbytes: int,
         new_epoch: Callable[[], int],
         begin: Callable[[MemberInfo], Beginning],
+        count: Callable[[MemberInfo, bool], None],
         num_workers: Callable[[], int],
         expected: int | None,
         root: bytes,
@@ -82,6 +85,7 @@ class Startup:
         self._expected = expected
         self._root = root
         self._begin = begin
+        self._count = count
         self._new_epoch = new_epoch
         self._slice_nbytes = slice_nbytes
         self.given_up: list[tuple[int, Sequence[MemberInfo]]] = []  # epochs that servers still have shards of
@@ -117,6 +121,7 @@ class Startup:
                 self.job.check_same(job, self.owner)
         else:
             attached(self.job)
+        self._count(member, bool(message.job))  # before it is told how many there are
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
         actions = self._say_again() if key == next(iter(self.parked), None) else []

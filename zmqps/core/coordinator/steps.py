@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.consistency import Commitment, Decision, Policy, make_policy
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
@@ -27,15 +28,15 @@ class Steps:
     ----------
     members
         The live members of the job by incarnation; shared with its `JobRun`.
-    workers
-        Those of them that are workers.
+    attendance
+        Which of them count.
     """
 
-    def __init__(self, members: Mapping[bytes, MemberInfo], workers: Roster) -> None:
+    def __init__(self, members: Mapping[bytes, MemberInfo], attendance: Attendance) -> None:
         self.policy: Policy | None = None
         self._members = members
-        self._workers = workers
-        self._training: set[bytes] = set()  # the live ones that have begun
+        self._attendance = attendance
+        self._training: set[bytes] = set()  # the live ones that have begun; all of them count
         self._epoch = 0
         self._servers: dict[bytes, MemberInfo] = {}
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
@@ -65,6 +66,8 @@ class Steps:
         """A worker begins to train; return its clock."""
         if self.policy is None or member.role != "worker":
             return 0
+        if member.incarnation not in self._attendance:
+            return self.policy.now  # nobody waits for it before it has brought something
         self._ranks[member.incarnation] = member.rank
         self._training.add(member.incarnation)
         return self.policy.join(member.incarnation)
@@ -144,7 +147,7 @@ class Steps:
         """Return how many workers the first step waits for, besides those that train already."""
         if not self._waits_for_all:
             return missing
-        idle = len(self._workers) - len(self._training)
+        idle = len(self._attendance) - len(self._training)
         self._waits_for_all = missing + idle > 0
         return missing + idle
 
@@ -220,6 +223,6 @@ class Steps:
     def validate(self) -> None:
         """Assert the invariants."""
         assert {*self._requests, *self._paused} <= set(self._members)
-        assert self._training == {who for who in self._ranks if who in self._members}
+        assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
         if self.policy is not None:
             self.policy.validate()

@@ -21,6 +21,11 @@ class Asynchronous(Policy):
         """A worker begins to train."""
         return 0
 
+    @property
+    def now(self) -> int:
+        """There is no clock."""
+        return 0
+
     def pause(self, worker: bytes) -> None:
         """A worker waits for something else."""
 

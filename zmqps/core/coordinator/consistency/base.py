@@ -54,6 +54,11 @@ class Policy(ABC):
     def join(self, worker: bytes) -> int:
         """A worker begins to train, or goes on after a pause; return the clock it begins with."""
 
+    @property
+    @abstractmethod
+    def now(self) -> int:
+        """The clock that a worker would begin with."""
+
     @abstractmethod
     def pause(self, worker: bytes) -> None:
         """A worker waits for something else: nobody waits for it until it joins again."""

@@ -54,6 +54,11 @@ class Synchronous(Policy):
         self._paused.discard(worker)
         return self.step
 
+    @property
+    def now(self) -> int:
+        """The current step."""
+        return self.step
+
     def pause(self, worker: bytes) -> None:
         """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
         self._live.pop(worker, None)

@@ -46,6 +46,11 @@ class Bounded(Policy):
             self._live[self.clocks[worker]] += 1
         return self.clocks[worker]
 
+    @property
+    def now(self) -> int:
+        """The slowest clock."""
+        return self.slowest
+
     def pause(self, worker: bytes) -> None:
         """A worker's clock stands still for a while and holds up nobody."""
         if worker in self.clocks and worker not in self._paused:
