@@ -18,6 +18,7 @@ once, and its result is dropped; its arrays stay in use until it is done, at its
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -221,13 +222,18 @@ def connect(
     name: str | None = None,
     observer: bool = False,
     transport: str | None = None,
+    job_secret: str | os.PathLike[str] | None = None,
 ) -> _Connecting:
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
     Parameters, result and errors are those of `zmqps.connect`. When cancelled, a connection that
     is made nevertheless is closed.
     """
-    return _Connecting(_connect(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport))
+    return _Connecting(
+        _connect(
+            address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=job_secret
+        )
+    )
 
 
 async def _connect(address: str, **options: Any) -> AsyncWorker:

@@ -24,6 +24,7 @@ from zmqps.optim import OptimizerSpec
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"
+JOB_SECRET_VARIABLE = "ZMQPS_JOB_SECRET"
 DEFAULT_JOB = "default"
 
 
@@ -347,6 +348,7 @@ def connect(
     name: str | None = None,
     observer: bool = False,
     transport: str | None = None,
+    job_secret: str | os.PathLike[str] | None = None,
 ) -> Worker:
     """Join a cluster as a worker of one of its jobs.
 
@@ -368,6 +370,8 @@ def connect(
         How arrays travel to and from the servers; by default what ``ZMQPS_TRANSPORT`` says, or
         ``auto``: through shared memory where a server is on this host and can share it, over TCP
         otherwise. With ``ipc`` and ``shm`` the first operation fails where that is impossible.
+    job_secret : path, optional
+        The file with the secret of a cluster that was started with one; by default what ``ZMQPS_JOB_SECRET`` names.
 
     Returns
     -------
@@ -379,8 +383,14 @@ def connect(
     DeadlineError
         The coordinator did not answer.
     ConfigurationError
-        ``address`` is not an endpoint, ``job`` is not a name, or there is no such transport.
+        ``address`` is not an endpoint, ``job`` is not a name, there is no such transport, or ``job_secret`` is no
+        file with a secret.
+    IdentityError
+        The cluster has a job secret, and this is not it; or the coordinator does not know this one.
     """
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
-    return Worker(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport)
+    secret = job_secret or os.environ.get(JOB_SECRET_VARIABLE) or None
+    return Worker(
+        address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=secret
+    )

@@ -110,13 +110,14 @@ def jobs(ctx: click.Context, coordinator: str | None, directory: Path, timeout: 
 @jobs.command()
 @click.argument("name")
 @coordinator
+@settings.job_secret
 @click.pass_obj
-def end(where: tuple[str, float], name: str, coordinator: str | None) -> int:
+def end(where: tuple[str, float], name: str, coordinator: str | None, job_secret: Path | None) -> int:
     """End the job NAME: its workers are told, its memory on the servers is freed, its values are gone."""
     from zmqps.nodes.inquiry import end_job
 
     address, timeout = where
-    click.echo(end_job(coordinator or address, name, timeout=timeout))
+    click.echo(end_job(coordinator or address, name, timeout=timeout, job_secret=job_secret))
     return exits.OK
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,7 @@ from zmqps.launch.logs import set_up_logging
     help="How many workers a job expects; by default whoever comes.",
 )
 @setting("--name", shared=False, help="This node's name in logs and errors.")
+@settings.job_secret
 @settings.insecure
 @settings.log_settings
 @settings.parent_fd
@@ -37,6 +39,7 @@ def coordinator(
     slice_size: int,
     workers: int | None,
     name: str | None,
+    job_secret: Path | None,
     insecure: bool,
     log_json: bool,
     log_level: str,
@@ -52,7 +55,10 @@ def coordinator(
         lease=lease, idle_timeout=idle_timeout, once=once, slice_nbytes=slice_size,
     )  # fmt: skip
     return _run(
-        lambda: run(CoordinatorConfig(bind=address, options=options, name=name, insecure=insecure), parent_fd),
+        lambda: run(
+            CoordinatorConfig(bind=address, options=options, name=name, insecure=insecure, job_secret=job_secret),
+            parent_fd,
+        ),
         parent_fd,
     )
 
@@ -67,6 +73,7 @@ def coordinator(
 @settings.device
 @settings.memory
 @setting("--name", shared=False, help="This node's name in logs and errors.")
+@settings.job_secret
 @settings.insecure
 @settings.log_settings
 @settings.parent_fd
@@ -78,6 +85,7 @@ def server(
     device: str,
     memory: int | None,
     name: str | None,
+    job_secret: Path | None,
     insecure: bool,
     log_json: bool,
     log_level: str,
@@ -98,6 +106,7 @@ def server(
                 apply_threads=apply_threads,
                 device=device,
                 memory_nbytes=memory,
+                job_secret=job_secret,
             ),
             parent_fd,
         ),

@@ -150,6 +150,10 @@ device = setting(
     "--device", default="cpu", metavar="cpu|cuda|cuda:N|auto",
     help="Where servers hold and update their shards; auto: on a GPU if one works.",
 )  # fmt: skip
+job_secret = setting(
+    "--job-secret", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The file with what everybody has to know who joins or ends a job, 16 bytes or more; by default, nothing.",
+)  # fmt: skip
 apply_threads = setting(
     "--apply-threads", type=click.IntRange(1, 64), default=1, help="How many threads update one slice on a server."
 )

@@ -223,7 +223,8 @@ class Supervisor:
         return self._spawn(name, command, node_environment(), is_node=True)
 
     def _spawn_worker(self, index: int) -> None:
-        env = worker_environment(self._nodes.address, index) | (pin(gpus, index) if (gpus := self._config.gpus) else {})
+        env = worker_environment(self._nodes.address, index, self._config.cluster.job_secret)
+        env |= pin(gpus, index) if (gpus := self._config.gpus) else {}
         self._workers.append(self._spawn(f"worker-{index}", worker_command(self._config.command), env))
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:

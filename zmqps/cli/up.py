@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
+@settings.job_secret
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -106,6 +107,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         apply_threads=told["apply_threads"],
         devices=devices or (told["device"],),
         memory_nbytes=told["memory"],
+        job_secret=told["job_secret"],
     )
     config = UpConfig(
         cluster=cluster,

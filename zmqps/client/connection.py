@@ -30,7 +30,7 @@ from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Joi
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
-from zmqps.net.identity import check_peer, new_identity
+from zmqps.net.identity import check_peer, new_identity, read_job_secret
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
@@ -48,7 +48,15 @@ class Connection:
     """A member of a cluster, in one of its jobs; `zmqps.Worker` adds the training."""
 
     def __init__(
-        self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
+        self,
+        address: str,
+        *,
+        job: str,
+        timeout: float,
+        name: str | None,
+        observer: bool,
+        transport: str,
+        job_secret: str | os.PathLike[str] | None = None,
     ) -> None:
         refuse_in_callback()
         check_peer(address)
@@ -62,6 +70,7 @@ class Connection:
         self._role = "observer" if observer else "worker"
         self._name = name
         self._transport = transport
+        self._job_secret = read_job_secret(job_secret)
         self._arenas = Arenas()  # memory that servers on this host may read
         self._closed = False
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
@@ -77,7 +86,7 @@ class Connection:
     def _start(self) -> SessionThread:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
             are_finite([np.empty(0, dtype)])
-        identity = new_identity(self._role, name=self._name, job=self._job_name)
+        identity = new_identity(self._role, name=self._name, job=self._job_name, job_secret=self._job_secret)
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check, watched_coding())
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker

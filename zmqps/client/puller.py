@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -25,12 +26,22 @@ class Puller(Connection):
     _requests: Requests | None = None
 
     def __init__(
-        self, address: str, *, job: str, timeout: float, name: str | None, observer: bool, transport: str
+        self,
+        address: str,
+        *,
+        job: str,
+        timeout: float,
+        name: str | None,
+        observer: bool,
+        transport: str,
+        job_secret: str | os.PathLike[str] | None = None,
     ) -> None:
         self._handover = Handover()
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
-        super().__init__(address, job=job, timeout=timeout, name=name, observer=observer, transport=transport)
+        super().__init__(
+            address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=job_secret
+        )
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

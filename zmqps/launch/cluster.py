@@ -59,6 +59,8 @@ class ClusterConfig:
         Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``, in turn.
     memory_nbytes
         The most that the shards of all jobs may take on a server; None: what is free.
+    job_secret
+        The file with what everybody who joins has to know; None: nothing.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -70,6 +72,7 @@ class ClusterConfig:
     apply_threads: int = 1
     devices: tuple[str, ...] = ("cpu",)
     memory_nbytes: int | None = None
+    job_secret: Path | None = None
 
     def coordinator(self) -> list[str]:
         """Return the command that runs the coordinator."""
@@ -94,6 +97,7 @@ class ClusterConfig:
 
     def _common(self, name: str) -> list[str]:
         switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
+        switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
         return [f"--name={name}", f"--log-level={self.log_level}", *switches]
 
 
@@ -213,6 +217,9 @@ class LocalCluster:
         Seconds without a worker or observer of any job after which the cluster ends; 0: never.
     memory : int, optional
         The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
+    job_secret : path, optional
+        The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
+        `zmqps.connect`, too. By default nobody has to know anything.
     slice_nbytes : int
         Size of a slice.
     kernels : {"numba", "numpy"}
@@ -248,6 +255,7 @@ class LocalCluster:
         lease: float = CoordinatorOptions().lease,
         idle_timeout: float = 0.0,
         memory: int | None = None,
+        job_secret: str | Path | None = None,
         slice_nbytes: int = CoordinatorOptions().slice_nbytes,
         kernels: str = "numba",
         apply_threads: int = 1,
@@ -262,7 +270,8 @@ class LocalCluster:
             servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
         )  # fmt: skip
-        CoordinatorConfig(options=options)  # what is wrong with them is said here, not by a process
+        secret = None if job_secret is None else Path(job_secret)
+        CoordinatorConfig(options=options, job_secret=secret)  # what is wrong with them is said here, not by a process
         ServerConfig(
             coordinator="tcp://127.0.0.1:1",
             kernels=kernels,
@@ -277,6 +286,7 @@ class LocalCluster:
             apply_threads=apply_threads,
             devices=devices or (device,),
             memory_nbytes=memory,
+            job_secret=secret,
         )
         self._nodes = Nodes(config, self._spawn)
         self._timeout = timeout

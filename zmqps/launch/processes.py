@@ -273,7 +273,7 @@ def worker_command(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *command]
 
 
-def worker_environment(address: str, index: int) -> dict[str, str]:
+def worker_environment(address: str, index: int, job_secret: Path | None = None) -> dict[str, str]:
     """Return a worker's environment; ``python`` in its command is the Python that runs this.
 
     The workers of one `up` have one secret for their channels, unless the user's own environment has another.
@@ -282,6 +282,7 @@ def worker_environment(address: str, index: int) -> dict[str, str]:
     return {
         "ZMQPS_CHANNEL_SECRET": CHANNEL_SECRET, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
         "ZMQPS_COORDINATOR": address, "ZMQPS_WORKER_INDEX": str(index),
+        **({"ZMQPS_JOB_SECRET": str(job_secret.resolve())} if job_secret is not None else {}),
     }  # fmt: skip
 
 

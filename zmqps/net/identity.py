@@ -6,12 +6,16 @@ import os
 import secrets
 import socket
 import uuid
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError
 
+#: A job secret is to be guessed by nobody; one in hex is twice as long as the bytes that it is made of.
+MIN_SECRET_NBYTES = 16
+MAX_SECRET_NBYTES = 4096
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
@@ -31,6 +35,28 @@ def new_identity(
         secret=secrets.token_bytes(KEY_NBYTES),
         job_secret=job_secret,
     )
+
+
+def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
+    """Return the job secret that a file holds, but for white space around it; none where there is no file.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, or holds too little.
+    """
+    if path is None:
+        return b""
+    try:
+        secret = Path(path).read_bytes().strip()
+    except (OSError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the job secret {path!r:.200}: {error}") from None
+    if not MIN_SECRET_NBYTES <= len(secret) <= MAX_SECRET_NBYTES:
+        raise ConfigurationError(
+            f"the job secret in {str(path)!r} has {len(secret)} bytes; take {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES} "
+            "that nobody can guess: openssl rand -hex 32"
+        )
+    return secret
 
 
 def check_bind(endpoint: str, *, insecure: bool) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
-from zmqps.net.identity import check_bind, new_identity
+from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import watch
 
@@ -33,17 +34,18 @@ class CoordinatorConfig:
     insecure
         Allow binding beyond loopback.
     job_secret
-        What everybody who joins has to know; empty: nothing.
+        The file with what everybody who joins has to know; None: nothing.
     """
 
     bind: str = f"tcp://127.0.0.1:{DEFAULT_PORT}"
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     name: str | None = None
     insecure: bool = False
-    job_secret: bytes = field(default=b"", repr=False)
+    job_secret: Path | None = None
 
     def __post_init__(self) -> None:
         check_bind(self.bind, insecure=self.insecure)
+        read_job_secret(self.job_secret)
         o = self.options
         checks.whole("servers", o.servers, 1)
         checks.whole("workers", o.workers, 1, optional=True)
@@ -70,7 +72,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     except BaseException:
         transport.close(0)
         raise
-    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=config.job_secret)
+    secret = read_job_secret(config.job_secret)
+    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret)
     machine = CoordinatorMachine(identity, config.options)
     driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"))
     return await run_node(driver, endpoint, parent_fd)

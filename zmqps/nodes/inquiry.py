@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, TypeVar
 
 from zmqps.core.node.inquiry import Inquiry
@@ -15,7 +16,7 @@ from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
-from zmqps.net.identity import check_endpoint
+from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.zeromq import ZmqTransport
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
         raise machine.error
 
 
-def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: bytes = b"") -> str:
+def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None) -> str:
     """End a job of the cluster at an address; return what the coordinator says to it.
 
     Its members are told, and its memory on the servers is freed. A job that had ended before is not an error.
@@ -75,10 +76,10 @@ def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: bytes =
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
-        ``address`` is not an endpoint.
+        ``address`` is not an endpoint, or ``job_secret`` is no file with a secret.
     """
     nonce = secrets.token_bytes(KEY_NBYTES)
-    machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(job_secret, job, nonce)))
+    machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(read_job_secret(job_secret), job, nonce)))
     run_blocking(_run(machine, "jobs end", timeout))
     return machine.text
 

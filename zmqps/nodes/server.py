@@ -6,7 +6,8 @@ import asyncio
 import gc
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.staging import Streams, device_memory
 from zmqps.net.driver import Driver, run_node
-from zmqps.net.identity import check_bind, check_endpoint, new_identity
+from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
@@ -63,7 +64,7 @@ class ServerConfig:
     memory_nbytes
         The most that shards of all jobs may take; None: what is free on this host when a job begins.
     job_secret
-        The cluster's; empty: it has none.
+        The file with the cluster's; None: it has none.
     """
 
     coordinator: str
@@ -74,12 +75,13 @@ class ServerConfig:
     apply_threads: int = 1
     device: str = "cpu"
     memory_nbytes: int | None = None
-    job_secret: bytes = field(default=b"", repr=False)
+    job_secret: Path | None = None
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
         check_bind(self.bind, insecure=self.insecure)
         parse(self.device)
+        read_job_secret(self.job_secret)
         checks.one_of("kernels", self.kernels, KERNELS)
         checks.whole("memory_nbytes", self.memory_nbytes, 1, optional=True)
         checks.whole("apply_threads", self.apply_threads, 1, MAX_APPLY_THREADS)
@@ -216,7 +218,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     except BaseException:
         transport.close(0)
         raise
-    identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=config.job_secret)
+    secret = read_job_secret(config.job_secret)
+    identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret)
 
     freed = FreedMemory()
 

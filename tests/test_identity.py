@@ -1,0 +1,151 @@
+"""Strangers on live nodes: stolen identities, uninvited clients, and who may join at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import zmqps
+from tests.fuzz.cluster import hello
+from zmqps.core.protocol.messages import Error, Leave, Left, Load, Message, Pull, Push, Welcome
+from zmqps.core.protocol.wire import decode, encode
+from zmqps.errors import IdentityError, NotJoinedError
+from zmqps.nodes.inquiry import ask_status, end_job, inquire, run_blocking
+
+PATIENCE = 20.0
+
+
+class Stranger:
+    """A plain DEALER at a node."""
+
+    def __init__(self, endpoint: str, routing_id: bytes = b"") -> None:
+        self._context = zmq.Context()
+        self._socket: Any = self._context.socket(zmq.DEALER)
+        if routing_id:
+            self._socket.setsockopt(zmq.IDENTITY, routing_id)
+        self._socket.connect(endpoint)
+
+    def ask(self, message: Message) -> Message:
+        self._socket.send_multipart(encode(message))
+        assert self._socket.poll(PATIENCE * 1000), f"no answer to {message}"
+        return decode(self._socket.recv_multipart())
+
+    def close(self) -> None:
+        self._socket.close(0)
+        self._context.term()
+
+
+@contextmanager
+def stranger(endpoint: str, routing_id: bytes = b"") -> Iterator[Stranger]:
+    one = Stranger(endpoint, routing_id)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+@contextmanager
+def training() -> Iterator[tuple[zmqps.LocalCluster, zmqps.Worker, str, bytes, bytes]]:
+    """Run a cluster and a worker; yield both, the server's endpoint, and the incarnations of server and worker."""
+    with zmqps.LocalCluster(servers=1, kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+        machine = worker._thread.machine
+        (link,) = machine.transfers.links
+        assert link.handshake.welcome is not None
+        endpoint = link.handshake.endpoint.split()[0]
+        yield cluster, worker, endpoint, link.handshake.welcome.incarnation, machine.member.identity.incarnation
+
+
+def refused(message: Message, error: type[Exception]) -> None:
+    assert isinstance(message, Error)
+    assert message.code == error.code  # type: ignore[attr-defined]
+
+
+def test_a_stolen_incarnation_changes_nothing_at_the_coordinator() -> None:
+    with training() as (cluster, worker, _, server, own):
+        for role, stolen in (("server", server), ("worker", own), ("observer", own)):
+            for routing_id in (b"", b"z" + stolen):
+                with stranger(cluster.address, routing_id) as thief:
+                    refused(thief.ask(hello(role, stolen)), IdentityError)
+                    assert thief.ask(Leave("closed")) == Left(), "nobody it knows has left"
+        worker.push({"w": np.ones(4, np.float32)})
+        assert worker.pull()["w"].tolist() == [-1.0] * 4
+        members = ask_status(cluster.address)["members"]
+        assert [member["role"] for member in members] == ["server", "worker"]
+
+
+def test_a_server_keeps_nothing_of_who_has_no_ticket() -> None:
+    with training() as (_, worker, endpoint, _, own):
+        worker.push({"w": np.ones(4, np.float32)})
+        zeros = np.zeros(4, np.float32)
+        with stranger(endpoint) as thief:
+            for number in range(200):
+                refused(thief.ask(hello("worker", number.to_bytes(16, "big"))), zmqps.errors.StaleEpochError)
+            refused(thief.ask(hello("worker", own)), zmqps.errors.StaleEpochError)
+            for message in (
+                Load(1, 1, ((0, 0, ()),), (zeros,)),
+                Push(1, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), (zeros + 1,)),
+                Pull(1, 1, 1 << 40, 0, "raw", ((0, 0, ()),)),
+            ):
+                refused(thief.ask(message), NotJoinedError)
+            assert not isinstance(thief.ask(Leave("closed")), Welcome)
+        worker.push({"w": np.ones(4, np.float32)})
+        assert worker.pull()["w"].tolist() == [-2.0] * 4
+
+
+def test_the_clients_of_a_server_are_gone_with_their_workers() -> None:
+    with training() as (cluster, worker, _, _, _):
+        for _ in range(10):
+            with zmqps.connect(cluster.address, observer=True) as observer:
+                observer.pull()
+        assert worker.pull()["w"].tolist() == [0.0] * 4
+        run_blocking(inquire(cluster.address, timeout=PATIENCE, until=lambda status: _clients(status) == 1))
+
+
+def _clients(status: Mapping[str, Any]) -> int:
+    return sum(m["counters"].get("clients", 0) for m in status["members"] if m["role"] == "server")
+
+
+def test_who_does_not_know_the_job_secret_neither_joins_nor_ends_a_job(tmp_path: Path) -> None:
+    right, wrong = tmp_path / "right", tmp_path / "wrong"
+    right.write_text("0123456789abcdef0123456789abcdef\n")
+    wrong.write_text("another one that is long enough\n")
+    with zmqps.LocalCluster(servers=1, kernels="numpy", job_secret=right) as cluster:
+        for secret in (None, wrong):
+            for observer in (False, True):
+                with pytest.raises(IdentityError, match="--job-secret"):
+                    zmqps.connect(cluster.address, job_secret=secret, observer=observer)
+        with zmqps.connect(cluster.address, job_secret=right) as worker:
+            worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+            for path in (None, wrong):
+                with pytest.raises(IdentityError, match="--job-secret"):
+                    end_job(cluster.address, "default", job_secret=path)
+            worker.push({"w": np.ones(4, np.float32)})
+            assert worker.pull()["w"].tolist() == [-1.0] * 4
+            assert ask_status(cluster.address)["jobs"]["default"]["state"] == "training"
+            assert "has ended" in end_job(cluster.address, "default", job_secret=right)
+
+
+def test_a_worker_with_a_job_secret_takes_no_coordinator_that_does_not_know_it(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef\n")
+    with (
+        zmqps.LocalCluster(servers=1, kernels="numpy") as cluster,
+        pytest.raises(IdentityError, match="does not show that it knows the job secret"),
+    ):
+        zmqps.connect(cluster.address, job_secret=secret)
+
+
+@pytest.mark.parametrize("text", ["", "too short"])
+def test_a_job_secret_that_can_be_guessed_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "secret").write_text(text)
+    with pytest.raises(zmqps.ConfigurationError, match="openssl rand"):
+        zmqps.connect("tcp://127.0.0.1:1", job_secret=tmp_path / "secret")
+    with pytest.raises(zmqps.ConfigurationError, match="cannot read"):
+        zmqps.LocalCluster(job_secret=tmp_path / "nothing")
