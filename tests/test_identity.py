@@ -18,7 +18,7 @@ from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import IdentityError, NotJoinedError
 from zmqps.nodes.inquiry import ask_status, end_job, inquire, run_blocking
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Stranger:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgpack
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.fuzz.cluster import ASSIGN, EPOCH, JOB, PLACEMENT, Cluster, fuzzer, hello, live_cluster, stream
+from tests.fuzz.cluster import ASSIGN, EPOCH, JOB, PLACEMENT, Cluster, fuzzer, hello, live_cluster, stream, ticketed
 from zmqps.core.protocol.messages import (
     Discard,
     Discarded,
@@ -24,6 +23,7 @@ from zmqps.core.protocol.messages import (
     Error,
     Heartbeat,
     HeartbeatAck,
+    Hello,
     Init,
     Job,
     JobEnded,
@@ -41,7 +41,7 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, decode, encode
-from zmqps.core.server.machine import MAX_PEERS
+from zmqps.core.server.parked import Awaited, Parked
 from zmqps.errors import BY_CODE
 
 OBSERVER = bytes(16)
@@ -49,10 +49,10 @@ WHOLE = tuple((slice_.index, 0, ()) for slice_ in PLACEMENT.slices[0])
 ARRAYS = tuple(np.full(p.size, 7, PLACEMENT.keyspace.tables[p.table].dtype) for p in PLACEMENT.slices[0])
 LARGE = np.ones(5000, "<f4")
 
-#: Observers may ask for anything and change nothing, so whatever comes of these, the values stay.
+#: Observers may ask for anything and change nothing, so whatever comes of these, the values stay. One has a ticket.
 TO_SERVER: list[Message] = [
     hello("observer", OBSERVER),
-    hello("observer", OBSERVER),
+    hello("worker", bytes([7]) * 16),
     Pull(1, EPOCH, 0, 0, "raw", WHOLE),
     Pull(2, EPOCH, 0, 0, "raw", ((0, 0, ()),)),
     Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
@@ -127,14 +127,19 @@ def flood(endpoint: str, seeds: list[Message], count: int, seed: int) -> Counter
     return answers
 
 
-class Waiting(dict[Any, Any]):
+class Waiting(Parked):
     """Pulls of versions that are not there yet; counts those that take another's place because of their number, too."""
 
     num_pulls = 0
 
-    def __setitem__(self, key: Any, pull: Any) -> None:
+    def add(self, who: bytes, pull: Pull, awaits: Sequence[Awaited]) -> None:
         self.num_pulls += 1
-        super().__setitem__(key, pull)
+        super().add(who, pull, awaits)
+
+
+def invited(cluster: Cluster) -> Hello:
+    """Return what an observer says to the server who has its ticket."""
+    return ticketed("observer", OBSERVER, cluster.server.tenants[EPOCH].assign.key)
 
 
 def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
@@ -143,7 +148,8 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
         worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
         worker.push({"b": np.ones(4)})
         before, clients = cluster.snapshot(), len(cluster.server._clients)
-        for seed, (endpoint, seeds) in enumerate([(server, TO_SERVER), (coordinator, TO_COORDINATOR)]):
+        to_server = [invited(cluster), invited(cluster), *TO_SERVER]
+        for seed, (endpoint, seeds) in enumerate([(server, to_server), (coordinator, TO_COORDINATOR)]):
             dropped = -cluster.num_dropped
             cluster.server.tenants[EPOCH].parked = waiting = Waiting()
             answers = flood(endpoint, seeds, count, seed)
@@ -153,9 +159,8 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
                 assert handled == count, "every message is answered, counted as dropped, or waits for a version"
             assert answers["Error"] > count / 4
         assert cluster.snapshot() == before
-        few = min(MAX_PEERS, clients + 10 + count // 100)  # a Hello with a damaged incarnation is somebody new
-        assert len(cluster.server._clients) <= few
-        assert len(cluster.server._peers) <= few
+        assert len(cluster.server._clients) == clients + 1, "nobody but who has a ticket"
+        few = clients + 10 + count // 100  # a Hello with a damaged incarnation is somebody new
         assert len(cluster.coordinator.membership.members) <= few
         worker.push({"b": np.ones(4), "c": np.ones(3, np.float32)}, timeout=30.0)
         pulled = worker.pull(timeout=30.0)
@@ -221,7 +226,7 @@ def test_raw_tcp_clients_do_not_disturb_a_live_cluster(cluster: Cluster) -> None
                 client.close()
         np.testing.assert_array_equal(pulled["w"], PARAMETERS["w"])
         assert cluster.snapshot() == before
-        assert len(cluster.server._peers) == 1, "nobody of them is known"
+        assert len(cluster.server._clients) == 1, "nobody of them is known"
         worker.push({"w": PARAMETERS["w"]}, timeout=30.0)
 
 
@@ -233,7 +238,7 @@ def receive(client: socket.socket, size: int) -> bytes:
 
 
 def test_a_frame_beyond_the_limit_costs_its_sender_the_connection(cluster: Cluster) -> None:
-    _, server = cluster.endpoints
+    coordinator, server = cluster.endpoints
     with socket.create_connection(address(server), timeout=20) as client:
         client.sendall(NULL)
         assert receive(client, len(NULL)).startswith(b"\xff")
@@ -242,8 +247,9 @@ def test_a_frame_beyond_the_limit_costs_its_sender_the_connection(cluster: Clust
         assert receive(client, size).startswith(b"\x05READY")
         client.sendall(b"\x02" + (MAX_FRAME_NBYTES + 1).to_bytes(8, "big"))  # no more than the claim
         assert client.recv(1) == b"", "the connection has ended"
-    with fuzzer(server, b"honest") as honest:
-        honest.send_multipart(encode(hello("observer", OBSERVER)))
+    with zmqps.connect(coordinator, timeout=30.0) as worker, fuzzer(server, b"honest") as honest:
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
+        honest.send_multipart(encode(invited(cluster)))
         assert isinstance(decode(honest.recv_multipart()), Welcome)
 
 
@@ -252,7 +258,7 @@ def test_a_peer_that_never_reads_does_not_stop_the_others(cluster: Cluster) -> N
     with zmqps.connect(coordinator, timeout=30.0) as worker:
         worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
         with fuzzer(server, b"deaf") as deaf:
-            deaf.send_multipart(encode(hello("observer", OBSERVER)))
+            deaf.send_multipart(encode(invited(cluster)))
             for i in range(3000):
                 deaf.send_multipart(encode(Pull(i + 1, EPOCH, 0, 0, "raw", WHOLE)))
             for _ in range(20):

@@ -18,6 +18,7 @@ from tests.fuzz.cluster import (
     hello,
     ready_server,
     sends,
+    ticketed,
     values_of,
 )
 from zmqps.core.coordinator import membership
@@ -29,6 +30,7 @@ from zmqps.core.protocol.messages import (
     Ack,
     Assign,
     Commit,
+    Departed,
     Discard,
     Discarded,
     EndJob,
@@ -38,6 +40,7 @@ from zmqps.core.protocol.messages import (
     Hello,
     Init,
     Leave,
+    Left,
     Load,
     Message,
     Pull,
@@ -45,10 +48,11 @@ from zmqps.core.protocol.messages import (
     Ready,
     Status,
     Values,
+    Welcome,
     Withdraw,
 )
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server import machine as server
+from zmqps.core.server import clients
 from zmqps.errors import BY_CODE, PSError
 from zmqps.net.identity import new_identity
 
@@ -60,6 +64,8 @@ HELLOS = st.builds(
     st.sampled_from(INCARNATIONS),
     st.sampled_from(JOBS[:1] + JOBS),
 )
+#: What those say to a server who have a ticket, and who have none.
+AT_SERVER = st.builds(ticketed, st.sampled_from(["worker", "observer"]), st.sampled_from(INCARNATIONS)) | HELLOS
 
 INDICES = st.integers(0, len(PLACEMENT.slices[0]))
 RANGES = st.lists(st.integers(0, 16), max_size=4, unique=True).map(sorted).filter(lambda r: len(r) % 2 == 0).map(tuple)
@@ -100,8 +106,10 @@ def event(peer: bytes, frames: list[bytes]) -> Received | Undecodable:
         return Undecodable(peer, error)
 
 
-def events(close: st.SearchStrategy[Message]) -> st.SearchStrategy[list[Received | Undecodable]]:
-    well_formed = st.builds(Received, PEERS, HELLOS | close | messages())
+def events(
+    greetings: st.SearchStrategy[Hello], close: st.SearchStrategy[Message]
+) -> st.SearchStrategy[list[Received | Undecodable]]:
+    well_formed = st.builds(Received, PEERS, greetings | close | messages())
     odd = st.builds(event, PEERS, mutated() | almost() | NOISE)
     return st.lists(well_formed | well_formed | odd, min_size=1, max_size=12)
 
@@ -127,7 +135,7 @@ def check_server(events: list[Received | Undecodable]) -> None:
 
 def check_coordinator(events: list[Received | Undecodable], servers: int, workers: int | None) -> None:
     options = CoordinatorOptions(servers=servers, workers=workers, heartbeat_timeout=3.5)
-    machine = CoordinatorMachine(new_identity("coordinator", incarnation=b"c" * 16), options)
+    machine = CoordinatorMachine(replace(new_identity("coordinator"), incarnation=b"c" * 16), options)
     machine.start(0.0)
     now = 0.0
     for event in events:
@@ -152,8 +160,8 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
         machine.validate()
 
 
-TO_SERVER = events(DATA | DATA)
-TO_COORDINATOR = events(CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
+TO_SERVER = events(AT_SERVER, DATA | DATA)
+TO_COORDINATOR = events(HELLOS, CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
 
 
 #: What a coordinator may say of jobs, in any order: some of it twice, or overtaken by what came after it.
@@ -163,7 +171,7 @@ OF_JOBS = st.lists(
     | st.builds(
         lambda epoch, step: Received(COORDINATOR, Commit(epoch, step, ())), st.integers(0, 4), st.integers(0, 2)
     )
-    | st.builds(Received, PEERS, HELLOS | DATA)
+    | st.builds(Received, PEERS, AT_SERVER | DATA)
     | st.just("built"),
     max_size=20,
 )
@@ -220,21 +228,24 @@ def test_a_coordinator_stays_sound_for_long(events, servers, workers) -> None:  
     check_coordinator(events, servers, workers)
 
 
-def test_a_server_has_room_for_a_bounded_number_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_PEERS", 20)
-    monkeypatch.setattr(server, "MAX_EVICTED", 20)
+def test_a_server_has_room_for_a_bounded_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "MAX_CLIENTS", 20)
+    monkeypatch.setattr(clients, "MAX_BARRED", 20)
     machine = ready_server()
     for i in range(100):
-        greeting = hello("observer", i.to_bytes(16, "big"))
+        greeting = ticketed("observer", i.to_bytes(16, "big"))
         [answer] = sends(machine.handle(Received(b"@%d" % i, greeting), 1.0))
         machine.validate()
     assert isinstance(answer.message, Error)
     assert "number of workers" in answer.message.text
-    known = hello("observer", bytes(16))
+    known = ticketed("observer", bytes(16))
     for i in range(100):  # one incarnation on ever new connections
-        machine.handle(Received(b"@again %d" % i, known), 1.0)
+        [answer] = sends(machine.handle(Received(b"@again %d" % i, known), 1.0))
+        assert isinstance(answer.message, Welcome)
         machine.validate()
-    assert len(machine._peers) <= 40
+    for i in range(100):  # those who have left are remembered, but not all of them
+        machine.handle(Received(COORDINATOR, Departed(i.to_bytes(16, "big"))), 1.0)
+        machine.validate()
 
 
 def test_a_coordinator_has_room_for_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +272,9 @@ def test_every_kind_of_message_is_refused_before_hello() -> None:
         if not isinstance(message, Hello):
             seen.add(type(message))
             [answer] = sends(machine.handle(Received(b"@stranger", message), 1.0))
+            if isinstance(message, Leave):
+                assert answer.message == Left(), "nobody it knows has left"
+                return
             assert isinstance(answer.message, Error)
             assert answer.message.code == 23
 
