@@ -147,7 +147,7 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
     with zmqps.connect(coordinator, timeout=30.0) as worker:
         worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
         worker.push({"b": np.ones(4)})
-        before, clients = cluster.snapshot(), len(cluster.server._clients)
+        before, clients = cluster.snapshot(), len(cluster.server.clients)
         to_server = [invited(cluster), invited(cluster), *TO_SERVER]
         for seed, (endpoint, seeds) in enumerate([(server, to_server), (coordinator, TO_COORDINATOR)]):
             dropped = -cluster.num_dropped
@@ -159,7 +159,7 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
                 assert handled == count, "every message is answered, counted as dropped, or waits for a version"
             assert answers["Error"] > count / 4
         assert cluster.snapshot() == before
-        assert len(cluster.server._clients) == clients + 1, "nobody but who has a ticket"
+        assert len(cluster.server.clients) == clients + 1, "nobody but who has a ticket"
         few = clients + 10 + count // 100  # a Hello with a damaged incarnation is somebody new
         assert len(cluster.coordinator.membership.members) <= few
         worker.push({"b": np.ones(4), "c": np.ones(3, np.float32)}, timeout=30.0)
@@ -226,7 +226,7 @@ def test_raw_tcp_clients_do_not_disturb_a_live_cluster(cluster: Cluster) -> None
                 client.close()
         np.testing.assert_array_equal(pulled["w"], PARAMETERS["w"])
         assert cluster.snapshot() == before
-        assert len(cluster.server._clients) == 1, "nobody of them is known"
+        assert len(cluster.server.clients) == 1, "nobody of them is known"
         worker.push({"w": PARAMETERS["w"]}, timeout=30.0)
 
 

@@ -275,7 +275,8 @@ class Simulation(SimulatedCluster):
             self.training.check(self, node)
             if isinstance(node.machine, ServerMachine):
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
-                parked = {peer for tenant in node.machine.tenants.values() for peer, _ in tenant.parked}
+                clients = node.machine.clients.by_incarnation
+                parked = {clients[who].peer for tenant in node.machine.tenants.values() for who, _ in tenant.parked}
                 assert not parked & missed, f"{node.name} keeps pulls of peers that are gone"
 
     def _freed(self, receiver: Node, sender: str, message: Message) -> None:

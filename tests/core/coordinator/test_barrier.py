@@ -22,7 +22,7 @@ class Hall:
         members = [make_member(name, rosters) for name in names]
         self.members = {member.incarnation: member for member in members}
         self.paused: set[tuple[str, str]] = set()
-        self.barriers = Barriers(self.members, rosters["worker"], self.pause, self.resume)
+        self.barriers = Barriers(self.members, lambda: rosters["worker"], self.pause, self.resume)
 
     def pause(self, member: MemberInfo, reason: str) -> None:
         self.paused.add((member.hello.name, reason))

@@ -258,6 +258,27 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
     assert len(sent(coordinator.take("w7", Arrive(6, 1, (2,))), Commit)) == 1
 
 
+def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost() -> None:
+    coordinator = Coordinator(servers=1, workers=2)
+    coordinator.join("s0", "w7")
+    for name in ("w0", "w1"):
+        coordinator.join(name)
+        coordinator.init(name, job(staleness=0))
+    coordinator.ready("s0", loaded=False)
+    coordinator.ready("s0")
+    coordinator.init("w7", None)
+    (waiting,) = sent(coordinator.take("w0", Enter(8, "end")), Waiting)
+    assert "w1" in waiting.text
+    assert "w7" not in waiting.text
+    for now in (4.0, 8.0, 12.0):  # the idle one says nothing
+        for name in ("s0", "w0", "w1"):
+            coordinator.take(name, Heartbeat({}))
+        coordinator.now = now
+        coordinator.machine.on_deadline(now)
+    assert len(coordinator.run().workers) == 2
+    assert len(sent(coordinator.take("w1", Enter(8, "end")), Released)) == 2
+
+
 def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job() -> None:
     coordinator = Coordinator(servers=1, workers=1)
     coordinator.train("s0", "w0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
 
 
@@ -20,6 +22,10 @@ class Attendance:
 
     def __len__(self) -> int:
         return len(self.here)
+
+    def __iter__(self) -> Iterator[MemberInfo]:
+        """Yield those who count, in the order in which they came to."""
+        return iter(self.here.values())
 
     def __contains__(self, incarnation: bytes) -> bool:
         return incarnation in self.here

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
+from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.protocol.events import Action, Send
@@ -40,8 +41,8 @@ class Barriers:
     ----------
     members
         The live members by incarnation; shared with the job's `JobRun`.
-    workers
-        Those of them that are awaited.
+    awaited
+        Returns those of them that are awaited: all who enter are among them, and those who only idle need not be.
     pause
         Called with a worker and a reason when it begins to wait at a barrier: no step may wait for
         it meanwhile, or it and those it waits for would wait for each other.
@@ -52,13 +53,13 @@ class Barriers:
     def __init__(
         self,
         members: Mapping[bytes, MemberInfo],
-        workers: Roster,
+        awaited: Callable[[], Roster | Attendance],
         pause: Callable[[MemberInfo, str], None],
         resume: Callable[[MemberInfo, str], int],
     ) -> None:
         self.by_name: dict[str, Barrier] = {}
         self._members = members
-        self._workers = workers
+        self._awaited = awaited
         self._of: dict[bytes, dict[str, Barrier]] = {}  # what each member waits at
         self._pause = pause
         self._resume = resume
@@ -85,13 +86,13 @@ class Barriers:
 
     def release(self, missing: int) -> list[Action]:
         """Release the barriers that everybody has entered; called when an awaited member has gone."""
-        anybody = next(iter(self._workers), None) if self.by_name else None
+        anybody = next(iter(self._awaited()), None) if self.by_name else None
         entered = self._of.get(anybody.incarnation, {}) if anybody else {}  # of no other barrier all are there
         complete = [barrier for barrier in entered.values() if self._complete(barrier, missing)]
         return [action for barrier in complete for action in self._release(barrier)]
 
     def _complete(self, barrier: Barrier, missing: int) -> bool:
-        return not missing and len(barrier.waiters) == len(self._workers)  # all who wait are workers
+        return not missing and len(barrier.waiters) == len(self._awaited())  # all who wait are awaited
 
     def _release(self, barrier: Barrier) -> list[Action]:
         return [
@@ -133,9 +134,10 @@ class Barriers:
 
     def waiting_for(self, barrier: Barrier, missing: int, looked_at: int | None = None) -> str:
         """Say whom a barrier waits for; nothing when everybody has entered."""
-        workers = islice(self._workers, looked_at)
+        everybody = self._awaited()
+        workers = islice(everybody, looked_at)
         awaited = (worker.title for worker in workers if worker.incarnation not in barrier.waiters)
-        number = len(self._workers) - len(barrier.waiters)
+        number = len(everybody) - len(barrier.waiters)
         texts = [listed(list(islice(awaited, MOST_NAMED)), MOST_NAMED, number) or f"{number} workers"] if number else []
         texts += [f"{missing} workers to join"] if missing else []
         return ", ".join(texts)
@@ -148,9 +150,9 @@ class Barriers:
                 yield self._members[incarnation], request, say
 
     def validate(self) -> None:
-        """Assert that every barrier has a waiter, and every waiter is a worker that is there."""
+        """Assert that every barrier has a waiter, and every waiter is awaited itself."""
         assert all(barrier.waiters for barrier in self.by_name.values())
-        workers = {worker.incarnation for worker in self._workers}
+        workers = {worker.incarnation for worker in self._awaited()}
         assert all(set(barrier.waiters) <= workers for barrier in self.by_name.values())
         of = {who: {name for name, b in self.by_name.items() if who in b.waiters} for who in workers}
         assert {who: set(entered) for who, entered in self._of.items()} == {

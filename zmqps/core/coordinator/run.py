@@ -70,7 +70,7 @@ class JobRun:
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
             lambda: self.num_workers, options.workers, root,
         )  # fmt: skip
-        self.barriers = Barriers(self.members, self.workers, self.steps.pause, self.steps.resume)
+        self.barriers = Barriers(self.members, self._awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
 
@@ -90,6 +90,10 @@ class JobRun:
         """How many of the expected workers do not count yet; none, once all did."""
         expected = self.expected or 0
         return 0 if expected <= self._all_joined else max(0, expected - self.attendance.num_joined)
+
+    def _awaited(self) -> Roster | Attendance:
+        """Return whom barriers wait for: who counts or, where whoever comes trains, all workers that are here."""
+        return self.workers if self.expected is None else self.attendance
 
     @property
     def finished(self) -> bool:
@@ -117,7 +121,8 @@ class JobRun:
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
-        actions = self.barriers.lose(member, error) if error is not None and member.role == "worker" else []
+        awaited = member.role == "worker" and (self.expected is None or member.incarnation in self.attendance)
+        actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
         self._returned.discard(member.incarnation)

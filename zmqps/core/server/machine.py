@@ -112,7 +112,7 @@ class ServerMachine:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self._builds = Builds(self.tenants, make_shard, available)
-        self._clients = Clients()
+        self.clients = Clients()
         self._num_refused = 0
         self._discarded: OrderedDict[int, str] = OrderedDict()  # epochs, and their jobs
         self._ending = False
@@ -135,7 +135,7 @@ class ServerMachine:
         return {
             **in_all(of_jobs.values()),
             "refused": self._num_refused,
-            "clients": len(self._clients),
+            "clients": len(self.clients),
             "jobs": of_jobs,
         }
 
@@ -147,7 +147,7 @@ class ServerMachine:
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
         if isinstance(event, Disconnected):  # if it comes back it asks again for what it has not got
-            client = self._clients.find(event.peer)
+            client = self.clients.find(event.peer)
             if client is not None:
                 self.tenants[client.epoch].parked.drop(client.hello.incarnation)
             return []
@@ -192,11 +192,11 @@ class ServerMachine:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        self._clients.validate(self.tenants)
+        self.clients.validate(self.tenants)
         for epoch, tenant in self.tenants.items():
             assert epoch not in self._discarded
-            assert set(tenant.ledgers) <= set(self._clients.by_incarnation)
-            tenant.validate(self._clients.by_incarnation)
+            assert set(tenant.ledgers) <= set(self.clients.by_incarnation)
+            tenant.validate(self.clients.by_incarnation)
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
 
     # --- the coordinator -----------------------------------------------------------------------
@@ -276,9 +276,9 @@ class ServerMachine:
         if tenant is not None:
             self._discarded[message.epoch] = tenant.name
             error = self._ended(message.epoch)
-            peers = {who: self._clients.by_incarnation[who].peer for who, _ in tenant.parked}
+            peers = {who: self.clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
-            for incarnation in self._clients.of_epoch(message.epoch):
+            for incarnation in self.clients.of_epoch(message.epoch):
                 self._forget(incarnation)
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
         self._discarded.setdefault(message.epoch, "")  # its Assign may come yet
@@ -305,7 +305,7 @@ class ServerMachine:
     # --- workers -------------------------------------------------------------------------------
 
     def _from_client(self, peer: Peer, message: Message) -> list[Action]:
-        client = self._clients.find(peer)
+        client = self.clients.find(peer)
         if client is None:
             return self._from_stranger(peer, message)
         if isinstance(message, Push):
@@ -327,7 +327,7 @@ class ServerMachine:
             return self._welcome(peer, message)
         if isinstance(message, Leave):
             return [Send(peer, Left())]  # the coordinator was faster to say that it has left
-        self._clients.check_known(peer)
+        self.clients.check_known(peer)
         if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
             raise self._ended(message.epoch)
         raise NotJoinedError(f"{type(message).__name__} before Hello")
@@ -337,7 +337,7 @@ class ServerMachine:
         tenant = self._tenant(hello.epoch)
         if hello.job != tenant.name:
             raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
-        proof = self._clients.welcome(peer, hello, tenant.assign.key)
+        proof = self.clients.welcome(peer, hello, tenant.assign.key)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
@@ -425,7 +425,7 @@ class ServerMachine:
                 raise full
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
-            actions += self._refuse(self._clients.by_incarnation[heaviest].peer, request, full)
+            actions += self._refuse(self.clients.by_incarnation[heaviest].peer, request, full)
         parked.add(who, message, awaited_by(shard, message))
         return actions
 
@@ -439,7 +439,7 @@ class ServerMachine:
         shard = tenant.ready()
         for updated in versions:
             for who, message in tenant.parked.due(updated):
-                client = self._clients.by_incarnation[who]
+                client = self.clients.by_incarnation[who]
                 try:
                     if shard.available(message.parts, message.version, exact=bool(message.exact)):
                         actions.append(self._values(client, tenant, shard, message))
@@ -482,17 +482,17 @@ class ServerMachine:
 
     def _depart(self, incarnation: bytes, error: PSError | None = None) -> None:
         """A client has gone for good; ``error`` is what it is told if it says anything again."""
-        self._clients.bar(incarnation, error or NotJoinedError("this worker has left; connect again as a new one"))
+        self.clients.bar(incarnation, error or NotJoinedError("this worker has left; connect again as a new one"))
         self._forget(incarnation)
 
     def _forget(self, incarnation: bytes) -> None:
-        self._clients.forget(incarnation)
+        self.clients.forget(incarnation)
         for tenant in self.tenants.values():
             tenant.forget(incarnation)
 
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self._num_refused += 1
-        client = self._clients.find(peer)
+        client = self.clients.find(peer)
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now, peer)
         answer = Send(peer, Error.of(request, error))
