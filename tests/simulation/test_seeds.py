@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 42 scenarios, 462 seeds.
+#: 45 scenarios, 495 seeds.
 SEEDS = range(11)
 
 

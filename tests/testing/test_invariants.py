@@ -14,8 +14,9 @@ from zmqps.core.coordinator.discards import Discards
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Send
-from zmqps.core.protocol.messages import Commit, Lost, Proceed
+from zmqps.core.protocol.messages import Commit, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
+from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
@@ -355,3 +356,33 @@ def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch
     wrap(monkeypatch, CoordinatorMachine, "_lose", lose)
     monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
     caught("sync-crowd", "for the coordinator")
+
+
+# --- strangers ----------------------------------------------------------------------------------
+
+
+def test_a_coordinator_that_does_not_compare_secrets(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("zmqps.core.coordinator.membership.same", lambda ours, theirs: True)
+    caught("async-attacked", "coordinator takes a stranger for")
+
+
+def test_a_server_that_does_not_check_tickets(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("zmqps.core.server.clients.same", lambda ours, theirs: True)
+    caught("sync-attacked", "takes a stranger for")
+
+
+def test_a_server_whose_clients_anybody_can_take_away(monkeypatch: Patch) -> None:
+    def leave(original: Any, server: ServerMachine, peer: bytes, message: Message) -> Any:
+        for who in list(server.clients.by_incarnation) if isinstance(message, Leave) else ():
+            for tenant in server.tenants.values():
+                tenant.forget(who)  # with its ledger: what is repeated is new
+        return original(server, peer, message)
+
+    wrap(monkeypatch, ServerMachine, "_from_stranger", leave)
+    caught("async-attacked", "a push was applied twice")
+
+
+def test_a_server_that_takes_what_comes_after_a_client_has_left(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Clients, "bar", lambda self, who, error: self.by_incarnation.get(who))
+    monkeypatch.setattr(Clients, "forget", lambda self, who: self.by_incarnation.get(who))
+    caught("async-attacked", "a push was applied twice")

@@ -62,6 +62,11 @@ class Faults:
     stop_s: float = 4.0
     memory: float = 0.0
 
+    @property
+    def may_lose(self) -> bool:
+        """Whether members may fall silent."""
+        return any((self.loss, self.partition, self.crash, self.server_crash, self.coordinator_crash, self.stop))
+
 
 class Reading:
     """A buffer in use until its message has left; the transport's `zmqps.core.protocol.events.Reader`."""

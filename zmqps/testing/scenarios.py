@@ -45,18 +45,22 @@ class Scenario:
         Makes what is trained.
     servers, workers
         How many.
+    attacked
+        Whether strangers are there, too.
     """
 
     faults: Faults
     training: Callable[[], Training]
     servers: int = 2
     workers: int = 3
+    attacked: bool = False
 
     def simulation(self, seed: int) -> Simulation:
         """Return the run of a seed."""
         return Simulation(
-            seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=CALM_S
-        )
+            seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=CALM_S,
+            attacked=self.attacked,
+        )  # fmt: skip
 
 
 def _asynchronous() -> Training:
@@ -108,6 +112,9 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["jobs-ended"] = Scenario(LOSS, lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-data-crashes"] = Scenario(CRASHES, policies["data"])
     found["sync-backup-stops"] = Scenario(STOPS, policies["backup"])
+    found["async-attacked"] = Scenario(TWISTED, _asynchronous, attacked=True)
+    found["sync-attacked"] = Scenario(TWISTED, _synchronous(), attacked=True)
+    found["jobs-attacked"] = Scenario(EVERYTHING, _several, workers=6, attacked=True)
     return found
 
 

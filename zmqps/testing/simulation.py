@@ -22,6 +22,7 @@ from zmqps.core.worker.operations import Init, Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
+from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
@@ -87,6 +88,8 @@ class Simulation(SimulatedCluster):
         Simulated seconds by which all workers are done, whatever happens.
     validate
         Whether every machine's ``validate()`` is called after each of its events.
+    attacked
+        Whether there are `zmqps.testing.attackers.Attackers`.
 
     Examples
     --------
@@ -110,6 +113,7 @@ class Simulation(SimulatedCluster):
         calm_s: float = float("inf"),
         limit_s: float = 3600.0,
         validate: bool = True,
+        attacked: bool = False,
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -132,6 +136,7 @@ class Simulation(SimulatedCluster):
         self.on_receive.append(self._freed)
         if validate:
             self.training.watch(self)
+        self._attackers = Attackers(self, seed, self.training.name) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
             self.at(rng.random() * 0.3, self.start_server)
@@ -163,6 +168,8 @@ class Simulation(SimulatedCluster):
             for server in self.servers:
                 self.training.check_freed(self, server)
             self.training.check_end(self)
+            if self._attackers is not None:
+                self._attackers.check_end(nobody_lost=not self.faults.may_lose)
         except Exception as error:
             raise SimulationError(f"seed {self.seed}: {error!r}\n{self.trace()}") from error
         c = self.counters
@@ -273,6 +280,8 @@ class Simulation(SimulatedCluster):
         if self._validate:
             node.machine.validate()
             self.training.check(self, node)
+            if self._attackers is not None:
+                self._attackers.check(node)
             if isinstance(node.machine, ServerMachine):
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
                 clients = node.machine.clients.by_incarnation

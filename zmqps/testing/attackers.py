@@ -1,0 +1,142 @@
+"""Strangers beside a training: they know what is public, say they are somebody else, and repeat what was said.
+
+What they know is what a status, a log or a server's answer shows anybody: incarnations, epochs, names and the numbers
+of requests. What they cannot know is what only two ends of a connection know: secrets, tickets and proofs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.protocol.events import Disconnected, Received
+from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Committed,
+    Discarded,
+    Enter,
+    Error,
+    Heartbeat,
+    Init,
+    Leave,
+    Load,
+    Message,
+    Pull,
+    Push,
+    Ready,
+    Withdraw,
+)
+from zmqps.core.protocol.wire import decode, encode
+from zmqps.core.server.machine import ServerMachine
+from zmqps.testing.engine import Node
+
+if TYPE_CHECKING:
+    from zmqps.testing.cluster import SimulatedCluster
+
+#: How often a second one of them does something, until `LAST_S`, and over how many connections.
+RATE = 60.0
+LAST_S = 30.0
+CONNECTIONS = 6
+#: Messages of others that they repeat: the newest.
+MAX_HEARD = 32
+
+
+class Attackers:
+    """Sends what strangers may send, in an order of its own, and asserts that nothing comes of it.
+
+    Parameters
+    ----------
+    simulation
+        Where they are.
+    seed
+        Of their own random numbers: those of the simulation stay as they are.
+    job
+        The name of a job.
+    """
+
+    def __init__(self, simulation: SimulatedCluster, seed: int, job: str) -> None:
+        self.num_sent = 0
+        self._job = job
+        self._simulation = simulation
+        self._rng = Random(f"attackers {seed}")
+        self._peers = [b"@" + self._rng.randbytes(16) for _ in range(CONNECTIONS)]
+        self._heard: deque[list[bytes]] = deque(maxlen=MAX_HEARD)
+        self._epochs: set[int] = {1}
+        simulation.on_send.append(self._hear)
+        simulation.at(0.0, self._strike)
+
+    def check(self, node: Node) -> None:
+        """Assert that whoever a node knows speaks over a connection of its own."""
+        machine = node.machine
+        if isinstance(machine, CoordinatorMachine):
+            known = {who: member.peer for who, member in machine.membership.members.items()}
+        elif isinstance(machine, ServerMachine):
+            known = {who: client.peer for who, client in machine.clients.by_incarnation.items()}
+        else:
+            return
+        for who, peer in known.items():
+            connection = node.connections.get(peer)
+            assert connection is not None, f"{node.name} takes a stranger for {who.hex()[:8]}"
+            opener = self._simulation.nodes[connection.ends[0]]
+            assert opener.identity.incarnation == who, f"{node.name} takes {opener.name} for {who.hex()[:8]}"
+
+    def check_end(self, *, nobody_lost: bool) -> None:
+        """Assert that they were there; and that all stayed who had no other reason to be lost."""
+        assert self.num_sent > CONNECTIONS, "nobody attacked"
+        if nobody_lost:
+            gone = self._simulation.coordinator.membership.gone
+            lost = [departure.member.title for departure in gone if departure.how == "lost"]
+            assert not lost, f"strangers ended {lost}"
+
+    def _hear(self, sender: Node, to: str, message: Message) -> None:
+        if isinstance(message, (Load, Push, Pull, Arrive, Leave, Ready, Committed)):
+            self._heard.append([bytes(frame) for frame in encode(message)])
+            self._epochs.add(getattr(message, "epoch", 1))
+
+    def _strike(self) -> None:
+        simulation, rng = self._simulation, self._rng
+        targets = [node for node in simulation.nodes.values() if node.alive and node.role in ("coordinator", "server")]
+        if targets:
+            target, peer = rng.choice(targets), rng.choice(self._peers)
+            event = Disconnected(peer) if rng.random() < 0.05 else Received(peer, self._message(target))
+            simulation.note("a stranger", f"{peer[1:5].hex()} to {target.name}: {event!r}"[:200])
+            self.num_sent += 1
+            simulation.event(target, event)
+        if simulation.now < LAST_S:
+            simulation.at(simulation.now + rng.expovariate(RATE), self._strike)
+
+    def _message(self, target: Node) -> Message:
+        rng = self._rng
+        epoch, request = rng.choice(sorted(self._epochs)), rng.randint(0, 40)
+        choices: list[Callable[[], Message]] = [
+            *[partial(self._hello, target, epoch)] * 3,
+            lambda: Leave(rng.choice(("finished", "closed"))),
+            lambda: decode(rng.choice(self._heard)) if self._heard else Leave("closed"),
+        ]
+        if target.role == "coordinator":
+            choices += [
+                lambda: rng.choice((Heartbeat({}), Enter(request, "end"), Init(request, {}), Withdraw(request))),
+                lambda: rng.choice((Arrive(request, rng.randint(0, 5), (1,)), Ready(epoch, 1), Discarded(epoch))),
+                lambda: rng.choice((Committed(epoch, rng.randint(0, 5)), Error(epoch, 49, "x", {"reason": "x"}))),
+            ]
+        return rng.choice(choices)()
+
+    def _hello(self, target: Node, epoch: int) -> Message:
+        """Return what somebody else might say, but for what only that one knows."""
+        rng, there = self._rng, [node.identity for node in self._simulation.nodes.values()]
+        roles: tuple[str, ...] = ("worker", "observer")
+        if isinstance(target.machine, CoordinatorMachine):  # who is no member there is anybody's to be
+            there = [who for who in there if who.incarnation in target.machine.membership.members]
+            roles = ("worker", "observer", "server")
+        if not there:
+            return Leave("closed")
+        who = rng.choice(there)
+        secret = rng.choice((bytes(KEY_NBYTES), rng.randbytes(KEY_NBYTES), who.incarnation))
+        role = who.role if who.role in roles and rng.random() < 0.5 else rng.choice(roles)
+        return replace(who, role=role, job=who.job or self._job).hello(secret, epoch)
