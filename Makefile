@@ -14,6 +14,8 @@ MODE        ?= async
 STALENESS   ?= 3
 DEVICE      ?= cuda
 SEEDS       ?= 1000
+ATTACK      ?=
+MINUTES     ?= 0
 MUTANTS     ?= 200
 SEED        ?= 0
 UNDER       ?= zmqps/core
@@ -32,7 +34,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs coordinator server worker clean
 
 ##@ Development
 
@@ -44,7 +46,7 @@ help: ## show this list
 	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
 	@printf '           MODE=%s STALENESS=%s DEVICE=%s SEEDS=%s NAMES=%s SCRIPT=%s ARGS=%s\n' \
 	  '$(MODE)' '$(STALENESS)' '$(DEVICE)' '$(SEEDS)' '$(NAMES)' '$(SCRIPT)' '$(ARGS)'
-	@printf '           MUTANTS=%s SEED=%s UNDER=%s\n' '$(MUTANTS)' '$(SEED)' '$(UNDER)'
+	@printf '           MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s\n' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)'
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
@@ -67,8 +69,11 @@ test: $(INSTALLED) ## the default test suite, on up to four cores
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
-test-slow: $(INSTALLED) ## the long tests: fuzzing of live servers, soaks
-	$(PY) -m pytest -m slow --timeout 900
+test-slow: $(INSTALLED) ## the long tests, on two cores: fuzzing of live servers, attacks, soaks
+	$(PY) -m pytest -m slow --timeout 900 --numprocesses 2
+
+attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
+	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 	$(PY) -m pytest -m processes

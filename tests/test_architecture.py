@@ -118,6 +118,7 @@ ON_TOP = {"__init__", "__main__", "aio", "checks", "data", "errors", "jit", "loc
 #: Tests that mirror no module, as `tests/net/test_ports.py` mirrors `zmqps/net/ports.py`, and why; a folder ends in a
 #: slash.
 MIRROR_NOTHING = {
+    "tests/attack/": "end to end: attackers beside honest training on real clusters",
     "tests/fuzz/": "end to end: what a peer may send to any node",
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",

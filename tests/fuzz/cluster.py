@@ -14,8 +14,8 @@ from typing import Any
 
 import msgpack
 import numpy as np
-import zmq
 
+from tests.attack.stranger import PATIENCE, hello
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -32,7 +32,6 @@ from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import sgd
 
 ANYWHERE = "tcp://127.0.0.1:0"
-PATIENCE = 30.0
 #: Incarnations that fuzzed messages use: few, so that members are met again.
 INCARNATIONS = [bytes([i]) * 16 for i in range(4)]
 PARAMETERS = (Parameter("w", (6, 5), "float32"), Parameter("b", (4,), "float64"), Parameter("c", (3,), "float32"))
@@ -41,11 +40,6 @@ PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 64)
 EPOCH = 1
 KEY = b"the key of shard"
 ASSIGN = Assign(EPOCH, "default", 1, 1, 0, JOB.to_wire(), PLACEMENT.to_wire(), KEY)
-
-
-def hello(role: str, incarnation: bytes, job: str = "default") -> Hello:
-    """Return what a member says to the coordinator."""
-    return Hello("zmqps", 3, role, incarnation, f"{role}-fuzz", "host", 1, "tcp://127.0.0.1:1", (), job, incarnation)
 
 
 def ticketed(role: str, incarnation: bytes, key: bytes = KEY, *, loads: bool = False) -> Hello:
@@ -217,20 +211,3 @@ def live_cluster() -> Iterator[Cluster]:
         ready[0].loop.call_soon_threadsafe(stop)
         thread.join(PATIENCE)
         assert not thread.is_alive()
-
-
-@contextmanager
-def fuzzer(endpoint: str, identity: bytes) -> Iterator[zmq.Socket[bytes]]:
-    """Open a socket of our own making to a node."""
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IDENTITY, identity)
-    socket.setsockopt(zmq.SNDTIMEO, int(PATIENCE * 1000))
-    socket.setsockopt(zmq.RCVTIMEO, int(PATIENCE * 1000))
-    try:
-        socket.connect(endpoint)
-        yield socket
-    finally:
-        socket.close(0)
-        context.term()

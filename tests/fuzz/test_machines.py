@@ -14,6 +14,7 @@ from tests.fuzz.cluster import (
     EPOCH,
     INCARNATIONS,
     JOB,
+    KEY,
     PLACEMENT,
     hello,
     ready_server,
@@ -58,11 +59,23 @@ from zmqps.net.identity import new_identity
 
 PEERS = st.sampled_from([b"@one", b"@two", b"@three"])
 JOBS = ["default", "another", "", "a\nb"]
+#: Who has stolen an incarnation has not its secret.
 HELLOS = st.builds(
     hello,
     st.sampled_from(["worker", "observer", "server"]),
     st.sampled_from(INCARNATIONS),
     st.sampled_from(JOBS[:1] + JOBS),
+    secret=st.sampled_from([None, None, None, b"a thief's secret"]),
+)
+
+#: By the rules, of another key, as one that was asked to load: whose connection speaks for it may change by the first.
+TICKETED = st.builds(ticketed, st.sampled_from(["worker", "worker", "observer"]), st.sampled_from(INCARNATIONS))
+STRANGE = st.builds(
+    ticketed,
+    st.just("worker"),
+    st.sampled_from(INCARNATIONS),
+    st.sampled_from([KEY, KEY, b"another job's ke"]),
+    loads=st.booleans(),
 )
 #: What those say to a server who have a ticket, and who have none.
 AT_SERVER = st.builds(ticketed, st.sampled_from(["worker", "observer"]), st.sampled_from(INCARNATIONS)) | HELLOS
@@ -117,6 +130,7 @@ def events(
 def check_server(events: list[Received | Undecodable]) -> None:
     machine = ready_server()
     for event in events:
+        behind = {who: client.peer for who, client in machine._clients.by_incarnation.items()}
         before, pushes = values_of(machine), machine.counters().get("pushes", 0)
         answers = sends(machine.handle(event, 1.0))
         machine.validate()
@@ -131,6 +145,19 @@ def check_server(events: list[Received | Undecodable]) -> None:
             assert isinstance(answer, (Ack, Values))
             assert isinstance(event, Received)
             assert isinstance(event.message, Push)
+            assert event.peer in behind.values(), "who pushes has shown a ticket on this connection"
+        now = {who: client.peer for who, client in machine._clients.by_incarnation.items()}
+        if now != behind:
+            assert isinstance(event, Received)
+            [who] = {who for who in {**behind, **now} if behind.get(who) != now.get(who)}
+            if who in now:
+                assert isinstance(event.message, Hello)
+                tickets = [ticketed(event.message.role, who, loads=loads).secret for loads in (False, True)]
+                assert (event.message.incarnation, now[who]) == (who, event.peer)
+                assert event.message.secret in tickets, "nobody speaks for another without its ticket"
+            else:
+                assert isinstance(event.message, Leave)
+                assert behind[who] == event.peer, "nobody leaves for another"
 
 
 def check_coordinator(events: list[Received | Undecodable], servers: int, workers: int | None) -> None:
@@ -144,7 +171,13 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
         if due is not None and due <= now:
             sends(machine.on_deadline(now))
             machine.validate()
+        secrets = {who: member.hello.secret for who, member in machine.membership.members.items()}
         actions = machine.handle(event, now)
+        said = event.message if isinstance(event, Received) else None
+        if isinstance(said, Hello) and said.secret != secrets.get(said.incarnation, said.secret):
+            [answer] = [action.message for action in sends(actions) if action.peer == event.peer]
+            assert isinstance(answer, Error), "a member's incarnation with another secret"
+            assert machine.membership.members[said.incarnation].hello.secret == secrets[said.incarnation]
         for answer in sends(actions):
             assert not isinstance(answer.message, Error) or answer.message.code in BY_CODE
         machine.validate()
@@ -160,8 +193,8 @@ def check_coordinator(events: list[Received | Undecodable], servers: int, worker
         machine.validate()
 
 
-TO_SERVER = events(AT_SERVER, DATA | DATA)
-TO_COORDINATOR = events(HELLOS, CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
+TO_SERVER = events(TICKETED | STRANGE | DATA | DATA | st.just(Leave("closed")))
+TO_COORDINATOR = events(CONTROL | CONTROL | CONTROL), st.integers(1, 2), st.none() | st.integers(1, 2)
 
 
 #: What a coordinator may say of jobs, in any order: some of it twice, or overtaken by what came after it.
@@ -246,6 +279,7 @@ def test_a_server_has_room_for_a_bounded_number_of_clients(monkeypatch: pytest.M
     for i in range(100):  # those who have left are remembered, but not all of them
         machine.handle(Received(COORDINATOR, Departed(i.to_bytes(16, "big"))), 1.0)
         machine.validate()
+    assert len(machine._clients) == 20
 
 
 def test_a_coordinator_has_room_for_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +303,7 @@ def test_every_kind_of_message_is_refused_before_hello() -> None:
     @given(messages())
     @settings(max_examples=200)
     def refused(message: Message) -> None:
-        if not isinstance(message, Hello):
+        if not isinstance(message, (Hello, Leave)):  # Leave may be late, and is answered
             seen.add(type(message))
             [answer] = sends(machine.handle(Received(b"@stranger", message), 1.0))
             if isinstance(message, Leave):

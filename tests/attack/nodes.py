@@ -1,0 +1,62 @@
+"""What the nodes of a cluster hold: memory, descriptors, threads, files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one node holds; ``files`` are those in shared memory."""
+
+    rss: int
+    descriptors: int
+    threads: int
+    files: int
+
+
+def held(pid: int) -> Held:
+    """Return what a process holds; nothing where it has ended."""
+    with contextlib.suppress(psutil.Error, FileNotFoundError):
+        process = psutil.Process(pid)
+        with process.oneshot():
+            rss, threads = process.memory_info().rss, process.num_threads()
+        files = len(list(SHARED_MEMORY.glob(f"zmqps-{pid}-*")))
+        return Held(rss, process.num_fds(), threads, files)
+    return Held(0, 0, 0, 0)
+
+
+def held_by_all(pids: Mapping[str, int]) -> dict[str, Held]:
+    """Return what each node holds, by name."""
+    return {name: held(pid) for name, pid in pids.items()}
+
+
+def most(looks: Sequence[Mapping[str, Held]]) -> dict[str, Held]:
+    """Return the most that each node held of each in several looks: lanes come and go with those who train."""
+    return {
+        node: Held(*(max(getattr(look[node], what) for look in looks) for what in Held.__dataclass_fields__))
+        for node in looks[0]
+    }
+
+
+def logged_nbytes(directory: Path) -> int:
+    """Return the size of the nodes' logs."""
+    return sum(path.stat().st_size for path in directory.glob("*.log"))
+
+
+def lines_with(directory: Path, *words: str) -> list[str]:
+    """Return the lines of the nodes' logs that hold one of these words, control characters shown."""
+    found = []
+    for path in sorted(directory.glob("*.log")):
+        with path.open("rb") as file:
+            for line in file:
+                if any(word.encode() in line for word in words):
+                    found.append(f"{path.name}: {line[:300]!r}")
+    return found
