@@ -108,6 +108,14 @@ def readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
+def _descriptor(frame: zmq.Frame) -> int:
+    """Return which connection a frame came from; -1 for peers of ZMTP 1 and 2, whose frames do not tell."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1
+
+
 def _receive(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
     """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
     frames = []
@@ -333,7 +341,12 @@ class ZmqTransport:
 
     def _let_in(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> bool:
         """Whether to go on with a message that does not come from a known peer; what is short is delivered here."""
-        descriptor = int(name.get(zmq.SRCFD))
+        descriptor = _descriptor(name)
+        if descriptor < 0:  # nobody of ours: its door cannot be told from others
+            self.counters["strangers_refused"] += 1
+            if socket.recv(_DONTWAIT, copy=False).more:
+                self._overlong.add(socket)
+            return False
         if peer in self._returning:
             self._know(peer, descriptor)
             return True
@@ -363,7 +376,7 @@ class ZmqTransport:
             self._forget(next(iter(self._known)))
 
     def _welcome_back(self, peer: Peer, name: zmq.Frame) -> None:
-        self._know(peer, int(name.get(zmq.SRCFD)))
+        self._know(peer, _descriptor(name))
 
     def _forget(self, peer: Peer) -> None:
         del self._known[peer]
