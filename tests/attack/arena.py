@@ -24,6 +24,8 @@ from tests.attack.training import CORE, Tally
 
 #: How it begins what is said of the speed.
 SLOW = ("half the speed", "not recovered")
+#: What stands in a log only if a node has a defect.
+DEFECTS = ("internal error", "Exception in callback", "Traceback")
 #: How the line begins that attackers try to put into the logs.
 FORGED_LINE = "2026-01-01 00:00:00 zmqps"
 #: Seconds between two looks at the counters.
@@ -103,7 +105,8 @@ class Attack:
         """Let it come to an end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(END_TIMEOUT)
             self.counts.update(json.loads(self._process.stdout.readline() or b"{}"))
@@ -402,7 +405,7 @@ def judge(out: Outcome, arena: Arena) -> None:
         out.broken.append(f"{SLOW[1]}: {out.after:.0f} steps/s")
     out.broken += growth(out.held_before, out.held_after)
     logs = arena.directory / "logs"
-    out.broken += [line for line in lines_with(logs, "internal error")][:1]
+    out.broken += [line for line in lines_with(logs, *DEFECTS)][:3]
     if out.rss_peak > out.rss_before + WORST_NBYTES:
         out.broken.append(f"{out.node} holds {(out.rss_peak - out.rss_before) >> 20} MB more meanwhile")
     if out.logged > MAX_LOGGED_NBYTES:

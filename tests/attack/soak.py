@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.attack.arena import Arena, final_values, growth, newcomer, speed
+from tests.attack.arena import DEFECTS, Arena, final_values, growth, newcomer, speed
 from tests.attack.attackers import all_attackers
 from tests.attack.nodes import Held, lines_with, logged_nbytes, most
 
@@ -89,7 +89,7 @@ def soak(
         out.minutes, out.steps, out.killed = (time.monotonic() - began) / 60, arena.num_steps, arena.num_killed
         out.logged = logged_nbytes(arena.directory / "logs")
         out.broken += [*arena.dead, *arena.victims_failed[:3], *growth(out.held[0], out.held[-1])]
-        out.broken += lines_with(arena.directory / "logs", "internal error")[:1]
+        out.broken += lines_with(arena.directory / "logs", *DEFECTS)[:3]
         if not arena.dead:
             out.broken += newcomer(arena)
             arena.stop_training()
