@@ -18,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 
 import zmqps
-from tests.attack import training
+from tests.attack import bound, training
 from tests.attack.nodes import Held, held_by_all, lines_with, logged_nbytes, most
 from tests.attack.training import CORE, Tally
 
@@ -35,8 +35,8 @@ HEARTBEAT_TIMEOUT = 5.0
 START_TIMEOUT = 60.0
 #: Seconds that an attacker takes to notice that it is over.
 END_TIMEOUT = 5.0
-#: What a node may hold beside that for strangers and for members that do not read, while they are there.
-WORST_NBYTES = 128 << 20
+#: What a node may hold more while one attacker is there, who is a member and has a thousand other connections.
+WORST_NBYTES = bound.member_nbytes() + bound.strangers_nbytes(1000)
 #: Memory may stay larger by that factor; of descriptors, threads and files nothing may stay.
 KEPT_FACTOR = 1.1
 #: After so many steps a worker has all that it needs to train.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.attack import bound
 from tests.attack.__main__ import attack
 from tests.attack.arena import FIRST_STEPS, Arena, Outcome, final_values, newcomer
 from tests.attack.attackers import all_attackers
 from tests.attack.faults import FAULTS, NEED_ROOM
+from tests.attack.nodes import most
 from tests.attack.soak import soak
+from tests.attack.training import CORE
+
+ROOT = Path(__file__).parents[2]
 
 
 def check(out: Outcome) -> None:
@@ -46,6 +53,34 @@ CASES += [(name, "sync") for name in sorted(BY_MODE)]
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_honest_training_goes_on_beside(name: str, mode: str) -> None:
     check(attack(name, mode, 3.0))
+
+
+#: Those that fill a server's memory, with one connection or many; and how many connections strangers have in all.
+HUNGRY = ("deaf-puller", "parked-pulls", "staged-gradients", "half-sent", "unended-message", "kept-connections")
+NUM_STRANGERS = 40 + 4 + 2000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_server_holds_no_more_than_is_documented_while_all_fill_its_memory_at_once() -> None:
+    with Arena("async") as arena, ExitStack() as stack:
+        arena.warm_up()
+        arena.watch(1.0, {})
+        idle, peaks = most(arena.held), dict[str, int]()
+        attacks = [stack.enter_context(arena.attacked(name)) for name in HUNGRY]
+        for attack in attacks:
+            arena.wait_for(lambda attack=attack: attack.look() > 0)
+        arena.watch(8.0, peaks)
+        members = CORE + len(HUNGRY)  # each attacker has joined by the rules as well
+        for name in ("server-0", "server-1"):
+            assert peaks[name] <= bound.bound(idle[name].rss, 0, members, NUM_STRANGERS)
+        assert [*arena.dead, *arena.wrong_values()] == []
+
+
+def test_the_document_says_what_a_server_holds() -> None:
+    text = (ROOT / "docs/security.md").read_text()
+    for nbytes in (bound.member_nbytes(), bound.strangers_nbytes(), bound.constant_nbytes()):
+        assert f"| {nbytes / (1 << 20):.0f} MiB |" in text
 
 
 @pytest.mark.slow
