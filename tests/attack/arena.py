@@ -288,7 +288,7 @@ class Arena:
         log = self.directory / f"{name}.txt"
         with (
             log.open("ab") as file,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file) as process,
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0) as process,
         ):
             attack = Attack(process, log)
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections import Counter
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from tests.attack.attackers import attacker
 from tests.attack.identities import answered
+from tests.attack.raw import frame, raw_peer
 from tests.attack.stranger import Stranger, Target, Until, hello
 from zmqps.core.protocol.messages import (
     Enter,
@@ -56,6 +58,9 @@ def random_hellos(target: Target, until: Until, counts: Counter[str]) -> None:
 @attacker
 def reader(target: Target, until: Until, counts: Counter[str]) -> None:
     """Pull whole shards over TCP and read the answers: no attack, but a warm-up, and what to compare others with."""
+    for endpoint in (target.coordinator, *target.servers):  # malloc keeps what was freed once (zmqps/net/memory.py)
+        with contextlib.suppress(OSError), raw_peer(endpoint) as peer:
+            peer.send(frame(bytes(8 << 20)))
     strangers = [Stranger(endpoint) for endpoint in target.servers]
     while until:
         for rank, stranger in enumerate(strangers):
