@@ -25,7 +25,6 @@ from zmqps.core.protocol.messages import (
     Error,
     Heartbeat,
     HeartbeatAck,
-    Hello,
     Init,
     Job,
     JobEnded,
@@ -56,10 +55,10 @@ WHOLE = tuple((slice_.index, 0, ()) for slice_ in PLACEMENT.slices[0])
 ARRAYS = tuple(np.full(p.size, 7, PLACEMENT.keyspace.tables[p.table].dtype) for p in PLACEMENT.slices[0])
 LARGE = np.ones(5000, "<f4")
 
-#: Observers may ask for anything and change nothing, so whatever comes of these, the values stay. One has a ticket.
+#: Observers may ask for anything and change nothing, so whatever comes of these, the values stay.
 TO_SERVER: list[Message] = [
     hello("observer", OBSERVER),
-    hello("worker", bytes([7]) * 16),
+    hello("observer", OBSERVER),
     Pull(1, EPOCH, 0, 0, "raw", WHOLE),
     Pull(2, EPOCH, 0, 0, "raw", ((0, 0, ()),)),
     Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),

@@ -47,7 +47,7 @@ MAX_STRANGERS = 4096
 #: Peers who were welcomed, whose connection broke, and who need not say Hello again.
 MAX_RETURNING = 8192
 #: Between two looks at what strangers have sent, in seconds; longer if there are many of them.
-LOOK_S = 0.01
+LOOK_S = 0.005
 #: Between two looks when there is nobody to look at.
 IDLE_S = 1.0
 #: Between two lines of a kind in the log.
@@ -119,6 +119,9 @@ class Door:
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.connect(address)
         self._wake_read, self._wake_write = os.pipe()
+        self._awake = False  # there is a byte in the pipe
+        #: Whether the transport throws away what somebody has sent: it cannot tell who the others are meanwhile.
+        self.behind = False
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
         self._thread.start()
@@ -171,6 +174,13 @@ class Door:
             for descriptor in [d for d, stranger in self._strangers.items() if stranger.suspect]:
                 self._shut(descriptor, TOO_MUCH)
 
+    def fall_behind(self) -> None:
+        """The transport throws away what somebody has sent: until it is done, whoever has sent too much has to go."""
+        with self._lock:
+            self.behind = True
+            self._settle()
+            self._look(time.monotonic())
+
     def is_here(self, peer: Peer) -> bool:
         """Whether a peer has a connection."""
         with self._lock:
@@ -210,15 +220,17 @@ class Door:
         poller = select.poll()
         poller.register(int(self._monitor.FD), select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
-        wait = IDLE_S
         while not self._closing:
-            poller.poll(1000 * wait)
             with self._lock:
+                if self._awake:
+                    os.read(self._wake_read, 1)
+                    self._awake = False
                 begin = time.thread_time()
-                self._settle()
+                self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
                 self._look(time.monotonic())
                 took = time.thread_time() - begin
                 wait = max(LOOK_S, 5 * took) if self._strangers or self._refusing else IDLE_S
+            poller.poll(1000 * wait)
 
     def _settle(self) -> None:
         """Take the monitor's events."""
@@ -244,6 +256,9 @@ class Door:
             return  # it has ended meanwhile
         now = time.monotonic()
         self._strangers[descriptor] = Stranger(address=address, since=now, due=now + PATIENCE_S)
+        if threading.get_ident() != self._thread.ident and not self._awake:
+            self._awake = True  # the event that would have woken the thread was taken from it
+            os.write(self._wake_write, b"x")
         if self._refusing:
             self._shut(descriptor, "there are no descriptors left")
         elif isinstance(address, Credentials) and address.uid not in (0, os.geteuid()):
@@ -281,11 +296,13 @@ class Door:
         suspected = unread = 0
         for descriptor, stranger in list(self._strangers.items()):
             nbytes = _received(descriptor)
-            if now >= stranger.due:
+            if self.behind and nbytes <= stranger.allowed(now):
+                stranger.due = now + PATIENCE_S  # its Hello may have come
+            elif now >= stranger.due:
                 self._shut(descriptor, f"no Hello in {PATIENCE_S:.0f} s")
             elif nbytes > stranger.allowed(now):
                 unread += nbytes
-                if nbytes > MAX_UNREAD_NBYTES or unread > 2 * MAX_UNREAD_NBYTES:
+                if self.behind or nbytes > MAX_UNREAD_NBYTES or unread > 2 * MAX_UNREAD_NBYTES:
                     self._shut(descriptor, TOO_MUCH)
                 suspected += not stranger.suspect
                 stranger.suspect = True

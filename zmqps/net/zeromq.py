@@ -316,7 +316,7 @@ class ZmqTransport:
                             if not _discard(socket):
                                 budget = 0
                                 break
-                            self._overlong.discard(socket)
+                            self._catch_up(socket)
                             continue
                         sender, name = peer, None
                         if not peer:
@@ -345,7 +345,7 @@ class ZmqTransport:
         if descriptor < 0:  # nobody of ours: its door cannot be told from others
             self.counters["strangers_refused"] += 1
             if socket.recv(_DONTWAIT, copy=False).more:
-                self._overlong.add(socket)
+                self._fall_behind(socket)
             return False
         if peer in self._returning:
             self._know(peer, descriptor)
@@ -359,7 +359,7 @@ class ZmqTransport:
             if self._door is not None:
                 self._door.shut(descriptor, TOO_MUCH)
             if frame.more:
-                self._overlong.add(socket)
+                self._fall_behind(socket)
         elif len(frame):
             assert self._deliver is not None
             self._deliver(peer, [frame.buffer])
@@ -418,9 +418,21 @@ class ZmqTransport:
     def _refuse(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         """Throw a message of too many frames away, and whoever sent it."""
         self.counters["overlong"] += 1
-        self._overlong.add(socket)
+        self._fall_behind(socket)
         if self._door is not None:
             self._door.expel(peer, f"it sent a message of more than {MAX_FRAMES} frames")
+
+    def _fall_behind(self, socket: zmq.Socket[bytes]) -> None:
+        """Begin to throw away the rest of a message."""
+        self._overlong.add(socket)
+        if self._door is not None:
+            self._door.fall_behind()
+
+    def _catch_up(self, socket: zmq.Socket[bytes]) -> None:
+        """The rest of a message has been thrown away."""
+        self._overlong.discard(socket)
+        if self._door is not None:
+            self._door.behind = bool(self._overlong)
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
         """Nothing to negotiate; who is welcomed is known from now on."""
