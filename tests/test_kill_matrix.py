@@ -269,9 +269,8 @@ def test_late_a_worker_begins_at_the_current_step_and_early_it_is_not_waited_for
     with zmqps.connect(arena.cluster.address, timeout=PATIENCE) as late:
         params = late.pull(timeout=PATIENCE)  # takes the job as it is
         assert (params.version, params["w"][0]) == (before.version, before["w"][0])
-        step = arena.begin_step()
-        late.push(gradients(THIRD), timeout=PATIENCE)
-        after = arena.finish_step(step, before, FIRST, SECOND, THIRD)
+        late.push(gradients(THIRD), timeout=PATIENCE)  # it is not one of those expected: it counts from here on
+        after = arena.finish_step(arena.begin_step(), before, FIRST, SECOND, THIRD)
         step = arena.begin_step()
         arena.wait_for_arrivals(2)
         late.finish(timeout=PATIENCE)  # it has no more data, and the others are waiting for it

@@ -164,7 +164,7 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
         member.take_job()
         stolen = worker._thread.machine.member.identity.incarnation
         thief = hello("worker", stolen)
-        before, clients = cluster.snapshot(), len(cluster.server._clients)
+        before, clients = cluster.snapshot(), len(cluster.server.clients)
         members = [(server, member.hello(0), TO_SERVER), (coordinator, hello("observer", OBSERVER), TO_COORDINATOR)]
         for seed, (endpoint, greeting, seeds) in enumerate(members):
             dropped = -cluster.num_dropped
@@ -184,7 +184,7 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
         for seed, (endpoint, seeds) in enumerate(strangers):
             flood_by_strangers(endpoint, seeds, count // 4, seed)
             assert cluster.snapshot() == before
-        assert len(cluster.server._clients) <= clients + 1, "who has no ticket is nobody"
+        assert len(cluster.server.clients) <= clients + 1, "who has no ticket is nobody"
         few = clients + 10 + count // 25  # a Hello with a damaged incarnation is somebody new to the coordinator
         assert len(cluster.coordinator.membership.members) <= min(membership.MAX_MEMBERS, few)
         worker.push({"b": np.ones(4), "c": np.ones(3, np.float32)}, timeout=30.0)
@@ -241,7 +241,7 @@ def test_raw_tcp_clients_do_not_disturb_a_live_cluster(cluster: Cluster) -> None
                 client.close()
         np.testing.assert_array_equal(pulled["w"], PARAMETERS["w"])
         assert cluster.snapshot() == before
-        assert len(cluster.server._clients) == 1, "nobody of them is known"
+        assert len(cluster.server.clients) == 1, "nobody of them is known"
         worker.push({"w": PARAMETERS["w"]}, timeout=30.0)
 
 

@@ -123,7 +123,7 @@ def events(close: st.SearchStrategy[Message]) -> st.SearchStrategy[list[Received
 def check_server(events: list[Received | Undecodable]) -> None:
     machine = ready_server()
     for event in events:
-        behind = {who: client.peer for who, client in machine._clients.by_incarnation.items()}
+        behind = {who: client.peer for who, client in machine.clients.by_incarnation.items()}
         before, pushes = values_of(machine), machine.counters().get("pushes", 0)
         answers = sends(machine.handle(event, 1.0))
         machine.validate()
@@ -139,7 +139,7 @@ def check_server(events: list[Received | Undecodable]) -> None:
             assert isinstance(event, Received)
             assert isinstance(event.message, Push)
             assert event.peer in behind.values(), "who pushes has shown a ticket on this connection"
-        now = {who: client.peer for who, client in machine._clients.by_incarnation.items()}
+        now = {who: client.peer for who, client in machine.clients.by_incarnation.items()}
         if now != behind:
             assert isinstance(event, Received)
             [who] = {who for who in {**behind, **now} if behind.get(who) != now.get(who)}
@@ -155,7 +155,7 @@ def check_server(events: list[Received | Undecodable]) -> None:
 
 def check_coordinator(events: list[Received | Undecodable], servers: int, workers: int | None) -> None:
     options = CoordinatorOptions(servers=servers, workers=workers, heartbeat_timeout=3.5)
-    machine = CoordinatorMachine(new_identity("coordinator", incarnation=b"c" * 16), options)
+    machine = CoordinatorMachine(replace(new_identity("coordinator"), incarnation=b"c" * 16), options)
     machine.start(0.0)
     now = 0.0
     for event in events:
@@ -268,7 +268,7 @@ def test_a_server_has_room_for_a_bounded_number_of_clients(monkeypatch: pytest.M
     for i in range(100):  # one incarnation on ever new connections
         machine.handle(Received(b"@again %d" % i, known), 1.0)
         machine.validate()
-    assert len(machine._clients) == 20
+    assert len(machine.clients) == 20
 
 
 def test_a_coordinator_has_room_for_a_bounded_number_of_members(monkeypatch: pytest.MonkeyPatch) -> None:
