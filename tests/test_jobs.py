@@ -105,7 +105,7 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
     with zmqps.LocalCluster(servers=1) as cluster:
         server = psutil.Process(cluster.pids["server-0"])
         after = []
-        for _ in range(3):
+        for _ in range(4):
             with zmqps.connect(cluster.address, job="large", transport="tcp") as worker:
                 worker.init(ones(nbytes // 4), optimizer=zmqps.optim.momentum(0.1))
                 worker.push_pull(ones(nbytes // 4))
@@ -125,7 +125,8 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
                 worker.finish()
             after.append(server.memory_info().rss)
             assert during - after[-1] > nbytes, "values and momentum are twice as many"
-        assert after[-1] - after[0] < nbytes / 4, f"memory grows from job to job: {after}"
+        # the first one may not have touched what every thread of ZeroMQ keeps
+        assert after[-1] - after[1] < nbytes / 4, f"memory grows from job to job: {after}"
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it() -> None:

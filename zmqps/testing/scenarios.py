@@ -33,7 +33,7 @@ KINDS = {
 CALM_S = 8.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """What a seed runs.
 
@@ -93,10 +93,10 @@ def _alike() -> Training:
 
 
 def _scenarios() -> Mapping[str, Scenario]:
-    found = {f"async-{kind}": Scenario(faults, _asynchronous) for kind, faults in KINDS.items()}
+    found = {f"async-{kind}": Scenario(faults=faults, training=_asynchronous) for kind, faults in KINDS.items()}
     for number, (kind, faults) in enumerate(KINDS.items()):
-        found[f"ssp-{kind}"] = Scenario(faults, lambda bound=1 + number % 3: _bounded(bound))  # type: ignore[misc]
-        found[f"sync-{kind}"] = Scenario(faults, _synchronous(retain=number % 3))
+        found[f"ssp-{kind}"] = Scenario(faults=faults, training=lambda bound=1 + number % 3: _bounded(bound))  # type: ignore[misc]
+        found[f"sync-{kind}"] = Scenario(faults=faults, training=_synchronous(retain=number % 3))
     policies = {
         "backup": _synchronous(aggregate=2),
         "several": _synchronous(aggregate=5),
@@ -104,17 +104,19 @@ def _scenarios() -> Mapping[str, Scenario]:
         "fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
         "data": _synchronous(data=DataSpec(name="examples", num_examples=60, range_size=10, passes=2), compute_s=0.5),
     }
-    found |= {f"sync-{name}": Scenario(EVERYTHING, training) for name, training in policies.items()}
+    found |= {f"sync-{name}": Scenario(faults=EVERYTHING, training=training) for name, training in policies.items()}
     for kind, faults in KINDS.items():
-        found[f"jobs-{kind}"] = Scenario(faults, _several, workers=6)
-    found["sync-crowd"] = Scenario(Faults(), lambda: CrowdedTraining(steps=24, plain=True, compute_s=0.5))
-    found["jobs-alike"] = Scenario(EVERYTHING, _alike, workers=4)
-    found["jobs-ended"] = Scenario(LOSS, lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
-    found["sync-data-crashes"] = Scenario(CRASHES, policies["data"])
-    found["sync-backup-stops"] = Scenario(STOPS, policies["backup"])
-    found["async-attacked"] = Scenario(TWISTED, _asynchronous, attacked=True)
-    found["sync-attacked"] = Scenario(TWISTED, _synchronous(), attacked=True)
-    found["jobs-attacked"] = Scenario(EVERYTHING, _several, workers=6, attacked=True)
+        found[f"jobs-{kind}"] = Scenario(faults=faults, training=_several, workers=6)
+    found["sync-crowd"] = Scenario(
+        faults=Faults(), training=lambda: CrowdedTraining(steps=24, plain=True, compute_s=0.5)
+    )
+    found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
+    found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
+    found["sync-data-crashes"] = Scenario(faults=CRASHES, training=policies["data"])
+    found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
+    found["async-attacked"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True)
+    found["sync-attacked"] = Scenario(faults=TWISTED, training=_synchronous(), attacked=True)
+    found["jobs-attacked"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True)
     return found
 
 
