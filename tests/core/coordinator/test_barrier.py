@@ -37,6 +37,7 @@ class Hall:
     def enter(self, name: str, barrier: str = "x", request: int = 1, missing: int = 0) -> list[str | int]:
         """Return what is answered: the words of a `Waiting`, the requests that are released."""
         actions = self.barriers.enter(self.find(name), Enter(request, barrier), missing)
+        actions += self.barriers.release(missing)
         self.barriers.validate()
         assert {step for step in (m.step for m in sent(actions, Released))} <= {CLOCK}
         return [m.text for m in sent(actions, Waiting)] + [m.request for m in sent(actions, Released)]

@@ -310,6 +310,16 @@ def test_no_step_waits_for_who_waits_at_a_barrier_and_it_goes_on_where_the_other
     assert len(sent(cluster.arrive("w1", step + 2), Commit)[0].contributors) == 2, "both are waited for again"
 
 
+def test_a_step_is_over_before_the_barrier_that_makes_it_complete() -> None:
+    cluster = Cluster("s0", "w0", "w1", "w2")
+    cluster.arrive("w0", 0)  # the others have had fewer batches
+    cluster.take("w0", Enter(51, "end"))
+    cluster.take("w1", Enter(51, "end"))
+    actions = cluster.take("w2", Enter(51, "end"))
+    assert [len(commit.contributors) for commit in sent(actions, Commit)] == [1]
+    assert [released.step for released in sent(actions, Released)] == [1, 1, 1]
+
+
 def test_what_a_worker_brought_before_it_entered_a_barrier_counts() -> None:
     cluster = Cluster("s0", "w0", "w1", "w2")
     cluster.arrive("w1", 0)

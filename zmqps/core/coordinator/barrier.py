@@ -65,7 +65,7 @@ class Barriers:
         self._resume = resume
 
     def enter(self, member: MemberInfo, message: Enter, missing: int) -> list[Action]:
-        """A worker enters; ``missing`` are expected and have not joined yet.
+        """A worker enters; ``missing`` are expected and have not joined yet. `release` is to follow.
 
         Raises
         ------
@@ -81,11 +81,11 @@ class Barriers:
         self._of.setdefault(member.incarnation, {})[name] = barrier
         self._pause(member, _reason(barrier))
         if self._complete(barrier, missing):
-            return self._release(barrier)
+            return []  # `release` follows, after the steps that need not wait for who waits here
         return [Send(member.peer, Waiting(message.request, self.waiting_for(barrier, missing, MOST_LOOKED_AT)))]
 
     def release(self, missing: int) -> list[Action]:
-        """Release the barriers that everybody has entered; called when an awaited member has gone."""
+        """Release the barriers that everybody has entered; called when somebody has, or an awaited member has gone."""
         anybody = next(iter(self._awaited()), None) if self.by_name else None
         entered = self._of.get(anybody.incarnation, {}) if anybody else {}  # of no other barrier all are there
         complete = [barrier for barrier in entered.values() if self._complete(barrier, missing)]

@@ -233,8 +233,11 @@ class JobRun:
         """A worker enters a barrier."""
         self.attendance.count(member)
         actions = self.barriers.enter(member, message, self.num_missing)
+        # first the step that is complete without those who wait: behind the barrier it would wait for them again
+        actions += self.steps.advance(self.num_missing, now)
+        actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
-        return [*actions, *self.steps.advance(self.num_missing, now)]
+        return actions
 
     def withdraw(self, member: MemberInfo, message: Withdraw, now: float) -> list[Action]:
         """A member no longer waits for a request."""
