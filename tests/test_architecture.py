@@ -134,6 +134,7 @@ MIRROR_NOTHING = {
     "tests/client/test_cancel.py": "the whole room: what a cancelled wait leaves behind, awaited or not",
     "tests/client/test_defects.py": "end to end: a machine of any node that breaks down",
     "tests/client/test_close.py": "the whole room: what is open after a close, whoever closed",
+    "tests/client/test_dropped.py": "the whole room: what a worker leaves that nobody refers to any more",
     "tests/client/test_forks.py": "the whole room: what a forked child has of its parent's worker",
     "tests/codecs/test_convergence.py": "every codec: training comes as far with it",
     "tests/codecs/test_digits.py": "every codec: training comes as far with it",

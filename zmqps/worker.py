@@ -38,6 +38,10 @@ class Worker(Puller):
     (`ForkedError`): it connects itself. Arrays handed to a push are read
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
+
+    Close it, best as a context manager. One that nobody refers to any more leaves by itself: what is under way has
+    two seconds to complete. A worker whose `init_async` is under way is kept until that is done, at its timeout at the
+    latest. What is still open when the program ends is closed then.
     """
 
     # --- the job ------------------------------------------------------------------------------

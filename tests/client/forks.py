@@ -27,13 +27,19 @@ ONE = {"w": np.ones(1000, np.float32)}
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    begun = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        took = time.monotonic() - begun
-        return f"{type(error).__name__}{'' if took < 0.5 else f' after {took:.1f} s'}"
-    return "returned"
+    """Say how a call ends; what waits does so each time, what is only kept from a processor does not."""
+    for _ in range(3):
+        begun = time.monotonic()
+        try:
+            call()
+        except Exception as error:
+            took = time.monotonic() - begun
+            ended = f"{type(error).__name__}{'' if took < 0.5 else f' after {took:.1f} s'}"
+            if took < 0.5:
+                break
+        else:
+            return "returned"
+    return ended
 
 
 def in_child(worker: zmqps.Worker, aio: zmqps.aio.AsyncWorker, pending: Any, local: Any) -> dict[str, str]:

@@ -283,7 +283,8 @@ class Connection:
         """Leave the cluster and release everything; what is under way fails with `ClosedError`.
 
         When this returns nothing of the worker is open: no socket, no thread, no shared memory but what
-        its arrays still refer to. Any thread may close it, and more than one; a signal handler may, too.
+        its arrays still refer to. And the coordinator knows, unless it has not answered the goodbye within a second.
+        Any thread may close it, and more than one; a signal handler may, too.
 
         Parameters
         ----------

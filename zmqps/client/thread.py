@@ -310,23 +310,21 @@ class SessionThread:
                 future.set_exception(error())
 
     def let_go(self) -> None:
-        """End the thread of a worker that was dropped without a close.
+        """End the thread of a worker that was dropped without a close; what is under way has `FAREWELL_S` to complete.
 
         The main thread waits until the coordinator knows, so that whoever connects in its place does not meet the
-        dropped one. Any other thread must not wait for what it may be holding up.
+        dropped one. Any other thread must not wait for what it may be holding up, nor must an asyncio loop.
         """
         if self._loop is None or self._ended or self.forked:
             return
-        if threading.current_thread() is not threading.main_thread():
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(lambda: self._driver.submit(Stop("dropped")) if self._driver else None)
-            return
-        with suppress(PSError, TimeoutError):
-            self.submit(Finish(0.0, reason="closed"), FAREWELL_S).result(FAREWELL_S)
-        self.stop(FAREWELL_S)
+        with suppress(PSError):
+            finished = self.submit(Finish(0.0, reason="closed"), FAREWELL_S)
+            finished.add_done_callback(lambda _: self._ask_to_stop())
+            if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
+                self._thread.join(2 * FAREWELL_S)  # for what is under way, then for the goodbye's answer
 
     def stop(self, timeout: float) -> bool:
-        """End the thread; whatever waits gets `ClosedError`.
+        """End the thread: whatever waits gets `ClosedError`, the coordinator a goodbye, for whose answer this waits.
 
         Returns
         -------
@@ -335,10 +333,16 @@ class SessionThread:
         """
         self.refuse_in_fork()
         refuse_in_callback()
+        self._ask_to_stop()
+        self._thread.join(min(FAREWELL_S, timeout) / 2)
+        if self._thread.is_alive():
+            self._ask_to_stop()  # once more, which waits for no answer
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _ask_to_stop(self) -> None:
         with suppress(ClosedError):
             self._call_soon(lambda: self._driver.submit(Stop("closed")) if self._driver else None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
 
     # --- forks --------------------------------------------------------------------------------
 

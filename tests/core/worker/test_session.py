@@ -679,7 +679,41 @@ def test_close_fails_what_waits_and_says_goodbye() -> None:
     actions = session.handle(Stop("closed"))
     assert len(sent(actions, Leave)) == 3
     assert isinstance(resolved(actions)[0][1], ClosedError)
-    assert exits_of(actions) == [0]
+    assert exits_of(actions) == [], "the coordinator has not answered"
+    assert exits_of(session.get(Left())) == [0]
+
+
+def test_close_waits_for_the_goodbyes_answer_no_longer_than_it_may() -> None:
+    silent = Session()
+    silent.attach()
+    silent.handle(Stop("closed"))
+    assert exits_of(silent.wait(FAREWELL_S - 0.1)) == []
+    assert exits_of(silent.wait(FAREWELL_S + 0.1)) == [0]
+    impatient = Session()
+    impatient.attach()
+    assert exits_of(impatient.handle(Stop("closed"))) == []
+    assert exits_of(impatient.handle(Stop("closed"))) == [0]
+
+
+@pytest.mark.parametrize("answer", [Shutdown("SIGTERM"), Error.of(0, NotJoinedError("who are you?"))])
+def test_close_does_not_wait_for_a_coordinator_that_will_not_answer(answer: Any) -> None:
+    session = Session()
+    session.attach()
+    session.handle(Stop("closed"))
+    assert exits_of(session.get(answer)) == [0]
+    told = Session()
+    told.attach()
+    told.get(answer)
+    assert exits_of(told.handle(Stop("closed"))) == [0]
+
+
+def test_close_does_not_wait_for_a_coordinator_that_is_lost_or_was_never_heard() -> None:
+    assert exits_of(Session().handle(Stop("closed"))) == [0]
+    session = Session()
+    session.attach()
+    session.wait(12.0)
+    assert session.machine.member.lost
+    assert exits_of(session.handle(Stop("closed"))) == [0]
 
 
 NASTY, SHOWN = "a\n\x1b[2J\u202e", r"a\n\x1b[2J\u202e"

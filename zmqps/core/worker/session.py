@@ -124,6 +124,7 @@ class SessionMachine:
         self._fatal: PSError | None = None
         self._finishing: Finish | None = None
         self._parted = False  # has said goodbye to the servers
+        self._stopping = False
         self._reminder_due: float | None = None
 
     def start(self, now: float) -> list[Action]:
@@ -179,7 +180,7 @@ class SessionMachine:
             withdrawn = event.operation in self.operations and self.transfers.can_withdraw(event.operation)
             return self.resolve(event.operation, event) if withdrawn else []
         if isinstance(event, Stop):
-            return [*self._goodbye(event.reason), *self._fail_all(ClosedError("the worker was closed")), Exit(0, "")]
+            return self._stop(event.reason)
         if isinstance(event, Undecodable):
             return [Log("warning", f"dropped what {event.peer!r} sent: {event.error}")]
         if isinstance(event, Unreachable):
@@ -209,6 +210,8 @@ class SessionMachine:
             self._farewell_due = None
             if self._finishing is not None and not self._finishing.done:
                 actions += self.resolve(self._finishing, None)
+            if self._stopping:
+                actions.append(Exit(0, ""))
         if self._resend_due is not None and now >= self._resend_due:
             self._resend_due = now + RETRY_S if self._unanswered else None
             actions += [Send(COORDINATOR, message) for message in self._unanswered.values()]
@@ -359,6 +362,16 @@ class SessionMachine:
         self._farewell_due = self.now + FAREWELL_S
         return [*farewells, *self.member.leave(reason, self.now)]
 
+    def _stop(self, reason: str) -> list[Action]:
+        """Fail all that waits and say goodbye; exit when that is answered, so that whoever comes next does not meet us.
+
+        At once where no answer can come, and when asked again.
+        """
+        again, self._stopping = self._stopping, True
+        actions = [*self._goodbye(reason), *self._fail_all(ClosedError("the worker was closed"))]
+        awaited = self.member.known and self._farewell_due is not None and not again
+        return actions if awaited else [*actions, Exit(0, "")]
+
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error
         actions: list[Action] = []
@@ -387,6 +400,7 @@ class SessionMachine:
             actions += self.member.leave("closed", now)  # the coordinator waits for it
             actions += self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
         elif isinstance(message, Left):
+            self._farewell_due = None
             if self._finishing is not None and not self._finishing.done:
                 actions += self.resolve(self._finishing, None)
                 actions += self._fail_all(ClosedError("the worker has finished"))
@@ -401,6 +415,8 @@ class SessionMachine:
             operation = self._requests.get(getattr(message, "request", 0))
             if operation is not None:
                 actions += self._answer(operation, message, now)
+        if self._stopping and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
+            actions.append(Exit(0, ""))
         return actions
 
     def _answer(self, operation: Operation, message: Message, now: float) -> list[Action]:
