@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -60,13 +61,18 @@ class Running:
         return self.popen.wait(PATIENCE)
 
     def end(self) -> None:
-        if self.popen.poll() is None:
-            with contextlib.suppress(psutil.Error):
-                for child in psutil.Process(self.pid).children(recursive=True):
-                    child.kill()
-            self.popen.send_signal(signal.SIGKILL)
-            self.popen.wait(PATIENCE)
+        end(self.popen)
         self._pipe.close()
+
+
+def end(popen: subprocess.Popen[Any]) -> None:
+    """Kill a process and what it has started."""
+    if popen.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(popen.pid).children(recursive=True):
+                child.kill()
+        popen.send_signal(signal.SIGKILL)
+        popen.wait(PATIENCE)
 
 
 @pytest.fixture
@@ -88,9 +94,15 @@ def zmqps(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run ``zmqps`` with arguments, in the test's directory, to its end."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "zmqps", *arguments], cwd=tmp_path, env=environment(), capture_output=True,
-            text=True, timeout=PATIENCE,
-        )  # fmt: skip
+        with subprocess.Popen(
+            [sys.executable, "-m", "zmqps", *arguments], cwd=tmp_path, env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ) as popen:  # fmt: skip
+            try:
+                stdout, stderr = popen.communicate(timeout=PATIENCE)
+            except BaseException:
+                end(popen)  # what it has started, too: a node that is still starting would outlast the test
+                raise
+        return subprocess.CompletedProcess(popen.args, popen.returncode, stdout, stderr)
 
     return run

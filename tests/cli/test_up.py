@@ -18,6 +18,8 @@ from zmqps.errors import ConfigurationError
 ANYWHERE = ("--address", "tcp://127.0.0.1:0")
 UP = ("up", *ANYWHERE, "--kernels", "numpy")
 PATIENCE = 20.0
+#: Seconds for a test that starts one cluster: `--timeout` of pytest, in pyproject.toml.
+STARTING = 60.0
 
 
 def processes_of(supervisor: int) -> list[psutil.Process]:
@@ -79,6 +81,7 @@ def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
     assert not state_path(tmp_path).exists()
 
 
+@pytest.mark.timeout(2 * STARTING)  # it starts two clusters
 def test_workers_share_a_secret_for_their_channels(zmqps) -> None:
     script = "echo secret $ZMQPS_CHANNEL_SECRET"
     said = []
