@@ -26,7 +26,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Core: machines that do no IO": {
         "core": "",
-        "core/protocol": "errors codecs",
+        "core/protocol": "errors checks codecs",
         "core/treatments": "errors checks core/protocol",
         "core/job": "errors checks core/protocol core/treatments",
         "core/node": "errors core/protocol",
@@ -45,13 +45,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
         "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
-        "launch": "errors core/coordinator gpu trace nodes",
+        "launch": "errors checks core/coordinator gpu trace nodes",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",
         "stale": "core/treatments",
         "pipeline": "errors checks codecs core/protocol net",
-        "worker": "errors codecs optim core/protocol core/treatments core/job core/worker client",
+        "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client",
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "zmqps": "errors codecs optim core/worker launch data stale pipeline worker aio local",
@@ -135,6 +135,7 @@ MIRROR_NOTHING = {
     "tests/client/test_defects.py": "end to end: a machine of any node that breaks down",
     "tests/client/test_close.py": "the whole room: what is open after a close, whoever closed",
     "tests/client/test_dropped.py": "the whole room: what a worker leaves that nobody refers to any more",
+    "tests/client/test_odd_arguments.py": "the whole public API: what it takes and refuses",
     "tests/client/test_forks.py": "the whole room: what a forked child has of its parent's worker",
     "tests/codecs/test_convergence.py": "every codec: training comes as far with it",
     "tests/codecs/test_digits.py": "every codec: training comes as far with it",

@@ -83,8 +83,13 @@ def whole(
 
 def seconds(label: str, value: object) -> float:
     """Return a timeout: above 0, and maybe infinite."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        return value
+    if isinstance(value, Real) and not isinstance(value, bool):
+        try:
+            plain = float(value)
+            if plain > 0:
+                return plain
+        except OverflowError:  # an int beyond float64
+            pass
     refuse(label, "a number of seconds above 0", value)
 
 
@@ -126,11 +131,17 @@ def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:
 
 def refuse(label: str, allowed: str, value: object, error: Refusal = ConfigurationError) -> NoReturn:
     """Raise the error that says what is allowed and what was given."""
+    raise error(f"{label} must be {allowed}, not {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """Return the start of how a value is written, whatever it is."""
     try:
-        given = reprlib.repr(value)
-    except ValueError:  # Python writes no int of more than 4300 digits
-        given = "one of thousands of digits"
-    raise error(f"{label} must be {allowed}, not {given}")
+        return reprlib.repr(value)
+    except (
+        Exception
+    ):  # Python writes no int of more than 4300 digits, and what an object's own `__repr__` raises is its own
+        return "one of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def _range(at_least: float | None, above: float | None, at_most: float | None, below: float | None) -> str:

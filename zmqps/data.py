@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zmqps import checks
-from zmqps.core.job.data import DataRange, DataSpec
+from zmqps.core.job.data import MAX_EXAMPLES, DataRange, DataSpec
 from zmqps.errors import ConfigurationError
 
 __all__ = ["DataRange", "split"]
@@ -44,9 +44,14 @@ def split(
     -------
     ndarray of int64
     """
-    numbers: dict[str, Any] = {"rank": rank, "num_workers": num_workers, "data_pass": data_pass}
+    numbers: dict[str, Any] = {
+        "num_examples": num_examples,
+        "rank": rank,
+        "num_workers": num_workers,
+        "data_pass": data_pass,
+    }
     for name, value in numbers.items():
-        checks.whole(name, value, 0)
+        checks.whole(name, value, 0, MAX_EXAMPLES)
     if rank >= num_workers:
         raise ConfigurationError(f"ranks of {num_workers} workers are below {num_workers}, not {rank}")
     start, stop = num_examples * rank // num_workers, num_examples * (rank + 1) // num_workers

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.client.connection import DEFAULT_TIMEOUT
 from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
@@ -155,9 +156,12 @@ class Worker(Puller):
     ) -> Future[None]:
         """`init`, as a future."""
         if not isinstance(optimizer, OptimizerSpec):
-            raise ConfigurationError(f"optimizer comes from zmqps.optim, say adam(1e-3); got {optimizer!r}")
+            raise ConfigurationError(f"optimizer comes from zmqps.optim, say adam(1e-3); got {checks.shown(optimizer)}")
         if not isinstance(treatment, Treatment | None):
-            raise ConfigurationError(f"treatment comes from zmqps.stale, say drop(bound=8); got {treatment!r}")
+            raise ConfigurationError(
+                f"treatment comes from zmqps.stale, say drop(bound=8); got {checks.shown(treatment)}"
+            )
+        checks.flag("deterministic", deterministic)
         parameters, values = describe(params, self._handover)
         job = JobSpec(
             parameters=parameters,
@@ -393,7 +397,7 @@ def connect(
         The cluster has a job secret, and this is not it; or the coordinator does not know this one.
     """
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
-    transport = transport or os.environ.get(TRANSPORT_VARIABLE) or "auto"
+    transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
     secret = job_secret or os.environ.get(JOB_SECRET_VARIABLE) or None
     return Worker(
         address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=secret

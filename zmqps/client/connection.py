@@ -64,6 +64,8 @@ class Connection:
         if name is not None:
             checks.name("a worker's name", name)
         check_transport(transport)
+        checks.flag("observer", observer)
+        timeout = checks.seconds("timeout", timeout)
         self.address = address
         self._timeout = timeout
         self._job_name = job
@@ -265,6 +267,7 @@ class Connection:
     def _rejoin(self, timeout: float) -> float:
         """End this life and join as a new incarnation; return how many seconds are left."""
         refuse_in_callback()
+        timeout = checks.seconds("a timeout", timeout)
         ends_at = time.monotonic() + timeout
         before = self._thread
         self._stop(before, "rejoin", timeout)
@@ -303,9 +306,10 @@ class Connection:
         """
         self.refuse_in_fork()
         refuse_in_callback()
+        seconds = checks.seconds("a timeout", self._seconds(timeout))
         with self._lives:
             self._closed = True
-        self._stop(self._thread, "close", self._seconds(timeout))
+        self._stop(self._thread, "close", seconds)
         _open.discard(self)
 
     def _stop(self, thread: SessionThread, operation: str, timeout: float) -> None:

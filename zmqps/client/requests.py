@@ -11,6 +11,7 @@ from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.tensors import Destination, Tables, check_names, flatten, look, plain_ones
 from zmqps.codecs import Codec
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.worker.operations import Attached
@@ -27,6 +28,8 @@ from zmqps.trace.record import watched_coding
 NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 4 << 20
 #: Distinct subsets of the parameters whose message plan is kept.
 MAX_PLANS = 64
+#: More updates than a parameter will ever see, and still what a message can carry.
+MAX_VERSION = (1 << 63) - 1
 
 
 class Params(dict[str, Any]):
@@ -110,7 +113,8 @@ class Requests:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
             raise ConfigurationError("a pull takes at_least or exact, not both")
-        version = at_least if exact is None else exact
+        version = checks.whole("at_least", at_least, 0, MAX_VERSION, optional=True)
+        version = version if exact is None else checks.whole("exact", exact, 0, MAX_VERSION)
         if version is not None:
             version = checks.whole("a version", version, 0)
         if out is not None:
@@ -154,8 +158,8 @@ class Requests:
 
     def push(self, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False) -> Push:
         """Return the transfer of `zmqps.Worker.push`."""
-        if type(examples) is not int or examples < 1:  # else there is nothing to say, in each step
-            examples = checks.whole("examples", examples, 1)
+        if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # else there is nothing to say, in each step
+            examples = checks.whole("examples", examples, 1, MAX_COUNT)
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
         if self.buffers is not None and own:
             plain: Mapping[int, Array] | None = dict(enumerate(self.buffers.flat))
@@ -188,6 +192,9 @@ class Requests:
         copy: bool = True,
     ) -> tuple[Push, Pull, Result]:
         """Return the transfers of `zmqps.Worker.push_pull`, and what makes its result."""
+        if out is not None:
+            checks.mapping("out", out, "names to arrays")
+            checks.mapping("gradients", grads, "names to arrays")
         if out is not None and set(out) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
         push = self.push(grads, examples, codec)
@@ -244,6 +251,11 @@ class Requests:
 
 
 def _several(names: str | Iterable[str] | None) -> list[str] | None:
-    if names is not None and (not isinstance(names, Iterable) or isinstance(names, bytes)):
-        raise ConfigurationError(f"names must be a name or several names, not {names!r:.60}")
-    return None if names is None else [names] if isinstance(names, str) else list(names)
+    if names is None or isinstance(names, str):
+        return None if names is None else [names]
+    try:
+        if not isinstance(names, bytes):
+            return list(names)
+    except TypeError:  # nothing to go through; an array without dimensions only looks like it
+        pass
+    raise ConfigurationError(f"names must be a name or several names, not {checks.shown(names):.60}")

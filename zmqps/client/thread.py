@@ -217,7 +217,7 @@ class SessionThread:
 
     def _submit(self, operation: Operation, timeout: float, entry: Submitted) -> Future[Any]:
         if type(timeout) is not float or not timeout > 0.0:  # else there is nothing to say, in each step
-            checks.seconds("a timeout", timeout)
+            timeout = checks.seconds("a timeout", timeout)
         operation.future = entry
 
         def begin() -> None:
@@ -334,6 +334,7 @@ class SessionThread:
         self.refuse_in_fork()
         refuse_in_callback()
         self._ask_to_stop()
+        timeout = min(timeout, threading.TIMEOUT_MAX)
         self._thread.join(min(FAREWELL_S, timeout) / 2)
         if self._thread.is_alive():
             self._ask_to_stop()  # once more, which waits for no answer

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
 
 Array = Any  # of the device's namespace
@@ -167,13 +168,15 @@ def parse(text: str) -> str:
         It is not one of these.
     """
     kind, colon, number = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if text in ("cpu", "auto"):
-        return text
+    if kind in ("cpu", "auto") and not colon:
+        return kind
     if kind == "cuda" and not colon:
         return "cuda:0"
     if kind == "cuda" and number.isascii() and number.isdigit() and len(number) <= 3:
         return f"cuda:{int(number)}"
-    raise ConfigurationError(f"{text!r:.60} is not a device; write cpu, cuda, cuda:1 or auto (a GPU if one works)")
+    raise ConfigurationError(
+        f"{checks.shown(text):.60} is not a device; write cpu, cuda, cuda:1 or auto (a GPU if one works)"
+    )
 
 
 def open_device(text: str) -> Device | None:

@@ -16,11 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from zmqps import checks
 from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError, ForkedError
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.launch.files import Folder
+from zmqps.launch.logs import LEVELS
 from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
@@ -265,7 +267,7 @@ class LocalCluster:
         directory: str | Path | None = None,
         log_level: str = "info",
     ) -> None:
-        devices = spread(device, servers_per_gpu, visible_gpus() if servers_per_gpu else ())
+        devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
         options = CoordinatorOptions(
             servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
@@ -279,6 +281,9 @@ class LocalCluster:
             device=device,
             memory_nbytes=memory,
         )
+        checks.one_of("log_level", log_level, LEVELS)
+        if not isinstance(directory, str | os.PathLike | None):
+            checks.refuse("directory", "a path or None", directory)
         config = ClusterConfig(
             options=options,
             kernels=kernels,
@@ -289,7 +294,7 @@ class LocalCluster:
             job_secret=secret,
         )
         self._nodes = Nodes(config, self._spawn)
-        self._timeout = timeout
+        self._timeout = checks.seconds("timeout", timeout)
         self._stack = contextlib.ExitStack()
         self._directory = Path(directory) if directory is not None else None
         self._state = "not started"

@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from zmqps import checks
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError
@@ -77,22 +78,24 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
 
 def check_peer(endpoint: object) -> str:
     """Return an endpoint to connect to; raise `ConfigurationError` for any other."""
-    if not isinstance(endpoint, str):
-        raise ConfigurationError(f"{endpoint!r:.60} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
-    check_endpoint(endpoint)
+    endpoint = check_endpoint(endpoint)
     if endpoint.startswith("tcp://") and (urlsplit(endpoint).hostname in (None, "*") or not urlsplit(endpoint).port):
         raise ConfigurationError(f"{endpoint!r} cannot be connected to; write the coordinator's host and port")
     return endpoint
 
 
-def check_endpoint(endpoint: str) -> None:
-    """Raise `ConfigurationError` unless this is an endpoint such as ``tcp://127.0.0.1:5570``."""
+def check_endpoint(endpoint: object) -> str:
+    """Return an endpoint such as ``tcp://127.0.0.1:5570``; raise `ConfigurationError` for anything else."""
+    if not isinstance(endpoint, str):
+        raise ConfigurationError(
+            f"{checks.shown(endpoint):.60} is not an endpoint; write tcp://HOST:PORT or ipc://PATH"
+        )
     scheme, _, rest = endpoint.partition("://")
     try:
         if scheme == "tcp" and rest and urlsplit(endpoint).port is not None:
-            return
+            return endpoint
     except ValueError:
         pass  # a port that is no number, or out of range
     if scheme == "ipc" and rest:
-        return
+        return endpoint
     raise ConfigurationError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")

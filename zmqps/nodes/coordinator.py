@@ -50,8 +50,10 @@ class CoordinatorConfig:
         checks.whole("servers", o.servers, 1)
         checks.whole("workers", o.workers, 1, optional=True)
         checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
-        if not (o.lease >= 0 and o.idle_timeout >= 0):
-            raise ConfigurationError(f"lease ({o.lease}) and idle_timeout ({o.idle_timeout}) must be 0 seconds or more")
+        for label in ("lease", "idle_timeout"):
+            checks.number(label, getattr(o, label), at_least=0)
+        for label in ("heartbeat_interval", "heartbeat_timeout"):
+            checks.number(label, getattr(o, label), above=0)
         if not 0 < o.heartbeat_interval < o.heartbeat_timeout:
             raise ConfigurationError(
                 f"the heartbeat timeout ({o.heartbeat_timeout} s) must exceed the interval ({o.heartbeat_interval} s)"

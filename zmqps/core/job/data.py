@@ -14,6 +14,7 @@ from zmqps.core.protocol.messages import Range, Take
 from zmqps.errors import JobMismatchError
 
 MAX_NAME_CHARS = 200
+MAX_EXAMPLES = (1 << 48) - 1
 
 Number = tuple[int, int]  # pass, and number of the range in it
 
@@ -43,7 +44,7 @@ class DataSpec:
     def __post_init__(self) -> None:
         checks.name("a data set's name", self.name, MAX_NAME_CHARS)
         for what in ("num_examples", "range_size", "passes"):
-            object.__setattr__(self, what, checks.whole(what, getattr(self, what), 1, (1 << 48) - 1))
+            object.__setattr__(self, what, checks.whole(what, getattr(self, what), 1, MAX_EXAMPLES))
         seed = checks.whole("shuffle_seed", self.shuffle_seed, 0, (1 << 63) - 1, optional=True)
         object.__setattr__(self, "shuffle_seed", seed)
 

@@ -19,6 +19,8 @@ from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchEr
 STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 _STORAGE = {name: np.dtype(storage) for name, storage in STORAGE_DTYPES.items()}
 MAX_PARAMETERS = 200_000
+#: Of workers, gradients and clocks; a message carries no larger ones.
+MAX_COUNT = (1 << 32) - 1
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
@@ -109,6 +111,8 @@ class JobSpec:
             if parameter.dtype not in STORAGE_DTYPES:
                 raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(STORAGE_DTYPES))
         checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
+        for label in ("staleness", "aggregate", "workers"):
+            checks.whole(label, getattr(self, label), at_most=MAX_COUNT, optional=True)
         if self.staleness is not None and self.staleness < 0:
             raise ConfigurationError(
                 f"staleness={self.staleness}: pass 0 for synchronous, n for bounded, None for asynchronous training"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.codecs import MIN_NBYTES, Codec, parse
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, ProtocolError
@@ -46,7 +47,9 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     """
     text = codec.spec if isinstance(codec, Codec) else codec
     if not isinstance(text, str):
-        raise ConfigurationError(f"a codec is one of zmqps.codecs or its name, say 'bf16', not {text!r:.60}")
+        raise ConfigurationError(
+            f"a codec is one of zmqps.codecs or its name, say 'bf16', not {checks.shown(text):.60}"
+        )
     try:
         found = named(text)
     except ProtocolError as error:
