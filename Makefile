@@ -159,18 +159,20 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
 	@touch $@
 
-# One file for all supported Pythons; where the packages come from is for each machine to say.
+# One file, and one version of each package, for all supported Pythons; where the packages come from is for each machine
+# to say.
 COMPILE = UV_CUSTOM_COMPILE_COMMAND='make constraints' $(TOOLS)/bin/uv pip compile --quiet --universal \
-  --python-version 3.11 --generate-hashes --no-annotate
+  --python-version 3.11 --fork-strategy fewest --generate-hashes --no-annotate
 
 $(TOOLS)/.installed: constraints-tools.txt
 	@echo 'Installing the tools of the supply chain into $(TOOLS).'
 	@test -x '$(TOOLS)/bin/pip' || '$(PYTHON)' -m venv '$(TOOLS)'
-	$(TOOLS)/bin/python -m pip install --quiet --require-hashes --requirement constraints-tools.txt
+	$(TOOLS)/bin/python -m pip install --quiet --no-compile --require-hashes --requirement constraints-tools.txt
 	@touch $@
 
 ifneq ($(INSTALLED),)
-# The stamp is written last, so an interrupted installation is taken up again by the next target.
+# The stamp is written last, so an interrupted installation is taken up again by the next target. What is never imported
+# need not be compiled, which takes more than all else; comparing the hashes takes next to nothing.
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v '$(PYTHON)' >/dev/null 2>&1 || \
 	  { echo 'No $(PYTHON) here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -181,7 +183,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	         'or use an environment of your own: make VENV= ...' >&2; exit 1; }
 	@echo 'Installing zmqps and its tools into $(VENV); the first time this takes a minute or two.'
 	@test -x '$(VENV)/bin/pip' || '$(PYTHON)' -m venv '$(VENV)'
-	$(PY) -m pip install --quiet --require-hashes --requirement constraints.txt
+	$(PY) -m pip install --quiet --no-compile --require-hashes --requirement constraints.txt
 	$(PY) -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 endif
