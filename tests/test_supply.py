@@ -119,8 +119,14 @@ def test_make_installs_nothing_without_its_hash() -> None:
 DOUBLE = """#!{python}
 import json, sys
 report, kind = sys.argv[sys.argv.index("--output") + 1], {kind!r}
-if kind == "unreachable":
-    sys.exit("ERROR: no route to the database")
+failures = {{
+    "unreachable": "ERROR:pip_audit._cli:Could not connect to PyPI's vulnerability feed",
+    "no proxy": "Traceback (most recent call last):\\nrequests.exceptions.ProxyError: no route to the database",
+    "a crash": "Traceback (most recent call last):\\nKeyError: 'connection'",
+    "a bad option": "pip-audit: error: unrecognized arguments: --connection",
+}}
+if kind in failures:
+    sys.exit(failures[kind])
 open(report, "w").write(json.dumps({{"dependencies": ["CVE-0"] if kind == "found" else []}}))
 sys.exit(kind == "found")
 """
@@ -134,8 +140,11 @@ sys.exit(kind == "found")
         (
             "unreachable",
             0,
-            "audit: skipped for constraints.txt, no vulnerability database can be reached: ERROR: no route",
+            "audit: skipped for constraints.txt, no vulnerability database can be reached: ERROR:pip_audit",
         ),
+        ("no proxy", 0, "no vulnerability database can be reached: requests.exceptions.ProxyError: no route"),
+        ("a crash", 1, "audit: failed for constraints.txt, with exit code 1"),
+        ("a bad option", 1, "unrecognized arguments"),
     ],
 )
 def test_an_audit_fails_for_what_it_finds_and_not_for_what_it_cannot_ask(
