@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from zmqps.cli.main import cli, run
 from zmqps.cli.settings import Setting, Size, read_config
@@ -199,3 +200,11 @@ def test_a_file_that_cannot_be_read_is_one_error(tmp_path: Path, text: str) -> N
     file.write_text(text)
     with pytest.raises(ConfigurationError, match="cannot read"):
         read_config(file, cli)
+
+
+@pytest.mark.parametrize("option", ["--servers", "--workers"])
+@pytest.mark.parametrize("command", ["up", "coordinator"])
+def test_a_number_of_hundreds_of_digits_is_refused_with_the_range(command: str, option: str) -> None:
+    result = CliRunner().invoke(cli, [command, option, "9" * 400])
+    assert result.exit_code == 2
+    assert "1<=x<=65535" in result.output

@@ -20,7 +20,7 @@ from zmqps.launch.logs import set_up_logging
 @settings.cluster_settings
 @setting(
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 65535),
     help="How many workers a job expects; by default whoever comes.",
 )
 @setting("--name", shared=False, help="This node's name in logs and errors.")

@@ -119,7 +119,7 @@ def log_settings(command: F) -> F:
 def cluster_settings(command: F) -> F:
     """Add what a coordinator is told; the defaults are those of `CoordinatorOptions`, which a test compares."""
     options = (
-        setting("--servers", type=click.IntRange(min=1), default=1, help="How many servers make the cluster."),
+        setting("--servers", type=click.IntRange(1, 65535), default=1, help="How many servers make the cluster."),
         setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
         setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
         setting(

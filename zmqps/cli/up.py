@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @settings.cluster_settings
 @setting(
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 65535),
     help="How many workers a job expects; with COMMAND they are started.",
 )
 @setting(
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @settings.device
 @settings.memory
 @setting(
-    "--servers-per-gpu", type=click.IntRange(min=1),
+    "--servers-per-gpu", type=click.IntRange(1, 65535),
     help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
