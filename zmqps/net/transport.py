@@ -32,7 +32,10 @@ class Transport(Protocol):
         """Open a connection in the background to one of the ``endpoint``'s and call it ``peer``."""
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
-        """Queue a message; False if it was dropped because the peer is not connected or not reading."""
+        """Queue a message; False if it was dropped because the peer is not connected or not reading.
+
+        ``readers``: a list for each frame but the first; if there are others, each is of all frames.
+        """
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
         """Return the capabilities to add to the Hello or Welcome that is about to be sent.

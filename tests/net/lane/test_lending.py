@@ -203,6 +203,23 @@ def test_what_a_worker_pushes_is_read_in_its_arena_without_a_loan() -> None:
     with_pair(scenario)
 
 
+def test_a_loan_keeps_only_what_is_lent_and_nothing_that_was_copied() -> None:
+    def scenario(pair: Pair) -> None:
+        values, spare = new_values(pair.server.arenas), np.zeros(SIZE, np.float32)
+        known(pair, values)
+        lent, copied, overflown = [], [], []  # type: ignore[var-annotated]
+        seen: list[Any] = []
+        pair.deliver = lambda peer, frames: seen.append(frames)
+        large = np.zeros(9 * SIZE, np.float32)
+        pair.server.send(WORKER, [b"values", spare, values, large], [copied, lent, overflown])
+        assert [[reader.done for reader in readers] for readers in (copied, lent)] == [[], [False]]
+        assert pair.wires[1].readers[-1] == [overflown], "ZeroMQ reads that one"
+        seen.clear()
+        assert lent[0].done
+
+    with_pair(scenario, ring_nbytes=4 * SIZE * 8)
+
+
 def test_a_message_that_is_not_sent_takes_no_loan() -> None:
     def scenario(pair: Pair) -> None:
         values, readers = new_values(pair.server.arenas), []  # type: ignore[var-annotated]

@@ -396,7 +396,7 @@ def bad_envelopes(good: bytes) -> list[list[bytes]]:
 def test_garbage_in_an_envelope_is_refused_and_changes_nothing(number: int) -> None:
     def scenario(pair: Pair) -> None:
         message = [bytes(frame) for frame in encode(Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", ((0, 0, ()),), [LARGE]))]
-        packed, *_ = pair.lane.pack(message, pair.worker.arenas, lent=False)
+        packed, *_ = pair.lane.pack(message, pair.worker.arenas, ())
         bad = bad_envelopes(packed[0])[number]
         pair.wires[0].send(SERVER, bad, ())
         for frames in pair.inbox:
@@ -428,7 +428,7 @@ def test_any_envelope_is_a_message_or_refused(garbage: bytes, extra: list[bytes]
 
 def test_an_envelope_from_a_peer_without_a_lane_is_refused() -> None:
     def scenario(pair: Pair) -> None:
-        packed, *_ = pair.lane.pack([b"header", LARGE], pair.worker.arenas, lent=False)
+        packed, *_ = pair.lane.pack([b"header", LARGE], pair.worker.arenas, ())
         pair.server.close(0)
         pair.wires[0].send(SERVER, packed, ())
         with pytest.raises(ProtocolError):

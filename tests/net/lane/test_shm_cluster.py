@@ -229,6 +229,24 @@ def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -
         assert [shard.counters["spare_nbytes"] for shard in cluster.shards()] == spare  # type: ignore[attr-defined]
 
 
+def test_one_who_gives_nothing_back_costs_a_server_three_times_its_values_and_no_more() -> None:
+    initial = {name: np.zeros(SLICE, np.float32) for name in "ab"}
+    with (
+        running(num_servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
+        zmqps.connect(cluster.address, transport="shm", timeout=PATIENCE) as worker,
+    ):
+        worker.init(initial, optimizer=zmqps.optim.sgd(1.0))
+        held = []
+        for _ in range(50):
+            held.append(worker.pull(copy=False))
+            worker.push({"b": np.ones(SLICE, np.float32)})  # the other one is lent again and again, where it is
+        (shard,) = cluster.shards()
+        (lane,) = cluster.servers[0]._lanes.values()
+        assert lane.segment.lender.num_loans > 40
+        assert 0 < shard.counters["spare_nbytes"] <= 2 * shard.arena_nbytes
+        assert all((params["b"] == -float(step)).all() for step, params in enumerate(held))
+
+
 def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: Cluster) -> None:
     with zmqps.connect(cluster.address) as worker:
         worker.init(initial(), optimizer=zmqps.optim.sgd(1.0))

@@ -93,8 +93,8 @@ class Returned:
 class Send:
     """Send a message.
 
-    ``readers``: the transport appends a `Reader` to each of these lists if it keeps reading the
-    payload after the send; nobody writes to the payload's buffers before all are done.
+    ``readers``: a list for each of the payload's buffers, or none. The transport appends a `Reader` to
+    those of buffers that it keeps reading after the send; nobody writes to a buffer before all of its are done.
     ``after``: the payload is whole only when this is done, so the message leaves after it, and later
     ones may overtake it.
     """

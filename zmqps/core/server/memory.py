@@ -79,7 +79,7 @@ class Memory(Protocol):
     ) -> Outgoing:
         """Return a payload of the arrays of each part, as they are at this moment.
 
-        ``readers``: of the slices they belong to; a reader appended to them keeps the arrays as they are.
+        ``readers``: a list for each part, of its slice; a reader appended to it keeps the part's arrays as they are.
         """
 
     def counters(self) -> Mapping[str, Any]:
@@ -138,7 +138,10 @@ class HostMemory:
     ) -> Outgoing:
         """Return the arrays themselves; encoded they are a copy, which nobody else reads."""
         if codec is None:
-            return Outgoing(gather([array for pieces in parts for array in pieces]), readers, None)
+            payload = gather([array for pieces in parts for array in pieces])
+            owners = {id(a): watchers for pieces, watchers in zip(parts, readers, strict=True) for a in pieces}
+            # nobody reads a slice that was copied to a buffer with others
+            return Outgoing(payload, [owners.get(id(buffer), []) for buffer in payload], None)
         return Outgoing(self._coding.compress(codec, parts, seed=seed), [], None)
 
     def counters(self) -> Mapping[str, Any]:

@@ -51,8 +51,10 @@ class Packed(NamedTuple):
     """A message on its way through a lane."""
 
     frames: list[Any]
+    readers: Sequence[list[Reader]]  # of those frames
     counts: Counter[str]
     loan: LaneLoan | None
+    borrowers: Sequence[list[Reader]]  # of the frames that are lent
 
 
 class Lane:
@@ -71,7 +73,7 @@ class Lane:
             self.proven = self.segment.ready
         return self.proven and not self.broken
 
-    def pack(self, frames: Sequence[Any], arenas: Arenas, lent: bool) -> Packed:
+    def pack(self, frames: Sequence[Any], arenas: Arenas, readers: Sequence[list[Reader]]) -> Packed:
         """Put the frames into the ring, or refer to them; return what still has to travel.
 
         Parameters
@@ -80,8 +82,8 @@ class Lane:
             The message.
         arenas
             Frames that lie in here may be read where they are.
-        lent
-            They must stay as they are until the other side says so.
+        readers
+            Of each frame but the first, which must stay as it is until the other side says so; none: nobody waits.
 
         Raises
         ------
@@ -90,8 +92,10 @@ class Lane:
         """
         writer, lender = self.segment.writer, self.segment.lender
         base, entries, plain, loan = writer.head, bytearray(), [], None
+        lent, exact = bool(readers), len(readers) == len(frames) - 1
+        borrowers, others = ([], []) if exact else (list(readers), list(readers))
         counts = Counter(lane_frames=0, lane_references=0, lane_overflows=0)
-        for frame in frames[1:]:
+        for i, frame in enumerate(frames[1:]):
             nbytes = memoryview(frame).nbytes
             number, position = PLAIN, 0
             found = arenas.find(frame) if nbytes >= MIN_NBYTES else None
@@ -101,6 +105,8 @@ class Lane:
             if found is not None and known is not None and (loan is not None or not lent):
                 number, position = known, found[1]
                 counts["lane_references"] += 1
+                if exact:  # else a loan would keep what was copied as well: any number of versions, if it never ends
+                    borrowers.append(readers[i])
             elif (put := writer.put(frame)) is not None:
                 number, position = 0, put
                 counts["lane_frames"] += 1
@@ -108,10 +114,12 @@ class Lane:
                 counts["lane_overflows"] += 1
             if number == PLAIN:
                 plain.append(frame)
+                if exact:
+                    others.append(readers[i])
             entries += ENTRY.pack(number, position, nbytes)
         slot, of_loan = (0, 0) if loan is None else (loan.slot, loan.number)
         envelope = ENVELOPE.pack(ENVELOPE_BYTE, VERSION, len(frames) - 1, slot, self.segment.id, base, of_loan)
-        return Packed([b"".join((envelope, entries, frames[0])), *plain], counts, loan)
+        return Packed([b"".join((envelope, entries, frames[0])), *plain], others, counts, loan, borrowers)
 
     def unpack(self, frames: Sequence[Any]) -> list[Any]:
         """Return the message that was packed.
@@ -280,15 +288,15 @@ class LaneTransport:
         head = writer.head
         try:
             # without readers nobody waits for the frames: what a worker pushes it leaves alone until the answer
-            packed = lane.pack(frames, self.arenas, lent=bool(readers))
+            packed = lane.pack(frames, self.arenas, readers)
         except RingError as error:
             log.warning("nothing more goes through the lane with %r: %s", peer, error)
             lane.broken = True  # what comes through it is still understood
             return self._inner.send(peer, frames, readers)
         self.counters.update(packed.counts)
-        sent = self._inner.send(peer, packed.frames, readers if len(packed.frames) > 1 else ())
+        sent = self._inner.send(peer, packed.frames, packed.readers if len(packed.frames) > 1 else ())
         if packed.loan is not None and sent:
-            for watchers in readers:
+            for watchers in packed.borrowers:
                 watchers.append(packed.loan)
         elif packed.loan is not None:
             packed.loan.cancel()
