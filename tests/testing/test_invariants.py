@@ -13,7 +13,7 @@ from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.discards import Discards
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.steps import Steps
-from zmqps.core.protocol.events import Send
+from zmqps.core.protocol.events import Disconnected, Send
 from zmqps.core.protocol.messages import Commit, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
@@ -342,6 +342,17 @@ def test_a_coordinator_that_asks_only_once_for_a_job_to_be_freed(monkeypatch: Pa
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Steps, "settled", True)
     caught("jobs-ended", "steps")
+
+
+# --- connections that break ---------------------------------------------------------------------
+
+
+def test_a_server_that_keeps_the_pulls_of_connections_that_have_ended(monkeypatch: Patch) -> None:
+    def handle(original: Any, server: ServerMachine, event: Any, now: float) -> Any:
+        return [] if isinstance(event, Disconnected) else original(server, event, now)
+
+    wrap(monkeypatch, ServerMachine, "handle", handle)
+    caught("sync-eager", "keeps pulls of peers that are gone")
 
 
 # --- many members -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.training import Training
 
 LOSS = Faults(delay=0.004, loss=0.004)
+BREAKS = Faults(delay=0.004, loss=0.03, crash=0.3)
 TWISTED = Faults(delay=0.01, duplication=0.15, reordering=0.15)
 CRASHES = Faults(delay=0.002, crash=0.4)
 STOPS = Faults(delay=0.002, stop=0.3, stop_s=8.0)
@@ -112,6 +113,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     )
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
+    found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))
     found["sync-data-crashes"] = Scenario(faults=CRASHES, training=policies["data"])
     found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
     found["async-attacked"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True)

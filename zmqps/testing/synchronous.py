@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 
+#: What an eager worker waits for values to come: servers keep its request meanwhile.
+EAGER_S = 1.5
+
+
 @dataclass(kw_only=True)
 class SyncTraining(Training):
     """Workers read, compute and push step by step, in all the ways the public interface has for that.
@@ -47,6 +51,8 @@ class SyncTraining(Training):
         Examples handed out by the coordinator: a step a range, until there are no more.
     plain
         Whether every step is one pull and one push, nothing else.
+    eager
+        Probability that a worker asks for the next values too, before it pushes what makes them.
     compute_s, hiccup
         Seconds that a step computes; probability that it takes `HICCUP_S` more.
     timeout
@@ -63,6 +69,7 @@ class SyncTraining(Training):
     retain: int = 0
     data: DataSpec | None = None
     plain: bool = False
+    eager: float = 0.0
     compute_s: float = 0.02
     hiccup: float = 0.0
     timeout: float = 20.0
@@ -133,6 +140,13 @@ class SyncTraining(Training):
         pull = Pull(cargoes=plan(attached.placement), target=Target(arrays=out))
         yield Exchange(pull=pull), self.timeout
         version = self._check_read(worker, pull, out)
+        if self.eager and simulation.rng.random() < self.eager:
+            following = Pull(cargoes=pull.cargoes, target=Target(arrays=out), version=version + 1)
+            try:
+                yield Exchange(pull=following), EAGER_S
+            except DeadlineError:
+                return  # the others do the same
+            self._check_read(worker, following, out)
         if self.plain or not self.retain or not version or simulation.rng.random() < 0.5:
             return
         older = max(0, version - simulation.rng.randint(1, self.retain))
