@@ -237,6 +237,46 @@ def test_a_message_of_too_many_frames_is_thrown_away_in_portions_and_so_is_its_s
     with_ends(scenario, b"server", b"client")
 
 
+def test_a_message_of_a_known_peer_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "MAX_UNREAD_NBYTES", 8 * MIB)
+
+    async def scenario(server: End) -> None:
+        server.transport.largest_nbytes = lambda: 4 * MIB
+        endpoint = server.transport.bind(ANYWHERE)
+        with RawClient(endpoint) as evil:
+            await known(server, evil, b"evil")
+            before = psutil.Process().memory_info().rss
+            await aside(sends, evil, unended_message())
+            assert evil.is_shut()
+            assert psutil.Process().memory_info().rss - before < 256 * MIB
+            await ended(server, EVIL)
+
+    with_ends(scenario, b"server")
+
+
+def test_one_may_send_any_number_of_messages_and_one_as_large_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "MAX_UNREAD_NBYTES", 2 * MIB)
+    monkeypatch.setattr(door, "LOOK_KNOWN_S", 0.01)
+
+    async def scenario(server: End) -> None:
+        server.transport.largest_nbytes = lambda: 16 * MIB
+        endpoint = server.transport.bind(ANYWHERE)
+        with RawClient(endpoint) as honest:
+            await known(server, honest, b"honest")
+            doubts: list[bytes] = []
+            doubt = server.transport._doubt
+            monkeypatch.setattr(server.transport, "_doubt", lambda peer: (doubts.append(peer), doubt(peer)))
+            for _ in range(60):
+                sending = asyncio.create_task(aside(honest.send, [b"header", *[bytes(MIB)] * 16]))
+                _, frames = await server.receive()
+                assert [len(f) for f in frames] == [6, *[MIB] * 16]
+                await sending
+            assert len(doubts) > 2
+            assert server.gone.empty()
+
+    with_ends(scenario, b"server")
+
+
 @pytest.mark.parametrize("nbytes", [1000, 40_000, 3 * MIB])
 def test_what_waits_for_a_peer_that_never_reads_is_bounded_and_ends_with_it(
     nbytes: int, monkeypatch: pytest.MonkeyPatch

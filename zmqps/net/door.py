@@ -48,8 +48,8 @@ MAX_STRANGERS = 4096
 MAX_RETURNING = 8192
 #: Between two looks at what strangers have sent, in seconds; longer if there are many of them.
 LOOK_S = 0.005
-#: Between two looks when there is nobody to look at.
-IDLE_S = 1.0
+#: The same for what those have sent who were welcomed.
+LOOK_KNOWN_S = 0.1
 #: Between two lines of a kind in the log.
 LOG_S = 10.0
 
@@ -57,6 +57,7 @@ LOG_S = 10.0
 _NOBODY = bytes(16)
 _libc = ctypes.CDLL(None)
 TOO_MUCH = "it sent more than a Hello"
+ENDLESS = "it sent a message that does not end"
 _ACCEPTED, _FAILED, _GONE = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_ACCEPT_FAILED), int(zmq.EVENT_DISCONNECTED)
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # in Linux's `struct tcp_info`
 _CREDENTIALS = struct.Struct("=3i")
@@ -79,6 +80,15 @@ class Stranger:
         return ALLOWANCE_NBYTES + ALLOWANCE_NBYTES_S * (now - self.since) - MESSAGE_NBYTES * self.num_messages
 
 
+@dataclass(slots=True, eq=False)
+class Account:
+    """What has come over the connection of a peer that was welcomed, and when a message of it was last seen."""
+
+    address: Credentials | Address
+    heard_at_nbytes: int = 0  # or when it was doubted
+    doubted: bool = False  # it has sent as much as a message has, and none was looked for since
+
+
 class Door:
     """Watches the connections that a ROUTER accepts.
 
@@ -93,19 +103,30 @@ class Door:
         Called when the connection of a peer that was welcomed has ended, as a rule in the door's thread.
     ask
         Called in the door's thread to have the messages taken that are there, and then `judge` called.
+    doubt
+        Called in the door's thread to have `trust` called at the next message of a peer that was welcomed.
     """
 
-    def __init__(self, router: zmq.Socket[bytes], gone: Callable[[Peer], None], ask: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        gone: Callable[[Peer], None],
+        ask: Callable[[], None],
+        doubt: Callable[[Peer], None],
+    ) -> None:
         self.counters = {"connections_shut": 0, "accepts_failed": 0}
         self.max_strangers = _max_strangers()
+        self.max_unread_nbytes = MAX_UNREAD_NBYTES  # of a peer that was welcomed
         self._gone = gone
         self._ask = ask
+        self._doubt = doubt
         self._router = router
         self._lock = threading.RLock()
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
         self._peers: dict[int, Peer] = {}  # by descriptor: those who were welcomed
         self._descriptors: dict[Peer, int] = {}
-        self._addresses: dict[int, Credentials | Address] = {}  # of those
+        self._accounts: dict[int, Account] = {}  # of those
+        self._look_at = 0.0  # at those, again
         self._early: set[int] = set()  # welcomed before the monitor has told of them
         self._logged: dict[str, float] = {}
         # descriptors for the time when there are no more: one to look at a connection, one that is let go
@@ -119,10 +140,10 @@ class Door:
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.connect(address)
         self._wake_read, self._wake_write = os.pipe()
-        self._awake = False  # there is a byte in the pipe
         #: Whether the transport throws away what somebody has sent: it cannot tell who the others are meanwhile.
         self.behind = False
         self._closing = False
+        self._resting = False  # the thread, for longer than it may while there are strangers
         self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
         self._thread.start()
 
@@ -151,11 +172,11 @@ class Door:
                 return True
             stranger = self._strangers.pop(descriptor, None)
             if stranger is not None:
-                self._addresses[descriptor] = stranger.address
+                self._accounts[descriptor] = Account(stranger.address)
             elif descriptor not in self._peers:
                 try:
                     with _borrowed(descriptor) as connection:
-                        self._addresses[descriptor] = _address(connection)
+                        self._accounts[descriptor] = Account(_address(connection))
                 except OSError:
                     return False
                 self._early.add(descriptor)
@@ -180,6 +201,14 @@ class Door:
             self.behind = True
             self._settle()
             self._look(time.monotonic())
+
+    def trust(self, peer: Peer) -> None:
+        """A message of a peer that was doubted is here: so it does end them."""
+        with self._lock:
+            descriptor = self._descriptors.get(peer, -1)
+            account = self._accounts.get(descriptor)
+            if account is not None:
+                account.heard_at_nbytes, account.doubted = _received(descriptor), False
 
     def is_here(self, peer: Peer) -> bool:
         """Whether a peer has a connection."""
@@ -222,15 +251,14 @@ class Door:
         poller.register(self._wake_read, select.POLLIN)
         while not self._closing:
             with self._lock:
-                if self._awake:
-                    os.read(self._wake_read, 1)
-                    self._awake = False
                 begin = time.thread_time()
                 self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
                 self._look(time.monotonic())
                 took = time.thread_time() - begin
-                wait = max(LOOK_S, 5 * took) if self._strangers or self._refusing else IDLE_S
-            poller.poll(1000 * wait)
+                self._resting = not self._strangers and not self._refusing
+                wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * took)
+            if any(descriptor == self._wake_read for descriptor, _ in poller.poll(1000 * wait)):
+                os.read(self._wake_read, 1)
 
     def _settle(self) -> None:
         """Take the monitor's events."""
@@ -256,8 +284,8 @@ class Door:
             return  # it has ended meanwhile
         now = time.monotonic()
         self._strangers[descriptor] = Stranger(address=address, since=now, due=now + PATIENCE_S)
-        if threading.get_ident() != self._thread.ident and not self._awake:
-            self._awake = True  # the event that would have woken the thread was taken from it
+        if self._resting:  # another thread may have taken the event, and with it what would have woken this one
+            self._resting = False
             os.write(self._wake_write, b"x")
         if self._refusing:
             self._shut(descriptor, "there are no descriptors left")
@@ -274,7 +302,7 @@ class Door:
             self._gone(peer)
 
     def _forget(self, descriptor: int) -> None:
-        self._addresses.pop(descriptor, None)
+        self._accounts.pop(descriptor, None)
         peer = self._peers.pop(descriptor, None)
         if peer is not None:
             del self._descriptors[peer]
@@ -308,6 +336,10 @@ class Door:
                 stranger.suspect = True
         if suspected:
             self._ask()
+        if now >= self._look_at:
+            begin = time.thread_time()
+            self._look_at_known()
+            self._look_at = now + max(LOOK_KNOWN_S, 20 * (time.thread_time() - begin))
         if self._refusing and self._spare is None:
             try:
                 self._spare = os.dup(self._null)
@@ -316,9 +348,21 @@ class Door:
                 if self._strangers:
                     self._shut(next(iter(self._strangers)), "there are no descriptors left")
 
+    def _look_at_known(self) -> None:
+        """Shut peers that go on and on without an end of a message, all of which ZeroMQ would keep."""
+        for descriptor, account in list(self._accounts.items()):
+            nbytes = _received(descriptor)
+            if nbytes - account.heard_at_nbytes <= self.max_unread_nbytes:
+                continue
+            if account.doubted:
+                self._shut(descriptor, ENDLESS)
+            else:
+                account.heard_at_nbytes, account.doubted = nbytes, True
+                self._doubt(self._peers[descriptor])
+
     def _shut(self, descriptor: int, why: str) -> None:
-        stranger = self._strangers.pop(descriptor, None)
-        address = self._addresses.get(descriptor) if stranger is None else stranger.address
+        known = self._strangers.pop(descriptor, None) or self._accounts.get(descriptor)
+        address = None if known is None else known.address
         try:
             os.dup2(descriptor, self._held, inheritable=False)  # so that it stays the same one meanwhile
             with _borrowed(self._held) as connection:

@@ -21,7 +21,7 @@ from zmqps.core.protocol.wire import (
     MAX_STRANGE_HEADER_NBYTES,
 )
 from zmqps.errors import AddressInUseError, ConfigurationError
-from zmqps.net.door import MAX_RETURNING, PATIENCE_S, TOO_MUCH, Door
+from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.ports import owner_of
 from zmqps.net.transport import INBOUND, Deliver
@@ -170,6 +170,8 @@ class ZmqTransport:
     def __init__(self, io_threads: int = 1, *, arrays: bool = True) -> None:
         keep_freed_memory()
         self._arrays = arrays
+        #: Returns the bytes of the largest array message that anybody may send; asked in the loop's thread.
+        self.largest_nbytes: Callable[[], int] = lambda: MAX_FRAMES * MAX_FRAME_NBYTES if arrays else 0
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
         self._router: zmq.Socket[bytes] | None = None
@@ -177,6 +179,7 @@ class ZmqTransport:
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
         self._known: dict[Peer, None] = {}  # those who were welcomed and are connected
+        self._doubted: set[Peer] = set()  # those of them of whom the door wants to hear when there is a message
         self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
         self._current: tuple[Peer, int] = b"", -1  # who is being listened to before it is known, and its connection
         self._backlogs: dict[Peer, Backlog] = {b"": Backlog()}  # one for each who is known, one for all others
@@ -214,7 +217,8 @@ class ZmqTransport:
         router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
         _limit(router, self._arrays)
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
-            self._door = Door(router, self._ended, self._asked)
+            self._door = Door(router, self._ended, self._asked, self._told)
+            self._set_bound()
         self._add(b"", router)
         return router
 
@@ -285,7 +289,7 @@ class ZmqTransport:
             return False
         if self._door is not None:
             assert backlog.stuck_since is not None
-            if peer not in self._known:
+            if peer not in self._backlogs:
                 self._door.shut(self._current[1], "it does not read what it has asked for")
             elif now >= backlog.stuck_since + STUCK_S:
                 self._door.expel(peer, "it does not read what it has asked for")
@@ -341,6 +345,9 @@ class ZmqTransport:
 
     def _let_in(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> bool:
         """Whether to go on with a message that does not come from a known peer; what is short is delivered here."""
+        if peer in self._doubted:
+            self._trust(peer)
+            return True
         descriptor = _descriptor(name)
         if descriptor < 0:  # nobody of ours: its door cannot be told from others
             self.counters["strangers_refused"] += 1
@@ -375,6 +382,22 @@ class ZmqTransport:
         if self._door is None and len(self._known) > MAX_RETURNING:  # nobody says who has gone
             self._forget(next(iter(self._known)))
 
+    def _doubt(self, peer: Peer) -> None:
+        self._set_bound()
+        if peer in self._known:
+            del self._known[peer]  # so that its next message is seen, and those of others cost nothing
+            self._doubted.add(peer)
+
+    def _trust(self, peer: Peer) -> None:
+        if peer in self._doubted and self._door is not None:
+            self._doubted.discard(peer)
+            self._known[peer] = None
+            self._door.trust(peer)
+
+    def _set_bound(self) -> None:
+        if self._door is not None:
+            self._door.max_unread_nbytes = MAX_UNREAD_NBYTES + 2 * self.largest_nbytes()
+
     def _welcome_back(self, peer: Peer, name: zmq.Frame) -> None:
         self._know(peer, _descriptor(name))
 
@@ -391,6 +414,12 @@ class ZmqTransport:
             with contextlib.suppress(RuntimeError):  # the loop has ended as well
                 self._loop.call_soon_threadsafe(self._gone, peer)
 
+    def _told(self, peer: Peer) -> None:
+        """Somebody has sent much; called by the door."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._doubt, peer)
+
     def _asked(self) -> None:
         """Somebody may be a stranger only because nobody has looked; called by the door."""
         if self._loop is not None:
@@ -399,7 +428,8 @@ class ZmqTransport:
 
     def _judge(self) -> None:
         self._drain()
-        if self._scheduled and self._loop is not None:
+        # while a message is thrown away nobody else can be heard: then a member has to come once more
+        if self._scheduled and not self._overlong and self._loop is not None:
             self._loop.call_soon(self._judge)  # there is more
         elif self._door is not None:
             self._door.judge()
@@ -409,6 +439,7 @@ class ZmqTransport:
         if self._scheduled and self._loop is not None:
             self._loop.call_soon(self._gone, peer)  # there is more
             return
+        self._trust(peer)
         if peer not in self._known or self._door is None or self._door.is_here(peer):
             return  # it has come back already
         self._forget(peer)
@@ -436,6 +467,8 @@ class ZmqTransport:
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
         """Nothing to negotiate; who is welcomed is known from now on."""
+        self._trust(peer)
+        self._set_bound()
         if peer.startswith(INBOUND) and peer not in self._known:
             self._know(peer, self._current[1] if self._current[0] == peer else -1)
         return ()
@@ -445,6 +478,7 @@ class ZmqTransport:
 
     def facts(self) -> Mapping[str, Any]:
         """Nothing but the counters."""
+        self._set_bound()  # as often as heartbeats are
         return {**self.counters, **(self._door.counters if self._door is not None else {})}
 
     def close(self, linger: float) -> None:

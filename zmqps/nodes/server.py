@@ -210,7 +210,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     if streams is not None:
         streams.enter()
         log.info("computing on %s", streams.device.name)
-    transport = LaneTransport(ZmqTransport(IO_THREADS))
+    sockets = ZmqTransport(IO_THREADS)
+    transport = LaneTransport(sockets)
     try:
         endpoint = advertised = transport.bind(config.bind)
         if endpoint.startswith("tcp://") and (local := new_local_endpoint()):
@@ -228,6 +229,12 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
     machine = ServerMachine(identity, config.coordinator, build, available_nbytes)
+
+    def largest_nbytes() -> int:
+        shards = [tenant.shard for tenant in machine.tenants.values() if tenant.shard is not None]
+        return max((shard.placement.nbytes(shard.index) for shard in shards), default=0)
+
+    sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
     driver = Driver(*watch(machine, transport, identity), log)
     return await run_node(driver, endpoint, parent_fd)
 
