@@ -241,9 +241,8 @@ def test_stopped_and_continued_a_worker_is_told_that_it_was_evicted_and_rejoins(
     assert victim.ask("rejoin")["rank"] == victim.rank
     rejoined = victim.ask("pull", 0)
     assert (rejoined["version"], rejoined["value"]) == (after.version, pytest.approx(after["w"][0]))
-    step = arena.begin_step()
-    victim.ask("push", THIRD)
-    arena.finish_step(step, after, FIRST, SECOND, THIRD)
+    victim.ask("push", THIRD)  # it has taken the job as it is: it counts from here on
+    arena.finish_step(arena.begin_step(), after, FIRST, SECOND, THIRD)
 
 
 def test_restarted_under_its_name_a_worker_is_another_one(arena: Arena, victim: Victim) -> None:

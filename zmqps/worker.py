@@ -398,7 +398,7 @@ def connect(
     """
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
-    secret = job_secret or os.environ.get(JOB_SECRET_VARIABLE) or None
+    secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret
     return Worker(
         address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=secret
     )

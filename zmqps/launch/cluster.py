@@ -272,8 +272,9 @@ class LocalCluster:
             servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
         )  # fmt: skip
+        # what is wrong with them is said here, not by a process
+        CoordinatorConfig(options=options, job_secret=job_secret)
         secret = None if job_secret is None else Path(job_secret)
-        CoordinatorConfig(options=options, job_secret=secret)  # what is wrong with them is said here, not by a process
         ServerConfig(
             coordinator="tcp://127.0.0.1:1",
             kernels=kernels,

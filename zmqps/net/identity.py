@@ -48,10 +48,12 @@ def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
     """
     if path is None:
         return b""
+    if not isinstance(path, str | os.PathLike):
+        checks.refuse("job_secret", "a path", path)
     try:
         secret = Path(path).read_bytes().strip()
-    except (OSError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"cannot read the job secret {path!r:.200}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the job secret {str(path)!r:.200}: {error}") from None
     if not MIN_SECRET_NBYTES <= len(secret) <= MAX_SECRET_NBYTES:
         raise ConfigurationError(
             f"the job secret in {str(path)!r} has {len(secret)} bytes; take {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES} "

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -41,7 +41,7 @@ class CoordinatorConfig:
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     name: str | None = None
     insecure: bool = False
-    job_secret: Path | None = None
+    job_secret: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         check_bind(self.bind, insecure=self.insecure)
