@@ -45,7 +45,7 @@ rss = lambda: psutil.Process().memory_info().rss
 blocks, between = [], []
 for _ in range(50):
     blocks.append(np.ones(1 << 20, np.float32))
-    between.append(bytes(5000))
+    between.append(bytes(1 << 20))  # as large as no hole that there may be below
 before = rss()
 blocks.clear()
 kept = before - rss()
