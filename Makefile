@@ -63,8 +63,8 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 	$(PY) -m ruff check --fix --exit-zero .
 	$(PY) -m ruff format .
 
-test: $(INSTALLED) ## the default test suite, on up to four cores
-	$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile
+test: $(INSTALLED) ## the default test suite, in three processes: tests wait more than they compute
+	$(PY) -m pytest --numprocesses 3 --dist loadfile
 
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -328,7 +329,9 @@ def test_a_node_without_descriptors_says_so_and_neither_spins_nor_locks_anybody_
         try:
             assert node.stdout is not None
             endpoint = next(re.findall(r"tcp://[\d.:]+", line)[0] for line in node.stdout if "tcp://" in line)
+            node.send_signal(signal.SIGSTOP)  # so that all are there before the first of them is shut
             crowd = [stack.enter_context(RawClient(endpoint)) for _ in range(100)]
+            node.send_signal(signal.SIGCONT)
             assert crowd[0].is_shut()
             process = psutil.Process(node.pid)
             before = sum(process.cpu_times()[:2])
@@ -336,6 +339,7 @@ def test_a_node_without_descriptors_says_so_and_neither_spins_nor_locks_anybody_
                 assert ask_status(endpoint, timeout=PATIENCE)["state"] == "waiting for servers"
             assert sum(process.cpu_times()[:2]) - before < 1.0
         finally:
+            node.send_signal(signal.SIGCONT)
             node.terminate()
             output, _ = node.communicate(timeout=PATIENCE)
         assert output.count("raise the limit with `ulimit -n`") == 1
