@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,9 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
                 worker.finish()
             after.append(server.memory_info().rss)
             assert during - after[-1] > nbytes, "values and momentum are twice as many"
-        # the first one may not have touched what every thread of ZeroMQ keeps
-        assert after[-1] - after[1] < nbytes / 4, f"memory grows from job to job: {after}"
+        # a thread of ZeroMQ may once come to keep some frames more; what is lost with each job is lost in all of them
+        grown = sorted(late - early for early, late in pairwise(after))
+        assert grown[1] < nbytes / 16, f"memory grows from job to job: {after}"
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it() -> None:
