@@ -50,6 +50,8 @@ MAX_RETURNING = 8192
 LOOK_S = 0.005
 #: The same for what those have sent who were welcomed.
 LOOK_KNOWN_S = 0.1
+#: What has come so long before, ZeroMQ has read and handed on, and a loop that was asked to look has seen.
+SUSPECT_S = 0.05
 #: Between two lines of a kind in the log.
 LOG_S = 10.0
 
@@ -73,7 +75,7 @@ class Stranger:
     since: float
     due: float  # when its patience is over
     num_messages: int = 0
-    suspect: bool = False  # it has sent more, if it is a stranger still: its messages have to be looked at first
+    suspect_since: float | None = None  # it has sent more, if it is a stranger still: its messages are looked at first
 
     def allowed(self, now: float) -> float:
         """Return how many bytes it may have sent."""
@@ -192,7 +194,9 @@ class Door:
         """All that has come was taken: who is a stranger still, and has sent too much, has to go."""
         with self._lock:
             self._settle()
-            for descriptor in [d for d, stranger in self._strangers.items() if stranger.suspect]:
+            now = time.monotonic()
+            suspects = [(d, s.suspect_since) for d, s in self._strangers.items() if s.suspect_since is not None]
+            for descriptor in [d for d, since in suspects if now >= since + SUSPECT_S]:
                 self._shut(descriptor, TOO_MUCH)
 
     def fall_behind(self) -> None:
@@ -332,8 +336,8 @@ class Door:
                 unread += nbytes
                 if self.behind or nbytes > MAX_UNREAD_NBYTES or unread > 2 * MAX_UNREAD_NBYTES:
                     self._shut(descriptor, TOO_MUCH)
-                suspected += not stranger.suspect
-                stranger.suspect = True
+                suspected += 1
+                stranger.suspect_since = now if stranger.suspect_since is None else stranger.suspect_since
         if suspected:
             self._ask()
         if now >= self._look_at:
