@@ -20,7 +20,7 @@ STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float
 _STORAGE = {name: np.dtype(storage) for name, storage in STORAGE_DTYPES.items()}
 MAX_PARAMETERS = 200_000
 #: Of workers, gradients and clocks; a message carries no larger ones.
-MAX_COUNT = (1 << 32) - 1
+MAX_COUNT = (1 << 63) - 1
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
