@@ -138,9 +138,8 @@ def shown(value: object) -> str:
     """Return the start of how a value is written, whatever it is."""
     try:
         return reprlib.repr(value)
-    except (
-        Exception
-    ):  # Python writes no int of more than 4300 digits, and what an object's own `__repr__` raises is its own
+    except Exception:
+        # Python writes no int of more than 4300 digits, and what an object's own `__repr__` raises is its own
         return "one of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 

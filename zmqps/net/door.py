@@ -81,6 +81,10 @@ class Stranger:
         """Return how many bytes it may have sent."""
         return ALLOWANCE_NBYTES + ALLOWANCE_NBYTES_S * (now - self.since) - MESSAGE_NBYTES * self.num_messages
 
+    def is_suspect(self, now: float) -> bool:
+        """Whether its messages, once all that has come was taken, can be no excuse any more."""
+        return self.suspect_since is not None and now >= self.suspect_since + SUSPECT_S
+
 
 @dataclass(slots=True, eq=False)
 class Account:
@@ -195,8 +199,7 @@ class Door:
         with self._lock:
             self._settle()
             now = time.monotonic()
-            suspects = [(d, s.suspect_since) for d, s in self._strangers.items() if s.suspect_since is not None]
-            for descriptor in [d for d, since in suspects if now >= since + SUSPECT_S]:
+            for descriptor in [d for d, stranger in self._strangers.items() if stranger.is_suspect(now)]:
                 self._shut(descriptor, TOO_MUCH)
 
     def fall_behind(self) -> None:
@@ -325,7 +328,7 @@ class Door:
 
     def _look(self, now: float) -> None:
         """Shut strangers that have taken too long or sent too much."""
-        suspected = unread = 0
+        suspected, unread = False, 0
         for descriptor, stranger in list(self._strangers.items()):
             nbytes = _received(descriptor)
             if self.behind and nbytes <= stranger.allowed(now):
@@ -336,8 +339,9 @@ class Door:
                 unread += nbytes
                 if self.behind or nbytes > MAX_UNREAD_NBYTES or unread > 2 * MAX_UNREAD_NBYTES:
                     self._shut(descriptor, TOO_MUCH)
-                suspected += 1
-                stranger.suspect_since = now if stranger.suspect_since is None else stranger.suspect_since
+                elif stranger.suspect_since is None:
+                    stranger.suspect_since = now
+                suspected |= stranger.is_suspect(now)
         if suspected:
             self._ask()
         if now >= self._look_at:

@@ -217,7 +217,12 @@ class ZmqTransport:
         router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
         _limit(router, self._arrays)
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
-            self._door = Door(router, self._ended, self._asked, self._told)
+            self._door = Door(
+                router,
+                gone=lambda peer: self._soon(self._gone, peer),
+                ask=lambda: self._soon(self._judge),
+                doubt=lambda peer: self._soon(self._doubt, peer),
+            )
             self._set_bound()
         self._add(b"", router)
         return router
@@ -383,6 +388,7 @@ class ZmqTransport:
             self._forget(next(iter(self._known)))
 
     def _doubt(self, peer: Peer) -> None:
+        """Somebody has sent much."""
         self._set_bound()
         if peer in self._known:
             del self._known[peer]  # so that its next message is seen, and those of others cost nothing
@@ -408,25 +414,14 @@ class ZmqTransport:
         if len(self._returning) > MAX_RETURNING:
             self._returning.popitem(last=False)
 
-    def _ended(self, peer: Peer) -> None:
-        """A connection has ended; called by the door."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended as well
-                self._loop.call_soon_threadsafe(self._gone, peer)
-
-    def _told(self, peer: Peer) -> None:
-        """Somebody has sent much; called by the door."""
+    def _soon(self, do: Callable[..., None], *arguments: Peer) -> None:
+        """Do something in the loop's thread; what the door calls from its own."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._doubt, peer)
-
-    def _asked(self) -> None:
-        """Somebody may be a stranger only because nobody has looked; called by the door."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._judge)
+                self._loop.call_soon_threadsafe(do, *arguments)
 
     def _judge(self) -> None:
+        """Somebody may be a stranger only because nobody has looked."""
         self._drain()
         # while a message is thrown away nobody else can be heard: then a member has to come once more
         if self._scheduled and not self._overlong and self._loop is not None:
@@ -435,6 +430,7 @@ class ZmqTransport:
             self._door.judge()
 
     def _gone(self, peer: Peer) -> None:
+        """A connection has ended."""
         self._drain()  # what it has said before
         if self._scheduled and self._loop is not None:
             self._loop.call_soon(self._gone, peer)  # there is more

@@ -334,9 +334,8 @@ class CoordinatorMachine:
         if run is None:
             self._discards.leave(member)
         else:
-            if (
-                how != "lost" and member.incarnation in run.startup.told
-            ):  # else servers hear of the loss, or never knew it
+            # of a loss the servers hear anyhow, and of others they never knew
+            if how != "lost" and member.incarnation in run.startup.told:
                 there = [server for server in run.startup.servers if server.incarnation in self.membership.members]
                 actions += [Send(server.peer, Departed(member.incarnation)) for server in there]
             actions += run.depart(member, how, now, error)
