@@ -135,6 +135,19 @@ def test_a_static_split_gives_each_rank_its_part() -> None:
             split(10, rank, workers)  # type: ignore[arg-type]
 
 
+def test_who_joins_before_the_workers_and_idles_takes_no_part_from_them() -> None:
+    with InProcessCluster(workers=2) as cluster, zmqps.connect(cluster.address, name="idle") as idle:
+        with zmqps.connect(cluster.address) as one, zmqps.connect(cluster.address) as other:
+            assert (idle.rank, one.rank, other.rank) == (0, 1, 2)
+            inits = [w.init_async({"w": np.ones(3, "f4")}, optimizer=zmqps.optim.sgd(0.1)) for w in (one, other)]
+            for init in inits:
+                init.result(20.0)
+            parts = [split(9, worker.rank, worker.num_workers).tolist() for worker in (one, other)]
+            assert sorted([*parts[0], *parts[1]]) == list(range(9))
+            ranks = {m["rank"]: m["name"] for m in cluster.status()["members"] if m["role"] == "worker"}
+            assert ranks[2] == "idle"
+
+
 def test_the_old_names_still_work_and_name_the_new_ones(cluster: InProcessCluster) -> None:
     with pytest.warns(DeprecationWarning, match=r"^zmqps\.data\.DataShard is now zmqps\.data\.DataRange$"):
         assert zmqps.data.DataShard is DataRange

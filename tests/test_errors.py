@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import zmqps.errors
-from zmqps.core.protocol.messages import MAX_FACT_CHARS, MAX_FACTS, Error
+from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS
+from zmqps.core.protocol.messages import Error
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import BY_CODE, DeadlineError, LimitError, PSError, UnknownParameterError, from_wire, printable
 

@@ -13,6 +13,7 @@ import zmq
 
 import zmqps
 from tests.fuzz.cluster import hello
+from tests.inprocess import InProcessCluster
 from zmqps.core.protocol.messages import Error, Leave, Left, Load, Message, Pull, Push, Welcome
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import IdentityError, NotJoinedError
@@ -51,9 +52,9 @@ def stranger(endpoint: str, routing_id: bytes = b"") -> Iterator[Stranger]:
 
 
 @contextmanager
-def training() -> Iterator[tuple[zmqps.LocalCluster, zmqps.Worker, str, bytes, bytes]]:
+def training() -> Iterator[tuple[InProcessCluster, zmqps.Worker, str, bytes, bytes]]:
     """Run a cluster and a worker; yield both, the server's endpoint, and the incarnations of server and worker."""
-    with zmqps.LocalCluster(servers=1, kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(heartbeat_interval=0.2) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
         machine = worker._thread.machine
         (link,) = machine.transfers.links
@@ -138,7 +139,7 @@ def test_a_worker_with_a_job_secret_takes_no_coordinator_that_does_not_know_it(t
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef\n")
     with (
-        zmqps.LocalCluster(servers=1, kernels="numpy") as cluster,
+        InProcessCluster() as cluster,
         pytest.raises(IdentityError, match="does not show that it knows the job secret"),
     ):
         zmqps.connect(cluster.address, job_secret=secret)

@@ -1,10 +1,14 @@
-"""Several jobs on one cluster of real processes: at once, one after the other, refused, ended, and left alone."""
+"""Several jobs on one cluster, of processes where memory and logs matter: at once, in turn, refused, left alone."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import stat
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +16,13 @@ import psutil
 import pytest
 
 import zmqps
+from tests.attack.stranger import Stranger
+from tests.inprocess import InProcessCluster
 from zmqps.cli.main import run as run_cli
 from zmqps.core.protocol import exits
+from zmqps.core.protocol.guard import end_guard
+from zmqps.core.protocol.messages import EndJob, Error, JobEnded
+from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import end_job
 
 SGD = zmqps.optim.sgd(1.0)
@@ -91,7 +100,7 @@ def test_the_same_model_again_starts_from_its_new_values_and_a_job_left_alone_go
 
 
 def test_the_cells_of_a_notebook_can_be_changed_and_run_again_without_a_close() -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with InProcessCluster() as cluster:
         for size in (3, 5, 8):  # the same name is bound to a new worker, and the old one is nobody's any more
             worker = zmqps.connect(cluster.address)
             worker.init(ones(size), optimizer=SGD)
@@ -148,7 +157,7 @@ def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it
 
 
 def test_jobs_are_listed_and_ended_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with InProcessCluster() as cluster:
         where = ["jobs", "--coordinator", cluster.address]
         assert run_cli(where) == exits.OK
         assert "no job has begun yet" in capsys.readouterr().out
@@ -180,7 +189,7 @@ def test_jobs_are_listed_and_ended_from_the_command_line(capsys: pytest.CaptureF
 
 
 def test_a_rejoined_worker_does_not_train_another_job_for_its_own() -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(ones(4), optimizer=SGD)
         end_job(cluster.address, "default")
         with pytest.raises(zmqps.JobEndedError):
@@ -201,12 +210,12 @@ def test_a_job_has_a_name_that_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_environment_may_name_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQPS_JOB", "from-outside")
-    with zmqps.LocalCluster(kernels="numpy") as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         assert worker.job == "from-outside"
 
 
 def test_a_job_says_how_many_workers_it_expects() -> None:
-    with zmqps.LocalCluster(kernels="numpy") as cluster:
+    with InProcessCluster() as cluster:
         with zmqps.connect(cluster.address) as first:
             first.init(ones(2), optimizer=SGD, staleness=0, workers=2)
             assert first.num_workers == 2
@@ -220,3 +229,24 @@ def test_a_job_says_how_many_workers_it_expects() -> None:
                 assert not pulled.result(PATIENCE)["w"].any()
                 with pytest.raises(zmqps.JobMismatchError, match="workers"):
                     second.init(ones(2), optimizer=SGD, staleness=0, workers=3)
+
+
+def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, monkeypatch) -> None:
+    with zmqps.LocalCluster(kernels="numpy", timeout=PATIENCE) as cluster:
+        with zmqps.connect(cluster.address) as worker, Stranger(cluster.address) as stranger:
+            worker.init(ones(4), optimizer=SGD)
+            nonce = bytes(16)
+            for guard in (b"", nonce, end_guard(nonce, "default", nonce)):
+                answer = stranger.ask(EndJob(1, "default", nonce, guard), Error, JobEnded)
+                assert isinstance(answer, Error)
+                assert answer.code == zmqps.IdentityError.code
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr(tempfile, "tempdir", str(tmp_path))
+                with pytest.raises(zmqps.IdentityError, match="only the user who runs the coordinator may end a job"):
+                    end_job(cluster.address, "default")
+            worker.push(ones(4))
+            keys = Path(tempfile.gettempdir(), f"zmqps-{os.geteuid()}")
+            assert [stat.S_IMODE(path.stat().st_mode) for path in (keys, *keys.iterdir())][:2] == [0o700, 0o600]
+            address = cluster.address
+            assert end_job(cluster.address, "default") == "job 'default' has ended"
+    assert find_end_key(address) == b"", "it is gone with its coordinator"

@@ -134,7 +134,10 @@ class AsyncWorker:
 
     @property
     def rank(self) -> int:
-        """This worker's 0-based index; a worker that restarts takes the lowest free one."""
+        """This worker's 0-based index; a worker that restarts takes the lowest free one.
+
+        Where a number of workers is expected `init` may change it, so that strangers take none from those who train.
+        """
         return self._worker.rank
 
     @property

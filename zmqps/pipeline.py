@@ -69,6 +69,8 @@ class Channel:
     ) -> None:
         self._codec = check_codec(codec, pulls=True)
         self._timeout = checks.seconds("a timeout", timeout)
+        if name is not None:
+            checks.name("a stage's name", name)
         self._binds = bind
         self._num_sent = self._num_received = 0
         self._closed = False

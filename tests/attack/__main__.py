@@ -39,8 +39,10 @@ def attack(name: str, mode: str, seconds: float, tries: int = 1) -> Outcome:
     """Run an attack; where nothing but the speed was wrong, once more, for others may be busy on this machine."""
     try:
         if name in FAULTS:
-            fault, attacker = FAULTS[name]
-            out = try_attack(name, mode, attacker=attacker, fault=fault, during_s=seconds)
+            fault = FAULTS[name]
+            out = try_attack(
+                name, mode, attacker=fault.attacker, fault=fault.begin, during_s=seconds, descriptors=fault.descriptors
+            )
         else:
             out = try_attack(name, mode, during_s=seconds)
     except Exception as error:  # of the run itself: no invariant can be said to hold

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -144,12 +145,18 @@ class Arena:
     ----------
     mode
         ``async`` or ``sync``.
+    begun
+        Whether the workers are there from the beginning; else `begin` starts them.
+    descriptors
+        How many the nodes may have open, as by ``ulimit -n``; None: as many as this process.
     options
         Of `zmqps.LocalCluster`.
     """
 
-    def __init__(self, mode: str, **options: Any) -> None:
+    def __init__(self, mode: str, *, begun: bool = True, descriptors: int | None = None, **options: Any) -> None:
         self.mode = mode
+        self._descriptors = descriptors
+        self._begun = begun
         times = {"heartbeat_interval": 0.5, "heartbeat_timeout": HEARTBEAT_TIMEOUT}
         self._options = {**times, **options}
         self._stack = ExitStack()
@@ -165,20 +172,20 @@ class Arena:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-attack-")))
             self.tally = Tally(self.directory / "tally")
-            self.cluster = stack.enter_context(
-                zmqps.LocalCluster(
-                    servers=2,
-                    workers=CORE,
-                    kernels="numpy",
-                    slice_nbytes=training.SLICE_NBYTES,
-                    timeout=START_TIMEOUT,
-                    directory=self.directory / "logs",
-                    **self._options,
-                )
+            cluster = zmqps.LocalCluster(
+                servers=2,
+                workers=CORE,
+                kernels="numpy",
+                slice_nbytes=training.SLICE_NBYTES,
+                timeout=START_TIMEOUT,
+                directory=self.directory / "logs",
+                **self._options,
             )
+            with inheriting(self._descriptors):
+                self.cluster = stack.enter_context(cluster)
             stack.callback(self._end_trainers)
-            for index in range(CORE):
-                self.start(index)
+            if self._begun:
+                self.begin()
             self._stack = stack.pop_all()
         return self
 
@@ -186,6 +193,11 @@ class Arena:
         self._stack.close()
 
     # --- honest workers ------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start the workers that train from the beginning."""
+        for index in range(CORE):
+            self.start(index)
 
     def start(self, index: int) -> Trainer:
         """Start an honest worker."""
@@ -314,6 +326,17 @@ class Arena:
             time.sleep(LOOK_S)
 
 
+@contextmanager
+def inheriting(descriptors: int | None) -> Iterator[None]:
+    """Let processes that are started meanwhile have so many descriptors; None: as many as this one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft if descriptors is None else descriptors, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def speed(looks: Sequence[tuple[float, float]]) -> float:
     """Return the steps a second of all workers together, halved: of one."""
     (t0, n0), (t1, n1) = looks[0], looks[-1]
@@ -365,7 +388,7 @@ def try_attack(
     before_s, during_s, after_s
         How long to look.
     options
-        Of `zmqps.LocalCluster`.
+        Of `Arena`.
     """
     out = Outcome(name, mode)
     with Arena(mode, **options) as arena:

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -54,11 +55,6 @@ def no_memory(arena: Arena) -> AbstractContextManager[None]:
     return limited(servers(arena), resource.RLIMIT_AS, lambda process: process.memory_info().vms + LEFT_NBYTES)
 
 
-def no_descriptors(arena: Arena) -> AbstractContextManager[None]:
-    """The nodes get no more descriptors, so nobody can be accepted."""
-    return limited(list(arena.cluster.pids.values()), resource.RLIMIT_NOFILE, psutil.Process.num_fds)
-
-
 @contextmanager
 def full(directory: Path) -> Iterator[None]:
     """Take all the room that a file system has left, for a while."""
@@ -96,12 +92,19 @@ def set_apart() -> None:
     os.execvp(apart[0], [*apart, "sh", "-c", f'{mounts} && exec "$@"', "sh", *again])
 
 
-#: The fault, and the attacker that works meanwhile.
-FAULTS: dict[str, tuple[Callable[[Arena], AbstractContextManager[None]], str]] = {
-    "no-memory": (no_memory, "deaf-puller"),
-    "no-descriptors": (no_descriptors, "connection-flood"),
-    "full-disk": (full_disk, "refusals"),
-    "full-shared-memory": (full_shared_memory, "garbage"),
+class Fault(NamedTuple):
+    """What runs out meanwhile, who attacks, and with how many descriptors the nodes have to get along all the time."""
+
+    begin: Callable[[Arena], AbstractContextManager[None]]
+    attacker: str
+    descriptors: int | None = None
+
+
+FAULTS = {
+    "no-memory": Fault(no_memory, "deaf-puller"),
+    "no-descriptors": Fault(lambda arena: nullcontext(), "connection-flood", descriptors=64),
+    "full-disk": Fault(full_disk, "refusals"),
+    "full-shared-memory": Fault(full_shared_memory, "garbage"),
 }
 #: Those that need a run that is set apart.
 NEED_ROOM = ("full-disk", "full-shared-memory")

@@ -6,11 +6,12 @@ import contextlib
 import random
 import socket
 from collections import Counter
+from collections.abc import Callable
 
 import msgpack
 
 from tests.attack.attackers import attacker
-from tests.attack.raw import GREETING, LONG, MORE, NULL, RawPeer, connect, frame, ready
+from tests.attack.raw import GREETING, MORE, NULL, RawPeer, connect, frame, ready
 from tests.attack.stranger import Target, Until
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.protocol.wire import encode
@@ -26,18 +27,28 @@ def everywhere(target: Target) -> list[str]:
 
 def greeted(target: Target) -> RawPeer:
     """Return a connection to the first server on which a member has said hello."""
-    peer = RawPeer(target.servers[0])
+    peer = RawPeer(target.servers[0]).shake_hands()
     peer.send(frame(bytes(encode(target.member.hello(0))[0])))
     return peer
 
 
+def repeat(meet: Callable[[], RawPeer], speech: bytes, until: Until, counts: Counter[str], what: str) -> None:
+    """Say the same over one connection after the other, over each until it is closed; count how often, as ``what``."""
+    while until:
+        with contextlib.suppress(*SHUT), meet() as peer:
+            while until:
+                peer.send(speech)
+                counts[what] += 1
+        counts["connections"] += 1
+        until.pause(0.05)
+
+
 @attacker
 def empty_frames(target: Target, until: Until, counts: Counter[str]) -> None:
-    """Send one message of 4,000,000 empty frames to a server, 8 MB, then the next."""
+    """Send one message of 4,000,000 empty frames to a server, 8 MB, then the next, each on a connection of its own."""
     body = bytes([MORE, 0]) * 4_000_000 + bytes([0, 0])
     while until:
-        with contextlib.suppress(*SHUT), contextlib.closing(RawPeer(target.servers[0])) as peer:
-            peer.socket.settimeout(60.0)
+        with contextlib.suppress(*SHUT), RawPeer(target.servers[0], 60.0).shake_hands() as peer:
             peer.send(body)
             counts["messages"] += 1
             until.pause(0.2)
@@ -50,41 +61,27 @@ def empty_maps(target: Target, until: Until, counts: Counter[str]) -> None:
     """Send headers of 8 MiB that hold nothing but empty maps."""
     size = 8 << 20
     body = frame(b"\xdd" + (size - 16).to_bytes(4, "big") + b"\x80" * (size - 16))
-    while until:
-        with contextlib.suppress(*SHUT), contextlib.closing(RawPeer(target.servers[0])) as peer:
-            peer.socket.settimeout(60.0)
-            while until:
-                peer.send(body)
-                counts["headers"] += 1
-        counts["connections"] += 1
-        until.pause(0.05)
+    repeat(lambda: RawPeer(target.servers[0], 60.0).shake_hands(), body, until, counts, "headers")
 
 
 @attacker
 def unended_message(target: Target, until: Until, counts: Counter[str]) -> None:
     """Send a message that never ends: frames of 64 KiB, each with more to follow."""
     body = frame(bytes(64 << 10), more=True)
-    while until:
-        with contextlib.suppress(*SHUT), contextlib.closing(RawPeer(target.servers[0])) as peer:
-            while until:
-                peer.send(body)
-                counts["frames"] += 1
-        counts["connections"] += 1
-        until.pause(0.05)
+    repeat(lambda: RawPeer(target.servers[0]).shake_hands(), body, until, counts, "frames")
 
 
 @attacker
 def unended_by_member(target: Target, until: Until, counts: Counter[str]) -> None:
     """The same after a Hello, in frames of 4 MiB."""
     body = frame(bytes(4 << 20), more=True)
-    while until:
-        with contextlib.suppress(*SHUT), contextlib.closing(greeted(target)) as peer:
-            peer.receive()
-            while until:
-                peer.send(body)
-                counts["frames"] += 1
-        counts["connections"] += 1
-        until.pause(0.05)
+
+    def answered() -> RawPeer:
+        peer = greeted(target)
+        peer.receive()
+        return peer
+
+    repeat(answered, body, until, counts, "frames")
 
 
 @attacker
@@ -94,9 +91,9 @@ def half_sent(target: Target, until: Until, counts: Counter[str]) -> None:
     piece = bytes(1 << 20)
     for _ in range(40):
         with contextlib.suppress(*SHUT):
-            peer = RawPeer(target.servers[0])
+            peer = RawPeer(target.servers[0]).shake_hands()
             peers.append(peer)
-            peer.send(bytes([LONG]) + (64 << 20).to_bytes(8, "big"))
+            peer.send(frame(b"", size=64 << 20))
             for _ in range(63):
                 if not until:
                     break
@@ -116,7 +113,7 @@ def half_sent_by_members(target: Target, until: Until, counts: Counter[str]) -> 
         with contextlib.suppress(*SHUT):
             peer = greeted(target)
             peers.append(peer)
-            peer.send(bytes([LONG]) + (64 << 20).to_bytes(8, "big"))
+            peer.send(frame(b"", size=64 << 20))
             for _ in range(63):
                 peer.send(bytes(1 << 20))
                 counts["MiB"] += 1
@@ -161,7 +158,7 @@ def kept_connections(target: Target, until: Until, counts: Counter[str]) -> None
     while until:
         if len(peers) < 2000:
             with contextlib.suppress(*SHUT):
-                peers.append(RawPeer(everywhere(target)[len(peers) % (1 + len(target.servers))]))
+                peers.append(RawPeer(everywhere(target)[len(peers) % (1 + len(target.servers))]).shake_hands())
         else:
             until.pause(0.2)
     counts["connections"] = len(peers)
@@ -189,7 +186,7 @@ def tiny_messages(target: Target, until: Until, counts: Counter[str]) -> None:
     while until:
         for i, endpoint in enumerate(places):
             try:
-                peer = peers[i] = peers[i] or RawPeer(endpoint)
+                peer = peers[i] = peers[i] or RawPeer(endpoint).shake_hands()
                 peer.socket.settimeout(0.2)
                 peer.send(body)
                 counts["messages"] += 4096
@@ -208,7 +205,7 @@ def many_parts(target: Target, until: Until, counts: Counter[str]) -> None:
     fields = encode(Pull(1, target.epoch, 0, 0, "raw", ()))[0]
     header = msgpack.packb([*msgpack.unpackb(fields)[:-1], parts])
     while until:
-        with contextlib.suppress(*SHUT), contextlib.closing(greeted(target)) as peer:
+        with contextlib.suppress(*SHUT), greeted(target) as peer:
             peer.receive()
             while until:
                 peer.send(frame(header))

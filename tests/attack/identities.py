@@ -10,26 +10,33 @@ import numpy as np
 from tests.attack.attackers import attacker
 from tests.attack.stranger import Stranger, Target, Until, hello
 from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.guard import end_guard
+from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Ack,
     Assign,
     Commit,
     Committed,
+    Departed,
     Discard,
     Discarded,
+    EndJob,
+    Enter,
     Error,
+    Forgotten,
     Heartbeat,
     Hello,
     Init,
     Job,
+    JobEnded,
     Leave,
     Left,
     Load,
-    Lost,
     Message,
     Push,
     Ready,
     Shutdown,
+    Take,
     Welcome,
 )
 from zmqps.optim import sgd
@@ -152,14 +159,42 @@ def early(target: Target, until: Until, counts: Counter[str]) -> None:
 
 
 @attacker
+def first_comer(target: Target, until: Until, counts: Counter[str]) -> None:
+    """Come before the first worker and stay: say what job it is, load its values, enter a barrier, take a range."""
+    job = JobSpec(parameters=(Parameter("shared", (3,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
+    incarnation = secrets.token_bytes(16)
+    with Stranger(target.coordinator) as stranger:
+        said = hello("worker", incarnation)
+        welcome = stranger.ask(said, Welcome, Error)
+        counts[answered(welcome)] += 1
+        stranger.send(Init(1, job))
+        rest = (Enter(2, "start"), Take(3, "data", 100, 10, 1, b"", ()))
+        while until.pause(0.1):
+            stranger.send(Heartbeat({}))
+            while (answer := stranger.receive(0.0)) is not None:
+                counts[answered(answer)] += 1
+                # one that was welcomed and whose job is not this one would count if it went on: without a secret it may
+                if isinstance(answer, Job) or not isinstance(welcome, Welcome):
+                    for message in rest:
+                        stranger.send(message)
+                    rest = ()
+                for server in answer.placement["servers"] if isinstance(answer, Job) else ():
+                    with Stranger(server["endpoint"].split()[0]) as other:
+                        ticket = bytes.fromhex(server["ticket"])
+                        other.ask(hello("worker", incarnation, secret=ticket, epoch=answer.epoch), Welcome, Error)
+                        load = Load(1, answer.epoch, WHOLE, (np.full(3, 1000, "<f4"),))
+                        counts[f"load: {answered(other.ask(load, Ack, Error, attempts=2))}"] += 1
+
+
+@attacker
 def forged_coordinator(target: Target, until: Until, counts: Counter[str]) -> None:
-    """Tell servers what only the coordinator may: Commit, Assign, Discard, Lost, Shutdown."""
+    """Tell servers what only the coordinator may: Commit, Assign, Discard, Departed, Shutdown."""
     who = [*target.insider, *target.incarnations]
     forged: list[Message] = [
         Commit(target.epoch, 0, tuple((incarnation, (0,)) for incarnation in who)),
-        Assign(target.epoch + 1, "default", 1, 1, 0, {}, {}),
+        Assign(target.epoch + 1, "default", 1, 1, 0, {}, {}, bytes(16)),
         Discard(target.epoch),
-        *(Lost("worker", 0, "somebody", incarnation, 1.0) for incarnation in who),
+        *(Departed(incarnation, 1) for incarnation in who),
         Shutdown("by a stranger"),
     ]
     while until:
@@ -175,8 +210,9 @@ def forged_coordinator(target: Target, until: Until, counts: Counter[str]) -> No
 
 @attacker
 def forged_server(target: Target, until: Until, counts: Counter[str]) -> None:
-    """Join the coordinator as a server too many or say as a worker what servers say: Ready, Committed, Discarded."""
+    """Join the coordinator as a server too many or say as a worker what servers say: Ready, Committed, …"""
     forged: list[Message] = [Ready(target.epoch, 1), Committed(target.epoch, 1 << 40), Discarded(target.epoch)]
+    forged += [Forgotten(incarnation) for incarnation in target.incarnations]
     while until.pause(0.05):
         for role in ("server", "observer"):
             with Stranger(target.coordinator) as stranger:
@@ -187,6 +223,19 @@ def forged_server(target: Target, until: Until, counts: Counter[str]) -> None:
                 while (answer := stranger.receive(0.1)) is not None:
                     counts[answered(answer)] += 1
                 stranger.ask(Leave("closed"), Left, Error, attempts=2)
+
+
+@attacker
+def job_ender(target: Target, until: Until, counts: Counter[str]) -> None:
+    """Ask for the end of the job, as nobody and as an observer, with no proof and with one of a secret of its own."""
+    own = secrets.token_bytes(KEY_NBYTES)
+    while until.pause(0.1):
+        with Stranger(target.coordinator) as stranger:
+            for _ in range(2):
+                for guard in (b"", own, end_guard(own, "default", own)):
+                    answer = stranger.ask(EndJob(1, "default", own, guard), JobEnded, Error, attempts=2)
+                    counts[answered(answer)] += 1
+                stranger.ask(hello("observer", secrets.token_bytes(16)), Welcome, Error, attempts=2)
 
 
 @attacker

@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.attack.attackers import attacker
 from tests.attack.identities import answered
-from tests.attack.raw import frame, raw_peer
+from tests.attack.raw import RawPeer, frame
 from tests.attack.stranger import Stranger, Target, Until, hello
 from zmqps.core.protocol.messages import (
     Enter,
@@ -59,7 +59,7 @@ def random_hellos(target: Target, until: Until, counts: Counter[str]) -> None:
 def reader(target: Target, until: Until, counts: Counter[str]) -> None:
     """Pull whole shards over TCP and read the answers: no attack, but a warm-up, and what to compare others with."""
     for endpoint in (target.coordinator, *target.servers):  # malloc keeps what was freed once (zmqps/net/memory.py)
-        with contextlib.suppress(OSError), raw_peer(endpoint) as peer:
+        with contextlib.suppress(OSError), RawPeer(endpoint).shake_hands() as peer:
             peer.send(frame(bytes(8 << 20)))
     strangers = [Stranger(endpoint) for endpoint in target.servers]
     while until:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Self
 from urllib.parse import urlsplit
 
 GREETING = b"\xff" + bytes(8) + b"\x7f"
@@ -40,7 +40,11 @@ def connect(endpoint: str, timeout: float = 10.0) -> socket.socket:
     if scheme == "ipc":
         plain = socket.socket(socket.AF_UNIX)
         plain.settimeout(timeout)
-        plain.connect("\0" + path[1:] if path.startswith("@") else path)
+        try:
+            plain.connect("\0" + path[1:] if path.startswith("@") else path)
+        except OSError:
+            plain.close()
+            raise
         return plain
     parts = urlsplit(endpoint)
     assert parts.hostname is not None
@@ -56,18 +60,28 @@ def receive(plain: socket.socket, size: int) -> bytes:
 
 
 class RawPeer:
-    """A connection whose handshake is over: frames may follow, of whatever kind and in whatever order.
+    """A connection over which anything may be said, before and after a handshake; a context manager.
 
     Parameters
     ----------
     endpoint
         Where to.
-    identity
-        The routing id to ask for.
+    timeout
+        Seconds that each send and receive may take.
     """
 
-    def __init__(self, endpoint: str, identity: bytes = b"") -> None:
-        self.socket = connect(endpoint)
+    def __init__(self, endpoint: str, timeout: float = 10.0) -> None:
+        self._timeout = timeout
+        self.socket = connect(endpoint, timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def shake_hands(self, identity: bytes = b"") -> Self:
+        """Greet, and say what socket this is, and its routing id; frames may follow, of whatever kind and order."""
         try:
             self.socket.sendall(NULL)
             receive(self.socket, len(NULL))
@@ -78,6 +92,7 @@ class RawPeer:
         except BaseException:
             self.socket.close()
             raise
+        return self
 
     def send(self, data: bytes) -> None:
         """Send bytes as they are."""
@@ -108,18 +123,19 @@ class RawPeer:
         except OSError:
             return True
         finally:
-            self.socket.settimeout(10.0)
+            self.socket.settimeout(self._timeout)
+
+    def is_shut(self) -> bool:
+        """Wait for the other end to close the connection; what it says before is skipped."""
+        try:
+            while self.socket.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return False
+        return True
 
     def close(self) -> None:
         """Vanish without a word."""
         self.socket.close()
-
-
-@contextlib.contextmanager
-def raw_peer(endpoint: str, identity: bytes = b"") -> Iterator[RawPeer]:
-    """Open a `RawPeer` and close it afterwards."""
-    peer = RawPeer(endpoint, identity)
-    try:
-        yield peer
-    finally:
-        peer.close()

@@ -68,6 +68,7 @@ def soak(
         out.held.append(quiet(arena))
         began = time.monotonic()
         minute, steps, peaks = began, arena.num_steps, dict[str, int]()
+        steady = 0  # in what was held: after a round of all attackers all that a node needs was used once
         while not out.broken and time.monotonic() < began + 60 * minutes:
             turns = turns or rng.sample(names, len(names))
             name = turns.pop()
@@ -79,8 +80,12 @@ def soak(
             if "attacker" in attack.counts:
                 say(f"  {name}: {attack.counts['attacker']}")
             out.broken += [f"{text}, beside {name}" for text in (*arena.dead, *arena.wrong_values())]
+            if out.broken:
+                say(f"BROKEN {mode}: {out.broken}")
             if time.monotonic() >= minute + 60:
                 out.held.append(quiet(arena))
+                if not steady and out.attacks.total() >= len(names):
+                    steady = len(out.held) - 1
                 now = time.monotonic()
                 rate = speed([(minute, steps), (now, arena.num_steps)])
                 say(line(out, arena, (now - began) / 60, rate, peaks))
@@ -88,7 +93,7 @@ def soak(
         out.held.append(quiet(arena))
         out.minutes, out.steps, out.killed = (time.monotonic() - began) / 60, arena.num_steps, arena.num_killed
         out.logged = logged_nbytes(arena.directory / "logs")
-        out.broken += [*arena.dead, *arena.victims_failed[:3], *growth(out.held[0], out.held[-1])]
+        out.broken += [*arena.dead, *arena.victims_failed[:3], *growth(out.held[steady], out.held[-1])]
         out.broken += lines_with(arena.directory / "logs", *DEFECTS)[:3]
         if not arena.dead:
             out.broken += newcomer(arena)

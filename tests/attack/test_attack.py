@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import zmqps
 from tests.attack import bound
 from tests.attack.__main__ import attack
 from tests.attack.arena import FIRST_STEPS, Arena, Outcome, final_values, newcomer
@@ -16,7 +17,7 @@ from tests.attack.attackers import all_attackers
 from tests.attack.faults import FAULTS, NEED_ROOM
 from tests.attack.nodes import most
 from tests.attack.soak import soak
-from tests.attack.training import CORE
+from tests.attack.training import CORE, parameters
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +27,7 @@ def check(out: Outcome) -> None:
     assert "attacker" not in out.counts, out.counts
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(300)  # seven processes, on a machine that may be busy
 def test_training_and_its_values_survive_two_attackers_and_a_wrong_value_does_not_go_unnoticed() -> None:
     with Arena("async") as arena:
@@ -53,6 +55,44 @@ CASES += [(name, "sync") for name in sorted(BY_MODE)]
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_honest_training_goes_on_beside(name: str, mode: str) -> None:
     check(attack(name, mode, 3.0))
+
+
+def check_that_training_is_exact(arena: Arena) -> None:
+    arena.begin()
+    arena.wait_until_trained()
+    assert newcomer(arena) == []
+    arena.stop_training()
+    assert [*arena.dead, *arena.wrong_values(), *final_values(arena)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_with_a_job_secret_who_comes_before_the_first_worker_gets_nowhere(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 32)
+    monkeypatch.setenv("ZMQPS_JOB_SECRET", str(secret))  # which the honest have, and the attacker does not use
+    with Arena(mode, begun=False, job_secret=secret) as arena, arena.attacked("first-comer") as attack:
+        arena.wait_for(lambda: attack.look() > 3)
+        check_that_training_is_exact(arena)
+        attack.look()
+    assert all(what.startswith("Error ") for what in attack.counts if what != "ready"), attack.counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_without_a_job_secret_who_comes_before_the_first_worker_holds_the_job_only_while_it_stays(mode: str) -> None:
+    with Arena(mode, begun=False) as arena:
+        with arena.attacked("first-comer") as attack:
+            arena.wait_for(lambda: attack.look() > 3)
+            with zmqps.connect(arena.cluster.address, timeout=30.0) as worker, pytest.raises(zmqps.JobMismatchError):
+                worker.init(parameters(), optimizer=zmqps.optim.sgd(1.0), timeout=30.0)
+        assert "attacker" not in attack.counts, attack.counts
+        arena.wait_for(lambda: all(member["role"] != "worker" for member in arena.cluster.status()["members"]))
+        check_that_training_is_exact(arena)
 
 
 #: Those that fill a server's memory, with one connection or many; and how many connections strangers have in all.

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.launch.test_files import NOBODY, as_root
+from tests.nodes.test_files import NOBODY, as_root, plant_link, plant_name, plant_pipe
 from zmqps.cli.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
 from zmqps.errors import UnsafeFileError
@@ -51,6 +52,75 @@ def test_down_ends_nothing_of_another_session_than_that_of_the_supervisor(zmqps,
     path.write_text(text)
     assert zmqps("down", "--timeout", "0.1").returncode == exits.OK
     assert innocent.poll() is None
+
+
+def test_down_ends_nobody_in_another_session_that_has_been_given_the_same_number(zmqps, tmp_path) -> None:
+    before = start_of(os.getpid())
+    script = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()']).pid)"
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as leader:
+        assert leader.stdout is not None
+        innocent = psutil.Process(int(leader.stdout.readline()))
+        leader.wait()  # its number was a supervisor's once, which started before all this
+        with Claim(tmp_path) as claim:
+            claim.write(State(pid=leader.pid, name="n", address="", logs="", started="", start=before))
+            text = state_path(tmp_path).read_text()
+        state_path(tmp_path).parent.mkdir(mode=0o700)
+        state_path(tmp_path).write_text(text)
+        assert zmqps("down", "--timeout", "0.1").returncode == exits.OK
+        assert start_of(innocent.pid) > 0, "it lives"
+        innocent.kill()
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_name, plant_pipe])
+@pytest.mark.parametrize("follow", [(), ("--follow",)])
+def test_logs_shows_nothing_that_was_planted(zmqps, tmp_path, plant, follow) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    logs = tmp_path / "runs/cluster/logs"
+    logs.mkdir(parents=True)
+    (logs / "coordinator.log").write_text("mine\n")
+    plant(logs / "server-0.log", precious)
+    result = zmqps("logs", *follow)
+    assert (result.returncode, result.stdout) == (exits.USAGE, "")
+    assert "server-0.log is not safe to use" in result.stderr
+    assert zmqps("logs", "coordinator").stdout == "mine\n"
+
+
+@pytest.mark.parametrize("place", ["runs", "runs/cluster", "runs/cluster/logs"])
+def test_logs_are_not_read_through_a_link(zmqps, tmp_path, place) -> None:
+    precious = tmp_path / "var"
+    for name in ("cluster/logs", "logs", "."):
+        (precious / name).mkdir(parents=True, exist_ok=True)
+        (precious / name / "old.log").write_text("precious")
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).symlink_to(precious)
+    result = zmqps("logs")
+    assert (result.returncode, result.stdout) == (exits.USAGE, "")
+    assert "it is a link" in result.stderr
+
+
+SPAN = '{"name": "send", "cat": "worker", "ph": "X", "ts": 1, "dur": 1, "tid": 1, "pid": 1, "args": {}},\n'
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_name, plant_pipe])
+def test_trace_reads_and_writes_nothing_that_was_planted(zmqps, tmp_path, plant) -> None:
+    recorded, precious, output = tmp_path / "recorded", tmp_path / "precious", tmp_path / "out"
+    recorded.mkdir()
+    (recorded / "1.json").write_text("[\n" + SPAN)
+    precious.write_text("[\n" + SPAN)
+    plant(output, precious)
+    result = zmqps("trace", "recorded", "--output", "out")
+    assert result.returncode == exits.USAGE
+    assert "out is not safe to use" in result.stderr
+    output.unlink()
+    assert zmqps("trace", "recorded", "--output", "out").returncode == exits.OK
+    assert output.stat().st_size > 0
+    plant(recorded / "2.json", precious)
+    result = zmqps("trace", "recorded")
+    assert result.returncode == exits.USAGE
+    assert "2.json is not safe to use" in result.stderr
+    assert precious.read_text() == "[\n" + SPAN
 
 
 @as_root

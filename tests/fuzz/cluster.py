@@ -158,6 +158,15 @@ class Cluster:
     def num_dropped(self) -> int:
         return sum(transport.counters["undeliverable"] for transport in self.transports)
 
+    def validate(self) -> None:
+        """Assert the invariants of both machines, in their own thread."""
+
+        async def check() -> None:
+            self.coordinator.validate()
+            self.server.validate()
+
+        asyncio.run_coroutine_threadsafe(check(), self.loop).result(PATIENCE)
+
     def snapshot(self) -> bytes:
         """Return the server's values, read in its own thread."""
 

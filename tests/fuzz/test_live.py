@@ -18,13 +18,16 @@ from tests.attack.stranger import Member, fuzzer, hello
 from tests.fuzz.cluster import ASSIGN, EPOCH, JOB, PLACEMENT, Cluster, live_cluster, stream
 from zmqps.core.coordinator import membership
 from zmqps.core.protocol.messages import (
+    Departed,
     Discard,
     Discarded,
     EndJob,
     Enter,
     Error,
+    Forgotten,
     Heartbeat,
     HeartbeatAck,
+    Hello,
     Init,
     Job,
     JobEnded,
@@ -74,7 +77,9 @@ TO_SERVER: list[Message] = [
     EndJob(8, "default"),
     JobEnded(9, "ended by a stranger"),
     Error(0, 48, "ended", {"job": "default", "reason": "by a stranger"}),
-    Lost("worker", 0, "somebody", bytes(16), 1.0),
+    Lost("server", 0, "somebody", bytes(16), 1.0),
+    Departed(OBSERVER, 1),
+    Forgotten(OBSERVER),
     Left(),
     StatusRequest(1),
 ]
@@ -94,10 +99,11 @@ TO_COORDINATOR: list[Message] = [
     Error(EPOCH, 49, "x", {"reason": "x"}),
     Discard(EPOCH),
     Discarded(EPOCH),
+    Forgotten(OBSERVER),
     EndJob(6, "another"),
     JobEnded(7, "ended by a stranger"),
     replace(hello("observer", bytes([8]) * 16), job="another"),
-    Job(1, 1, {}, {}, 1, 0, 1, ""),
+    Job(1, 1, {}, {}, 1, 0, 1, "", 0),
     Welcome(1, bytes(16), "x", 0, 1.0, 2.0, 1, 1),
     HeartbeatAck(1),
     Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
@@ -121,7 +127,7 @@ def flood(endpoint: str, greeting: Message, seeds: list[Message], count: int, se
         assert isinstance(decode(socket.recv_multipart()), Welcome)
         for sent, frames in enumerate(stream(seeds, count, seed), 1):
             socket.send_multipart(frames)
-            answers["nothing"] += frames == [b""]  # an empty message says nothing
+            answers["nothing"] += not frames[0]  # a message without a header says nothing
             if sent % MEMBERS_BATCH == 0 or sent == count:
                 number = msgpack.packb([18, sent])  # not a server's business, but answered all the same
                 socket.send(number)
@@ -156,12 +162,43 @@ class Waiting(Parked):
         super().add(who, pull, awaits)
 
 
+def be_there_twice(endpoint: str, greeting: Hello, seeds: list[Message], count: int, seed: int) -> None:
+    """Be a live member that has a second connection, over which a stream comes."""
+    with fuzzer(endpoint, b"first%d" % seed) as first:
+        first.send_multipart(encode(greeting))
+        assert isinstance(decode(first.recv_multipart()), Welcome)
+        flood_by_strangers(
+            endpoint, [greeting, replace(greeting, secret=OBSERVER), *seeds, Leave("closed")], count, seed
+        )
+
+
 def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
     coordinator, server = cluster.endpoints
-    with zmqps.connect(coordinator, timeout=30.0) as worker, Member(coordinator) as member:
+    few = max(40, count // 20)
+    flood_by_strangers(server, TO_SERVER, few, 100)  # before anybody else is there
+    flood_by_strangers(coordinator, [one for one in TO_COORDINATOR if not is_server(one)], few, 101)
+    train_and_fuzz(cluster, count)
+    flood_by_strangers(server, TO_SERVER, few, 102)  # after all have gone
+    flood_by_strangers(coordinator, TO_COORDINATOR, few, 103)
+    cluster.validate()
+
+
+def is_server(message: Message) -> bool:
+    """Whether a message makes its sender a server, where there is none yet."""
+    return isinstance(message, Hello) and message.role == "server"
+
+
+def train_and_fuzz(cluster: Cluster, count: int) -> None:
+    coordinator, server = cluster.endpoints
+    with (
+        zmqps.connect(coordinator, timeout=30.0) as worker,
+        Member(coordinator) as member,
+        Member(coordinator) as twice,
+    ):
         worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
         worker.push({"b": np.ones(4)})
         member.take_job()
+        twice.take_job()
         stolen = worker._thread.machine.member.identity.incarnation
         thief = hello("worker", stolen)
         before, clients = cluster.snapshot(), len(cluster.server.clients)
@@ -184,7 +221,10 @@ def check_that_fuzzing_is_survived(cluster: Cluster, count: int) -> None:
         for seed, (endpoint, seeds) in enumerate(strangers):
             flood_by_strangers(endpoint, seeds, count // 4, seed)
             assert cluster.snapshot() == before
-        assert len(cluster.server.clients) <= clients + 1, "who has no ticket is nobody"
+        be_there_twice(server, twice.hello(0), TO_SERVER, max(40, count // 20), 10)
+        be_there_twice(coordinator, hello("observer", bytes([7]) * 16), TO_COORDINATOR, max(40, count // 20), 11)
+        assert cluster.snapshot() == before
+        assert len(cluster.server.clients) <= clients + 2, "who has no ticket is nobody"
         few = clients + 10 + count // 25  # a Hello with a damaged incarnation is somebody new to the coordinator
         assert len(cluster.coordinator.membership.members) <= min(membership.MAX_MEMBERS, few)
         worker.push({"b": np.ones(4), "c": np.ones(3, np.float32)}, timeout=30.0)

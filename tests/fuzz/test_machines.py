@@ -36,6 +36,7 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    Forgotten,
     Heartbeat,
     Hello,
     Init,
@@ -101,6 +102,7 @@ CONTROL = (
     | st.builds(Leave, st.sampled_from(["finished", "closed", "x"]))
     | st.builds(Heartbeat, st.just({}) | st.just({"jobs": {"1": {"pushes": 3}, "2": 7}}))
     | st.builds(Discarded, st.integers(0, 3))
+    | st.builds(Forgotten, st.binary(min_size=16, max_size=16))
     | st.builds(EndJob, st.integers(0, 3), st.sampled_from(JOBS))
     | st.builds(Error, st.integers(0, 2), st.sampled_from([*BY_CODE]), st.just("text"), st.just({"reason": "text"}))
 )

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
-from zmqps.launch.files import Folder
 from zmqps.launch.logs import NodeFormatter, read_line, read_message, without_date, write_line
+from zmqps.nodes.files import Folder
 
 AT = datetime(2025, 11, 21, 1, 4, 5, 123456, UTC)
 LINE = "server-0    | 2025-11-21 01:04:05.123 hello | you"

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from zmqps.launch import processes
-from zmqps.launch.processes import children_of, gone, session_of
+from zmqps.launch.processes import gone, has_mark, mark_of, marked, signal_if
 
 PATIENCE = 20.0
+SOMEBODY = mark_of(7, 8)
 #: Starts a child that waits, says its number, and waits as well.
 FAMILY = """if True:
     import subprocess, sys
@@ -30,8 +31,9 @@ def family() -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
     """Yield the leader of a session and its child."""
     command = [sys.executable, "-c", FAMILY]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as leader:
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, **SOMEBODY},
+    ) as leader:  # fmt: skip
         assert leader.stdout is not None
         child = psutil.Process(int(leader.stdout.readline()))
         yield leader, child
@@ -43,14 +45,20 @@ def family() -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
         child.wait(PATIENCE)
 
 
-def test_what_a_leader_leaves_is_found_by_its_session(family) -> None:
+def test_what_a_leader_leaves_is_found_by_its_session_and_its_mark(family) -> None:
     leader, child = family
-    assert children_of(leader.pid) == [child.pid]
-    assert session_of(leader.pid) == [], "it lives, so nothing is left of it"
+    assert sorted(marked(leader.pid, SOMEBODY)) == sorted([leader.pid, child.pid])
     leader.kill()
     leader.wait(PATIENCE)
-    assert session_of(leader.pid) == [child.pid]
-    assert children_of(leader.pid) == []
+    assert marked(leader.pid, SOMEBODY) == [child.pid]
+    assert marked(leader.pid, mark_of(7, 9)) == [], "the number of the session was given to another one"
+    assert marked(leader.pid + 1, SOMEBODY) == [], "it has left for a session of its own"
+    signal_if(child.pid, signal.SIGKILL, lambda: has_mark(child.pid, mark_of(7, 9)))
+    assert has_mark(child.pid, SOMEBODY), "it lives"
+    signal_if(child.pid, signal.SIGKILL, lambda: has_mark(child.pid, SOMEBODY))
+    child.wait(PATIENCE)
+    assert not has_mark(child.pid, SOMEBODY)
+    signal_if(child.pid, signal.SIGKILL, lambda: pytest.fail("there is nobody"))
 
 
 @pytest.mark.parametrize("events", [True, False])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import psutil
@@ -18,14 +21,15 @@ import pytest
 
 import zmqps
 import zmqps.optim
+from tests.attack.raw import NULL, RawPeer, connect, frame, message
 from tests.net.cluster import Cluster, running
-from tests.net.raw import GREETING, RawClient, frame, header
 from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.protocol.wire import MAX_FRAMES, encode
 from zmqps.net import door, zeromq
+from zmqps.net.routes import new_local_endpoint
 from zmqps.net.transport import INBOUND
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.inquiry import ask_status
@@ -73,7 +77,7 @@ def training(cluster: Cluster) -> Iterator[None]:
     assert cluster.num_internal_errors() == 0
 
 
-def sends(client: RawClient, pieces: Iterator[bytes]) -> int:
+def sends(client: RawPeer, pieces: Iterator[bytes]) -> int:
     """Send until the other side has had enough; return how many bytes that took."""
     sent = 0
     with contextlib.suppress(OSError):
@@ -86,7 +90,7 @@ def sends(client: RawClient, pieces: Iterator[bytes]) -> int:
 
 
 def empty_frames() -> Iterator[bytes]:
-    yield from (header(0, more=True) * 4096 for _ in range(1000))
+    yield from (frame(b"", more=True) * 4096 for _ in range(1000))
     yield frame(b"")
 
 
@@ -95,7 +99,7 @@ def unended_message() -> Iterator[bytes]:
 
 
 def half_a_frame() -> Iterator[bytes]:
-    yield header(64 * MIB, more=True)
+    yield frame(b"", more=True, size=64 * MIB)
     yield from (bytes(MIB) for _ in range(63))
 
 
@@ -108,7 +112,7 @@ def test_what_a_stranger_sends_beyond_a_hello_is_thrown_away_and_others_train_on
         clients = []
         for endpoint in endpoints(cluster):
             for number in range(4):
-                client = RawClient(endpoint).shake_hands(b"evil-%d" % number)
+                client = RawPeer(endpoint, PATIENCE).shake_hands(b"evil-%d" % number)
                 clients.append(client)
                 sends(client, what())
         grown = psutil.Process().memory_info().rss - before
@@ -124,8 +128,12 @@ def test_nobody_waits_at_the_door_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(door, "PATIENCE_S", 0.2)
     with running(1, 1 << 16) as cluster:
         for endpoint in endpoints(cluster):
-            with RawClient(endpoint) as silent, RawClient(endpoint) as slow, RawClient(endpoint) as mute:
-                slow.socket.sendall(GREETING[:20])
+            with (
+                RawPeer(endpoint, PATIENCE) as silent,
+                RawPeer(endpoint, PATIENCE) as slow,
+                RawPeer(endpoint, PATIENCE) as mute,
+            ):
+                slow.socket.sendall(NULL[:20])
                 mute.shake_hands(b"mute")
                 assert silent.is_shut()
                 assert slow.is_shut()
@@ -139,7 +147,7 @@ def test_the_first_of_too_many_strangers_has_to_go_and_newcomers_are_let_in() ->
         for transport in transports(cluster):
             assert transport._door is not None
             transport._door.max_strangers = 8
-        crowds = [[stack.enter_context(RawClient(e)) for _ in range(20)] for e in endpoints(cluster)]
+        crowds = [[stack.enter_context(RawPeer(e, PATIENCE)) for _ in range(20)] for e in endpoints(cluster)]
         for crowd in crowds:
             assert all(client.is_shut() for client in crowd[:12])
         with training(cluster):
@@ -147,18 +155,41 @@ def test_the_first_of_too_many_strangers_has_to_go_and_newcomers_are_let_in() ->
 
 
 def test_requests_of_somebody_who_does_not_join_are_answered_and_too_many_are_not() -> None:
-    with running(1, 1 << 16) as cluster, RawClient(cluster.address).shake_hands(b"asker") as asker:
+    with running(1, 1 << 16) as cluster, RawPeer(cluster.address, PATIENCE).shake_hands(b"asker") as asker:
         question = encode(zmqps.core.protocol.messages.StatusRequest(1))
         for _ in range(20):
-            asker.send([bytes(f) for f in question])
+            asker.send(message([bytes(f) for f in question]))
             assert len(asker.receive()) == 1
         sends(asker, (frame(bytes(question[0])) for _ in range(10_000)))
         assert asker.is_shut()
 
 
+def test_nothing_is_heard_any_more_of_a_stranger_that_was_shut() -> None:
+    async def scenario(server: End) -> None:
+        heard, after = 0, asyncio.Event()
+
+        def deliver(peer: bytes, frames: Sequence[Any]) -> None:
+            nonlocal heard
+            heard += frames[0] == b"x"
+            if frames[0] == b"y":
+                after.set()
+
+        endpoint = server.transport.bind(ANYWHERE)
+        server.transport._deliver = deliver
+        with RawPeer(endpoint, PATIENCE).shake_hands(b"evil") as evil:
+            evil.send(frame(b"x") * 1000)  # which ZeroMQ has taken long before the first of them is answered
+            assert await asyncio.to_thread(evil.is_shut)
+        with RawPeer(endpoint, PATIENCE).shake_hands(b"next") as other:
+            other.send(frame(b"y"))
+            await asyncio.wait_for(after.wait(), PATIENCE)
+        assert heard <= door.ALLOWANCE_NBYTES // door.MESSAGE_NBYTES + 2
+
+    with_ends(scenario, b"server")
+
+
 def test_a_stranger_gets_an_answer_to_a_short_message_of_any_kind() -> None:
-    with running(1, 1 << 16) as cluster, RawClient(endpoints(cluster)[1]).shake_hands(b"early") as early:
-        early.send([bytes(f) for f in encode(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)))])
+    with running(1, 1 << 16) as cluster, RawPeer(endpoints(cluster)[1], PATIENCE).shake_hands(b"early") as early:
+        early.send(message([bytes(f) for f in encode(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)))]))
         (answer,) = early.receive()
         assert b"Pull before Hello" in answer
 
@@ -172,12 +203,12 @@ async def aside(work: Callable[..., object], *arguments: object) -> None:
     await asyncio.wait_for(asyncio.to_thread(work, *arguments), PATIENCE)
 
 
-async def known(end: End, client: RawClient, identity: bytes) -> None:
+async def known(end: End, client: RawPeer, identity: bytes) -> None:
     """Let a client in; it is known once its next message is there."""
     await aside(client.shake_hands, identity)
-    client.send([b""])  # as every connection of ours begins
-    client.send([HELLO])
-    client.send([b"header", bytes(MIB)])
+    client.send(message([b""]))  # as every connection of ours begins
+    client.send(message([HELLO]))
+    client.send(message([b"header", bytes(MIB)]))
     peer, frames = await end.receive()
     assert (peer, len(frames)) == (INBOUND + identity, 2)
 
@@ -185,7 +216,11 @@ async def known(end: End, client: RawClient, identity: bytes) -> None:
 def test_a_known_peer_that_goes_is_missed_and_one_that_has_come_back_is_not() -> None:
     async def scenario(server: End) -> None:
         endpoint = server.transport.bind(ANYWHERE)
-        with RawClient(endpoint) as first, RawClient(endpoint) as second, RawClient(endpoint) as other:
+        with (
+            RawPeer(endpoint, PATIENCE) as first,
+            RawPeer(endpoint, PATIENCE) as second,
+            RawPeer(endpoint, PATIENCE) as other,
+        ):
             await known(server, first, b"evil")
             await known(server, second, b"evil")  # from a new connection, before the end of the old one is seen
             first.socket.close()
@@ -194,9 +229,9 @@ def test_a_known_peer_that_goes_is_missed_and_one_that_has_come_back_is_not() ->
             await ended(server, INBOUND + b"other")
             second.socket.close()
             await ended(server, EVIL)
-        with RawClient(endpoint) as again:
+        with RawPeer(endpoint, PATIENCE) as again:
             await aside(again.shake_hands, b"evil")
-            again.send([b"header", bytes(MIB)])  # it need not say hello
+            again.send(message([b"header", bytes(MIB)]))  # it need not say hello
             assert (await server.receive())[0] == EVIL
 
     with_ends(scenario, b"server")
@@ -226,7 +261,7 @@ def test_a_message_of_too_many_frames_is_thrown_away_in_portions_and_so_is_its_s
     async def scenario(server: End, client: End) -> None:
         endpoint = server.transport.bind(ANYWHERE)
         client.connect(COORDINATOR, endpoint)
-        with RawClient(endpoint) as evil:
+        with RawPeer(endpoint, PATIENCE) as evil:
             await known(server, evil, b"evil")
             batches = server.batches
             await aside(evil.socket.sendall, frame(b"", more=True) * (8 * zeromq.PORTION + MAX_FRAMES) + frame(b""))
@@ -239,13 +274,101 @@ def test_a_message_of_too_many_frames_is_thrown_away_in_portions_and_so_is_its_s
     with_ends(scenario, b"server", b"client")
 
 
+def test_nobody_comes_in_over_ipc_while_descriptors_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    # libzmq 4.3.5 ends the process if accept() has no descriptor for such a connection (ipc_listener.cpp)
+    scarce = True
+
+    async def scenario(server: End) -> None:
+        nonlocal scarce
+        local = server.transport.bind(new_local_endpoint())
+        server.transport.bind(ANYWHERE)
+        shut, opened = asyncio.Event(), asyncio.Event()
+        shut_it, open_it = server.transport._shut_side_door, server.transport._open_side_door
+        monkeypatch.setattr(server.transport, "_shut_side_door", lambda: (shut_it(), shut.set()))
+        monkeypatch.setattr(server.transport, "_open_side_door", lambda: (open_it(), opened.set()))
+        monkeypatch.setattr(door, "are_scarce", lambda descriptor: scarce)
+        await asyncio.wait_for(shut.wait(), PATIENCE)
+        with contextlib.suppress(ConnectionRefusedError):
+            while True:  # ZeroMQ's thread closes it in a moment
+                connect(local).close()
+        scarce = False
+        while server.transport._side_door_shut:
+            await asyncio.wait_for(opened.wait(), PATIENCE)
+            opened.clear()
+        with RawPeer(local, PATIENCE) as peer:
+            await known(server, peer, b"evil")
+
+    with_ends(scenario, b"server")
+
+
+def test_few_descriptors_are_scarce() -> None:
+    code = """
+import json, os, resource
+from zmqps.net import connections, routes
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+null = os.open(os.devnull, os.O_RDWR)
+seen = []
+while True:
+    try:
+        fd = os.dup(null)
+    except OSError:
+        break
+    scarce = connections.are_scarce(null)
+    if not seen or seen[-1][1] != scarce:
+        seen.append((fd + 1, scarce))
+print(json.dumps([*seen[1:], routes.new_local_endpoint()]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout) == [[48, None], [56, True], ""], "and nobody is let in over ipc"
+
+
+def test_the_door_goes_on_after_a_connection_that_it_cannot_make_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    address, asked = door.address_of, threading.Event()
+
+    def broken(connection: object) -> NoReturn:
+        asked.set()
+        raise TypeError
+
+    monkeypatch.setattr(door, "address_of", broken)
+    monkeypatch.setattr(door, "PATIENCE_S", 0.1)
+
+    async def scenario(server: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        with RawPeer(endpoint, PATIENCE):
+            await aside(asked.wait, PATIENCE)
+        monkeypatch.setattr(door, "address_of", address)
+        with RawPeer(endpoint, PATIENCE) as peer:
+            assert await asyncio.to_thread(peer.is_shut)
+
+    with_ends(scenario, b"server")
+    assert "internal error" in caplog.text
+
+
+def test_what_a_connection_has_left_behind_is_given_back_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = threading.Event()
+    monkeypatch.setattr(door, "TIDY_S", 0.0)
+    monkeypatch.setattr(door, "give_back_freed_memory", given_back.set)
+
+    async def scenario(server: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        with RawPeer(endpoint, PATIENCE) as peer:
+            await known(server, peer, b"evil")
+            assert not given_back.is_set()
+        await aside(given_back.wait, PATIENCE)
+        assert given_back.is_set()
+
+    with_ends(scenario, b"server")
+
+
 def test_a_message_of_a_known_peer_that_does_not_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zeromq, "MAX_UNREAD_NBYTES", 8 * MIB)
 
     async def scenario(server: End) -> None:
         server.transport.largest_nbytes = lambda: 4 * MIB
         endpoint = server.transport.bind(ANYWHERE)
-        with RawClient(endpoint) as evil:
+        with RawPeer(endpoint, PATIENCE) as evil:
             await known(server, evil, b"evil")
             before = psutil.Process().memory_info().rss
             await aside(sends, evil, unended_message())
@@ -263,13 +386,13 @@ def test_one_may_send_any_number_of_messages_and_one_as_large_as_there_are(monke
     async def scenario(server: End) -> None:
         server.transport.largest_nbytes = lambda: 16 * MIB
         endpoint = server.transport.bind(ANYWHERE)
-        with RawClient(endpoint) as honest:
+        with RawPeer(endpoint, PATIENCE) as honest:
             await known(server, honest, b"honest")
             doubts: list[bytes] = []
             doubt = server.transport._doubt
             monkeypatch.setattr(server.transport, "_doubt", lambda peer: (doubts.append(peer), doubt(peer)))
             for _ in range(60):
-                sending = asyncio.create_task(aside(honest.send, [b"header", *[bytes(MIB)] * 16]))
+                sending = asyncio.create_task(aside(honest.send, message([b"header", *[bytes(MIB)] * 16])))
                 _, frames = await server.receive()
                 assert [len(f) for f in frames] == [6, *[MIB] * 16]
                 await sending
@@ -290,7 +413,7 @@ def test_what_waits_for_a_peer_that_never_reads_is_bounded_and_ends_with_it(
     async def scenario(server: End) -> None:
         server.transport._new_router().setsockopt(zeromq.zmq.SNDHWM, 0)  # else it takes a thousand small ones only
         endpoint = server.transport.bind(ANYWHERE)
-        with RawClient(endpoint) as evil:
+        with RawPeer(endpoint, PATIENCE) as evil:
             await known(server, evil, b"evil")
             answer, sent = np.zeros(nbytes, np.uint8), 0
             while server.transport.send(EVIL, [b"header", answer], ()):
@@ -330,7 +453,7 @@ def test_a_node_without_descriptors_says_so_and_neither_spins_nor_locks_anybody_
             assert node.stdout is not None
             endpoint = next(re.findall(r"tcp://[\d.:]+", line)[0] for line in node.stdout if "tcp://" in line)
             node.send_signal(signal.SIGSTOP)  # so that all are there before the first of them is shut
-            crowd = [stack.enter_context(RawClient(endpoint)) for _ in range(100)]
+            crowd = [stack.enter_context(RawPeer(endpoint, PATIENCE)) for _ in range(100)]
             node.send_signal(signal.SIGCONT)
             assert crowd[0].is_shut()
             process = psutil.Process(node.pid)
@@ -343,3 +466,20 @@ def test_a_node_without_descriptors_says_so_and_neither_spins_nor_locks_anybody_
             node.terminate()
             output, _ = node.communicate(timeout=PATIENCE)
         assert output.count("raise the limit with `ulimit -n`") == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_of_this_host_is_shut_over_ipc_and_this_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "PATIENCE_S", 10 * PATIENCE)  # that is not why, nor is the handshake that takes over 5 s
+    with running(1, 1 << 16) as cluster:
+        local = cluster.drivers[1].machine.member.identity.endpoint.split()[1]  # type: ignore[attr-defined]
+        script = (
+            "import socket, sys; s = socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(chr(0) + sys.argv[1])"
+        )
+        script += "; exec('while s.recv(4096): pass'); print('shut')"
+        command = ["python3", "-I", "-S", "-c", script, local.removeprefix("ipc://@")]
+        result = subprocess.run(command, user=65534, capture_output=True, text=True, timeout=PATIENCE, cwd="/")
+        assert result.stdout == "shut\n", result.stderr
+        with RawPeer(local, PATIENCE).shake_hands(b"own") as own:
+            own.send(message([bytes(f) for f in encode(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)))]))
+            assert b"Pull before Hello" in own.receive()[0]

@@ -253,6 +253,30 @@ def test_an_action_that_fails_does_not_take_the_others_along(caplog: pytest.LogC
 CLIENT = INBOUND + b"client"
 
 
+def test_a_message_that_there_is_no_memory_for_is_lost_as_on_a_network(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*arguments: Any) -> Any:
+        raise MemoryError("no room")
+
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        for _ in range(100):
+            with monkeypatch.context() as patch:
+                patch.setattr("zmqps.net.driver.decode", full)
+                transport.receive(*encode(Left()), peer=CLIENT)
+        with monkeypatch.context() as patch:
+            patch.setattr("zmqps.net.driver.encode", full)
+            driver.submit("answer")
+        driver.submit("end")
+
+    answers: dict[Any, list[Action]] = {"answer": [Send(CLIENT, Left())], "end": [Exit(0, "")]}
+    _, driver, transport = drive(FakeMachine(lambda event: answers[event]), scenario)
+    assert driver.counters == {"out_of_memory": 101}
+    assert transport.sent == []
+    assert "no memory for a message: no room" in caplog.text
+    assert len(caplog.records) < 50
+
+
 def broken(event: Any) -> list[Action]:
     """Meet a defect at every message."""
     if isinstance(event, Received):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,15 @@ def with_ends(scenario: Callable[..., Awaitable[None]], *names: bytes) -> None:
     asyncio.run(run())
 
 
+async def introduced(one: End, two: End, client: End) -> list[tuple[bytes, list[bytes]]]:
+    """Connect a client to two others, as ``server-0`` and ``server-1``; return what each has received, from whom."""
+    client.connect(b"server-0", one.transport.bind(ANYWHERE))
+    client.connect(b"server-1", two.transport.bind(ANYWHERE))
+    client.transport.send(b"server-1", [b"for two"], ())
+    client.transport.send(b"server-0", [b"for one"], ())
+    return [await one.receive(), await two.receive()]
+
+
 @contextmanager
 def raw_dealer(endpoint: str, identity: bytes, **options: int) -> Iterator[zmq.Socket[bytes]]:
     """Open a socket that does not come from our transport."""
@@ -110,11 +120,7 @@ def test_messages_arrive_whole_and_in_order_in_both_directions() -> None:
 
 def test_a_node_tells_its_connections_apart() -> None:
     async def scenario(one: End, two: End, client: End) -> None:
-        client.connect(b"server-0", one.transport.bind(ANYWHERE))
-        client.connect(b"server-1", two.transport.bind(ANYWHERE))
-        client.transport.send(b"server-1", [b"for two"], ())
-        client.transport.send(b"server-0", [b"for one"], ())
-        (peer, frames), (other, frames_of_two) = await one.receive(), await two.receive()
+        (peer, frames), (other, frames_of_two) = await introduced(one, two, client)
         assert (frames, frames_of_two) == ([b"for one"], [b"for two"])
         one.transport.send(peer, [b"1"], ())
         two.transport.send(other, [b"2"], ())
@@ -236,8 +242,8 @@ def test_nobody_can_choose_an_identity_that_is_the_name_of_a_connection_we_opene
 
 
 def test_a_frame_beyond_the_limit_ends_the_connection_and_not_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zeromq, "MAX_FRAME_NBYTES", 1 << 20)
-    monkeypatch.setattr(zeromq, "MAX_HEADER_NBYTES", 1 << 20)
+    monkeypatch.setattr("zmqps.net.sockets.MAX_FRAME_NBYTES", 1 << 20)
+    monkeypatch.setattr("zmqps.net.sockets.MAX_HEADER_NBYTES", 1 << 20)
 
     async def scenario(server: End, client: End) -> None:
         endpoint = server.transport.bind(ANYWHERE)
@@ -269,6 +275,27 @@ def test_a_flood_of_one_connection_does_not_keep_the_loop_from_its_timers() -> N
         assert server.batches >= 3, "control comes back after each batch"
 
     with_ends(scenario, b"server", b"client")
+
+
+def test_a_message_is_delivered_though_a_send_over_its_connection_has_swallowed_what_announced_it() -> None:
+    async def scenario(one: End, two: End, client: End) -> None:
+        (peer, _), (other, _) = await introduced(one, two, client)
+        connection = client.transport._dealers[b"server-0"]
+
+        def deliver(sender: bytes, frames: Sequence[Any]) -> None:
+            client.inbox.put_nowait((sender, [bytes(frame) for frame in frames]))
+            if sender == b"server-1":  # the first connection was found empty before
+                assert one.transport.send(peer, [b"late"], ())
+                assert select.select([connection.FD], [], [], PATIENCE)[0]
+                while select.select([connection.FD], [], [], 0)[0]:  # ZeroMQ looks at it once in a while only
+                    assert client.transport.send(b"server-0", [b"on the way"], ())
+
+        client.transport._deliver = deliver
+        two.transport.send(other, [b"first"], ())
+        assert await client.receive() == (b"server-1", [b"first"])
+        assert await client.receive() == (b"server-0", [b"late"])
+
+    with_ends(scenario, b"one", b"two", b"client")
 
 
 def test_closing_twice_is_closing() -> None:

@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 46 scenarios, 506 seeds.
+#: 53 scenarios, 583 seeds.
 SEEDS = range(11)
 
 

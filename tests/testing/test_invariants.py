@@ -10,20 +10,25 @@ import pytest
 
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.data import DataSet
-from zmqps.core.coordinator.discards import Discards
+from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Disconnected, Send
-from zmqps.core.protocol.messages import Commit, Leave, Lost, Message, Proceed
+from zmqps.core.protocol.messages import Commit, Departed, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.undo import Undo
+from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Load, Pull, Push, Target
+from zmqps.errors import DeadlineError, PeerLostError
 from zmqps.testing import Simulation, SimulationError
+from zmqps.testing.departures import Departures
 from zmqps.testing.scenarios import SCENARIOS
 
 Patch = pytest.MonkeyPatch
@@ -326,17 +331,22 @@ def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
 
 
 def test_a_coordinator_that_forgets_to_have_a_job_freed(monkeypatch: Patch) -> None:
-    def add(original: Any, discards: Discards, epoch: int, *rest: Any) -> Any:
-        return [] if epoch % 3 == 0 else original(discards, epoch, *rest)
+    def discard(original: Any, erasures: Erasures, epoch: int, *rest: Any) -> Any:
+        return [] if epoch % 3 == 0 else original(erasures, epoch, *rest)
 
-    wrap(monkeypatch, Discards, "add", add)
+    wrap(monkeypatch, Erasures, "discard", discard)
     caught("jobs-ended", "still has shards of jobs that have ended")
 
 
 def test_a_coordinator_that_asks_only_once_for_a_job_to_be_freed(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Discards, "on_deadline", lambda self, now: [])
-    monkeypatch.setattr(Discards, "next_deadline", lambda self: None)
+    ask_once(monkeypatch)
     caught("jobs-loss", "still has shards of jobs that have ended")
+
+
+def ask_once(patch: Patch) -> None:
+    """Let the coordinator ask servers only once to erase something."""
+    patch.setattr(Erasures, "on_deadline", lambda self, now: [])
+    patch.setattr(Erasures, "next_deadline", lambda self: None)
 
 
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
@@ -355,6 +365,57 @@ def test_a_server_that_keeps_the_pulls_of_connections_that_have_ended(monkeypatc
     caught("sync-eager", "keeps pulls of peers that are gone")
 
 
+# --- members that have gone ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_coordinator_that_tells_servers_only_once_that_a_member_has_gone(mode: str, monkeypatch: Patch) -> None:
+    ask_once(monkeypatch)
+    caught(f"{mode}-departures", "keeps a client that has gone")
+
+
+def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_without_a_member(monkeypatch: Patch) -> None:
+    def depart(original: Any, coordinator: CoordinatorMachine, *arguments: Any) -> Any:
+        actions = original(coordinator, *arguments)
+        return sorted(actions, key=lambda action: isinstance(getattr(action, "message", None), Departed))
+
+    wrap(monkeypatch, CoordinatorMachine, "_depart", depart)
+    caught("sync-departures", "before a step")
+
+
+def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(ServerMachine, "_depart", lambda self, incarnation, **options: None)
+    caught("async-departures", "which it has forgotten")
+
+
+# --- a coordinator that dies --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["async", "ssp", "sync", "sync-data"])
+def test_workers_that_do_not_notice_the_death_of_the_coordinator(mode: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(SessionMachine, "_lose_coordinator", lambda self, now: [])
+    caught(f"{mode}-orphaned", "waits for the dead")
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_workers_that_wait_for_servers_that_have_ended_with_the_coordinator(mode: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Orphaned, "look", lambda self, operations, now: setattr(self, "due", None) or [])
+    caught(f"{mode}-orphaned", "waits for the dead")
+
+
+def test_a_worker_that_asks_servers_for_what_only_a_coordinator_can_bring(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(SessionMachine, "_is_ahead", lambda self, operation: False)
+    caught("sync-orphaned", "has waited for the dead: pull")
+
+
+def test_a_worker_that_tells_of_a_deadline_and_not_of_the_cause(monkeypatch: Patch) -> None:
+    def lose(original: Any, session: SessionMachine, now: float) -> PeerLostError | DeadlineError:
+        return DeadlineError(operation="x", seconds=1.0, waiting_for="x")
+
+    wrap(monkeypatch, SessionMachine, "_coordinator_lost", lose)
+    caught("sync-orphaned", "is not told for whom it has waited in vain")
+
+
 # --- many members -------------------------------------------------------------------------------
 
 
@@ -367,6 +428,24 @@ def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch
     wrap(monkeypatch, CoordinatorMachine, "_lose", lose)
     monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
     caught("sync-crowd", "for the coordinator")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "broken"),
+    [
+        (Roster, "promote", lambda original, *arguments: None),
+        (
+            SessionMachine,
+            "_job",
+            lambda original, session, init, job, now: original(session, init, replace(job, rank=9), now),
+        ),
+    ],
+)
+def test_a_worker_whose_rank_others_have_taken_who_only_idle(
+    owner: type, name: str, broken: Callable[..., Any], monkeypatch: Patch
+) -> None:
+    wrap(monkeypatch, owner, name, broken)
+    caught("sync-outranked", "3 workers are expected, and their ranks are")
 
 
 # --- strangers ----------------------------------------------------------------------------------
@@ -396,4 +475,10 @@ def test_a_server_whose_clients_anybody_can_take_away(monkeypatch: Patch) -> Non
 def test_a_server_that_takes_what_comes_after_a_client_has_left(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Clients, "bar", lambda self, who, error: self.by_incarnation.get(who))
     monkeypatch.setattr(Clients, "forget", lambda self, who: self.by_incarnation.get(who))
+    monkeypatch.setattr(Departures, "_sent", lambda self, sender, receiver, message: None)  # which notices it sooner
     caught("async-attacked", "a push was applied twice")
+
+
+def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("zmqps.core.protocol.guard.same", lambda ours, theirs: True)
+    caught("async-attacked", "strangers ended the job")

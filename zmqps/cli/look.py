@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
@@ -9,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -156,36 +157,42 @@ def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, 
 def logs(nodes: tuple[str, ...], directory: Path, name: str | None, lines: int | None, follow: bool) -> int:
     """Show the logs of all nodes, or of those named (server-0, worker-1), merged by time."""
     from zmqps.cli.state import read_state
+    from zmqps.nodes.files import Folder
 
     state = read_state(directory)
-    folder = directory / "runs" / (name or "cluster") / "logs"
-    if name is None and state is not None and state.logs:
-        folder = Path(state.logs)
-    files = {path.stem: path for path in sorted(folder.glob("*.log"))}
-    if not files:
-        raise PSError(f"no logs in {folder}; `zmqps up` writes them")
-    if unknown := set(nodes) - set(files):
-        raise click.UsageError(f"no log of {', '.join(sorted(unknown))}; there are {', '.join(files)}")
-    paths = [path for node, path in files.items() if not nodes or node in nodes]
-    if follow:
-        sys.stdout.flush()  # tail knows how to wait for a file
-        os.execvp("tail", ["tail", "-q", "-n", str(lines or "+1"), "-F", *map(str, paths)])
-    entries = [line for _, line in heapq.merge(*map(_entries, paths), key=lambda entry: entry[0])]
+    if name is None:
+        name = state.name if state is not None and state.name else "cluster"
+    try:
+        folder = Folder(directory, "runs", name, "logs")
+    except FileNotFoundError:
+        raise PSError(f"no logs in {directory / 'runs' / name / 'logs'}; `zmqps up` writes them") from None
+    with folder, contextlib.ExitStack() as stack:
+        names = sorted(file.removesuffix(".log") for file in os.listdir(folder.fd) if file.endswith(".log"))
+        if not names:
+            raise PSError(f"no logs in {folder.path}; `zmqps up` writes them")
+        if unknown := set(nodes) - set(names):
+            raise click.UsageError(f"no log of {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        names = [name for name in names if not nodes or name in nodes]
+        files = [stack.enter_context(open(folder.open(f"{name}.log", os.O_RDONLY), errors="replace")) for name in names]
+        if follow:
+            sys.stdout.flush()  # tail knows how to wait for a file; nobody else can put one there
+            os.fchdir(folder.fd)
+            os.execvp("tail", ["tail", "-q", "-n", str(lines or "+1"), "-F", *(f"./{name}.log" for name in names)])
+        entries = [line for _, line in heapq.merge(*map(_entries, files), key=lambda entry: entry[0])]
     show = _printer()
     for line in entries[-lines if lines else None :]:
         show(line)
     return exits.OK
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str]]:
+def _entries(file: TextIO) -> Iterator[tuple[str, str]]:
     """Yield the lines of a log, each with its time; one that has none belongs to the one before."""
     time = ""
-    with path.open(errors="replace") as file:
-        for line in file:
-            line = line.rstrip("\n")
-            entry = read_line(line)
-            time = entry[1] if entry else time
-            yield time, line
+    for line in file:
+        line = line.rstrip("\n")
+        entry = read_line(line)
+        time = entry[1] if entry else time
+        yield time, line
 
 
 def _printer() -> Callable[[str], object]:

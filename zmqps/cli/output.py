@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import IO, TextIO
 
 from zmqps.errors import printable
-from zmqps.launch.files import Folder
 from zmqps.launch.logs import NAME_WIDTH, read_line, without_date, write_line
+from zmqps.nodes.files import Folder
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
 #: A longer line is broken: a worker that never ends one must not fill the memory.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from zmqps.errors import ConfigurationError
-from zmqps.launch.files import Folder
+from zmqps.nodes.files import Folder
 
 FOLDER, FILE = ".zmqps", "cluster.json"
 #: A state is a few hundred bytes; more is not one.

@@ -19,17 +19,18 @@ from zmqps.core.protocol import exits
 from zmqps.errors import PSError
 from zmqps.gpu.pinning import pin
 from zmqps.launch.cluster import GRACE_S, ClusterConfig, Nodes
-from zmqps.launch.files import Folder
 from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,
+    mark_of,
     node_environment,
     start_of,
     tail,
     worker_command,
     worker_environment,
 )
+from zmqps.nodes.files import Folder
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
@@ -120,10 +121,9 @@ class Supervisor:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self._ask, number, task)
             started = datetime.now().astimezone().isoformat(timespec="seconds")
-            pid = os.getpid()
-            state = State(
-                pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start_of(pid)
-            )  # fmt: skip
+            pid, start = os.getpid(), start_of(os.getpid())
+            self._mark = mark_of(pid, start)
+            state = State(pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start)
             claim.write(state)
             try:
                 await self._nodes.start(config.timeout)
@@ -229,6 +229,7 @@ class Supervisor:
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:
         log = LogFile(name, self._logs, f"{name}.log", self._terminal, as_json=self._config.cluster.log_json)
+        env = env | self._mark
         process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
         assert process.popen.stdout is not None
         self._pumps.append(Pump(process.popen.stdout, log))

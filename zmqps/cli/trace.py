@@ -27,9 +27,10 @@ def trace(recorded: Path, output: Path | None, skip: int) -> int:
     docs/operations.md explains the phases.
     """
     from zmqps.cli.tables import new_console, phases_table
+    from zmqps.nodes.files import open_own
     from zmqps.trace import merge, phases
 
-    found = merge.read(recorded)
+    found = merge.read(recorded, open_own)
     console = new_console()
     summary = phases.summarize(found, skip=skip)
     if summary is None:
@@ -40,6 +41,6 @@ def trace(recorded: Path, output: Path | None, skip: int) -> int:
         text = f"the clock of host {boot[:8]} was fitted; its times may be wrong by {fitted.error_us / 1e3:.3g} ms"
         console.print(text, style="yellow", highlight=False)
     if output is not None:
-        merge.write(output, found)
+        merge.write(output, found, open_own)
         console.print(f"written: {output}", highlight=False)
     return exits.OK

@@ -158,6 +158,8 @@ class Requests:
 
     def push(self, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False) -> Push:
         """Return the transfer of `zmqps.Worker.push`."""
+        if atomic is not False:
+            checks.flag("atomic", atomic)
         if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # else there is nothing to say, in each step
             examples = checks.whole("examples", examples, 1, MAX_COUNT)
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
@@ -207,7 +209,7 @@ class Requests:
         self, numbers: list[int] | None, out: Mapping[str, Any] | None, codec: str | Codec | None, copy: bool
     ) -> tuple[Target, Result]:
         """Return where values go, and what makes the caller's dict of them."""
-        if not copy and out is not None:
+        if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
         parameters = self.job.parameters
         target = Target(codec=self.job.pull_codec if codec is None else check_codec(codec, pulls=True))

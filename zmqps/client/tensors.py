@@ -73,9 +73,10 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
     for name in names:
         number = index.get(name) if isinstance(name, str) else None
         if number is None:
-            near = difflib.get_close_matches(str(name), index, n=1)
+            text = name[:MAX_NAME_CHARS] if isinstance(name, str) else checks.shown(name)
+            near = difflib.get_close_matches(text, index, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the job has {', '.join(map(repr, list(index)[:8]))}"
-            raise UnknownParameterError(name=str(name), hint=hint)
+            raise UnknownParameterError(name=text, hint=hint)
         numbers.append(number)
     return numbers
 

@@ -21,10 +21,10 @@ from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError, ForkedError
 from zmqps.gpu.pinning import spread, visible_gpus
-from zmqps.launch.files import Folder
 from zmqps.launch.logs import LEVELS
 from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
+from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
 from zmqps.nodes.server import ServerConfig
 
@@ -380,7 +380,7 @@ class LocalCluster:
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None
         log = f"{name}.log"
-        with Folder(self._directory) as folder, folder.begin(log) as file:
+        with Folder(self._directory, own=True) as folder, folder.begin(log) as file:
             return Process(name, command, stdout=file, log=folder.path / log, env=node_environment(), is_node=True)
 
     def _refuse_in_fork(self) -> None:

@@ -19,12 +19,13 @@ import subprocess
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from zmqps.errors import NodeFailedError, PSError, from_wire
+from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.launch.logs import read_message
+from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
 
 LEASH = Path(__file__).with_name("leash.py")
@@ -34,6 +35,8 @@ REFUSAL = "error "
 MAX_ANNOUNCEMENT_NBYTES = 64 << 10
 #: By which the workers of one `zmqps up` know each other on `zmqps.pipeline` channels.
 CHANNEL_SECRET = secrets.token_hex(16)
+#: The variable by which what a supervisor has started is known, and what that has started in turn.
+MARK = "ZMQPS_SUPERVISOR"
 TAIL_LINES = 10
 TAIL_NBYTES = 16 << 10
 
@@ -219,25 +222,45 @@ def start_of(pid: int) -> int:
         return 0
 
 
-def children_of(pid: int) -> list[int]:
-    """Return the children of a process."""
+def mark_of(supervisor: int, start: int) -> dict[str, str]:
+    """Return what the environment of all that a supervisor starts has: its process id, and when it started."""
+    return {MARK: f"{supervisor}-{start}"}
+
+
+def has_mark(pid: int, mark: Mapping[str, str]) -> bool:
+    """Whether a process of this user has a mark in its environment."""
     import psutil
 
     try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.NoSuchProcess:
-        return []
+        process = psutil.Process(pid)
+        environ: dict[str, str] = process.environ()
+        return bool(process.uids().real == os.getuid()) and mark.items() <= environ.items()
+    except (psutil.Error, OSError):
+        return False
 
 
-def session_of(leader: int) -> list[int]:
-    """Return what is left of the session of a leader that has ended."""
+def marked(session: int, mark: Mapping[str, str]) -> list[int]:
+    """Return the processes of a session that have a mark: the number of the session alone may be another one's now."""
     import psutil
 
-    processes = psutil.process_iter(["status"])
-    alive = [process.pid for process in processes if process.info["status"] != psutil.STATUS_ZOMBIE]
-    if leader in alive:
-        return []  # its number has been given to somebody else, which happens only when its session is gone
-    return [pid for pid in alive if _session_id(pid) == leader]
+    return [pid for pid in psutil.pids() if _session_id(pid) == session and has_mark(pid, mark)]
+
+
+def signal_if(pid: int, number: signal.Signals, is_it: Callable[[], bool]) -> None:
+    """Send a process a signal if it is the one that is meant; its number cannot be given away in between."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # not Linux, or an old one
+        fd = -1
+    try:
+        if is_it():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number) if fd < 0 else signal.pidfd_send_signal(fd, number)
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _session_id(pid: int) -> int | None:
@@ -309,9 +332,9 @@ def describe_exit(code: int) -> str:
 def tail(log: Path, num_lines: int = TAIL_LINES) -> str:
     """Return the last messages of a log, indented."""
     try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_NBYTES))
+        with open(log, "rb", opener=open_own) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_NBYTES))
             lines = deque(file.read(TAIL_NBYTES).decode(errors="replace").splitlines(), maxlen=num_lines)
-    except OSError:
+    except (OSError, UnsafeFileError):
         return "  (no log)"
     return "\n".join(f"  {read_message(line)}" for line in lines) or "  (it said nothing)"

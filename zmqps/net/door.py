@@ -11,26 +11,25 @@ send a gigabyte. It wakes for events, and while there are strangers every few mi
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import errno
 import logging
 import os
 import resource
 import select
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.net.connections import Address, Credentials, address_of, are_scarce, borrowed, end_now, received, waiting
+from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0
@@ -52,19 +51,25 @@ LOOK_S = 0.005
 LOOK_KNOWN_S = 0.1
 #: What has come so long before, ZeroMQ has read and handed on, and a loop that was asked to look has seen.
 SUSPECT_S = 0.05
+#: After the end of a connection what it has left behind is given back to the system, in seconds: twice, for ZeroMQ lets
+#: go of some of it later.
+TIDY_S = 1.0
+TIDY_TIMES = 2
+#: So long malloc keeps nothing of what is freed meanwhile.
+LET_GO_S = 0.2
+#: Nothing is heard of who has sent too many messages for so long.
+DEAF_S = 1.0
+#: Of a connection of which ZeroMQ has read so much it has handed on the first messages.
+HANDED_ON_NBYTES = 128 << 10
 #: Between two lines of a kind in the log.
 LOG_S = 10.0
 
-#: An address of no family: who "connects" to it ends a connection at once (connect(2)).
-_NOBODY = bytes(16)
-_libc = ctypes.CDLL(None)
 TOO_MUCH = "it sent more than a Hello"
 ENDLESS = "it sent a message that does not end"
 _ACCEPTED, _FAILED, _GONE = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_ACCEPT_FAILED), int(zmq.EVENT_DISCONNECTED)
-_BYTES_RECEIVED = struct.Struct("=128xQ")  # in Linux's `struct tcp_info`
-_CREDENTIALS = struct.Struct("=3i")
 
 log = logging.getLogger("zmqps.door")
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -111,6 +116,8 @@ class Door:
         Called in the door's thread to have the messages taken that are there, and then `judge` called.
     doubt
         Called in the door's thread to have `trust` called at the next message of a peer that was welcomed.
+    scarce
+        Called in the door's thread when descriptors begin to run short, with True, and when they do no more.
     """
 
     def __init__(
@@ -119,6 +126,7 @@ class Door:
         gone: Callable[[Peer], None],
         ask: Callable[[], None],
         doubt: Callable[[Peer], None],
+        scarce: Callable[[bool], None],
     ) -> None:
         self.counters = {"connections_shut": 0, "accepts_failed": 0}
         self.max_strangers = _max_strangers()
@@ -126,6 +134,8 @@ class Door:
         self._gone = gone
         self._ask = ask
         self._doubt = doubt
+        self._tell_scarce = scarce
+        self._scarce = False
         self._router = router
         self._lock = threading.RLock()
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
@@ -133,6 +143,8 @@ class Door:
         self._descriptors: dict[Peer, int] = {}
         self._accounts: dict[int, Account] = {}  # of those
         self._look_at = 0.0  # at those, again
+        self._shut_here: set[int] = set()  # connections that were ended here, until the number is another one's
+        self._deaf_to: dict[tuple[Peer, int], float] = {}  # who has sent too many messages, until when
         self._early: set[int] = set()  # welcomed before the monitor has told of them
         self._logged: dict[str, float] = {}
         # descriptors for the time when there are no more: one to look at a connection, one that is let go
@@ -149,23 +161,36 @@ class Door:
         #: Whether the transport throws away what somebody has sent: it cannot tell who the others are meanwhile.
         self.behind = False
         self._closing = False
+        self._tidy_due: float | None = None
+        self._tidy_left = 0
+        self._letting_go = False
         self._resting = False  # the thread, for longer than it may while there are strangers
         self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
         self._thread.start()
 
     # --- what the transport asks, in its own thread ---------------------------------------------
 
-    def heard(self, descriptor: int) -> None:
-        """Take note of a message of a stranger; one that sends too many is shut."""
+    def heard(self, peer: Peer, descriptor: int) -> bool:
+        """Take note of a message of a stranger; one that sends too many is shut.
+
+        False: it was shut before. What ZeroMQ had taken of it by then still comes, up to a thousand messages, when the
+        number of its descriptor may be another one's.
+        """
         now = time.monotonic()
         with self._lock:
             self._settle()
+            if now < self._deaf_to.get((peer, descriptor), 0.0):
+                return False
             stranger = self._strangers.get(descriptor)
             if stranger is not None:
                 stranger.num_messages += 1
                 stranger.due = now + PATIENCE_S
                 if stranger.allowed(now) < 0:
                     self._shut(descriptor, TOO_MUCH)
+                    self._deaf_to[peer, descriptor] = now + DEAF_S
+                    if len(self._deaf_to) > MAX_STRANGERS:
+                        del self._deaf_to[next(iter(self._deaf_to))]
+            return descriptor not in self._shut_here
 
     def admit(self, peer: Peer, descriptor: int) -> bool:
         """A peer was welcomed on this connection, or has come back on it; False if the connection has ended already.
@@ -180,11 +205,10 @@ class Door:
             if stranger is not None:
                 self._accounts[descriptor] = Account(stranger.address)
             elif descriptor not in self._peers:
-                try:
-                    with _borrowed(descriptor) as connection:
-                        self._accounts[descriptor] = Account(_address(connection))
-                except OSError:
+                address = self._at(descriptor, address_of)
+                if address is None:
                     return False
+                self._accounts[descriptor] = Account(address)
                 self._early.add(descriptor)
             self._forget(self._descriptors.get(peer, -1))
             old = self._peers.get(descriptor)
@@ -209,13 +233,19 @@ class Door:
             self._settle()
             self._look(time.monotonic())
 
+    def catch_up(self, *, behind: bool) -> None:
+        """One message has been thrown away; ``behind``: there is another one."""
+        with self._lock:
+            self.behind = behind
+            self._tidy_soon()
+
     def trust(self, peer: Peer) -> None:
         """A message of a peer that was doubted is here: so it does end them."""
         with self._lock:
             descriptor = self._descriptors.get(peer, -1)
             account = self._accounts.get(descriptor)
             if account is not None:
-                account.heard_at_nbytes, account.doubted = _received(descriptor), False
+                account.heard_at_nbytes, account.doubted = received(descriptor), False
 
     def is_here(self, peer: Peer) -> bool:
         """Whether a peer has a connection."""
@@ -257,37 +287,71 @@ class Door:
         poller.register(int(self._monitor.FD), select.POLLIN)
         poller.register(self._wake_read, select.POLLIN)
         while not self._closing:
-            with self._lock:
-                begin = time.thread_time()
-                self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
-                self._look(time.monotonic())
-                took = time.thread_time() - begin
-                self._resting = not self._strangers and not self._refusing
-                wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * took)
+            wait = LOOK_KNOWN_S
+            try:
+                wait = self._turn()
+            except Exception:
+                log.exception("internal error; please report it")
             if any(descriptor == self._wake_read for descriptor, _ in poller.poll(1000 * wait)):
                 os.read(self._wake_read, 1)
+
+    def _turn(self) -> float:
+        """Do what is due; return how long the thread may rest."""
+        with self._lock:
+            begin = time.thread_time()
+            self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
+            self._look(time.monotonic())
+            took = time.thread_time() - begin
+            self._resting = not self._strangers and not self._refusing
+            wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * took)
+            tidy = self._tidy_due is not None and time.monotonic() >= self._tidy_due
+        if tidy:
+            self._tidy()
+        return wait
+
+    def _tidy(self) -> None:
+        """Give back messages, and what was made of them: malloc would keep it."""
+        now = time.monotonic()
+        self._letting_go = not self._letting_go
+        if self._letting_go:
+            let_freed_memory_go()
+            self._tidy_due = now + LET_GO_S
+            return
+        give_back_freed_memory()
+        keep_freed_memory()
+        self._tidy_left -= 1
+        self._tidy_due = now + TIDY_S if self._tidy_left > 0 else None
+
+    def _tidy_soon(self) -> None:
+        self._tidy_left = TIDY_TIMES
+        self._tidy_due = self._tidy_due or time.monotonic() + TIDY_S
 
     def _settle(self) -> None:
         """Take the monitor's events."""
         while not self._closing and int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event: Any = recv_monitor_message(self._monitor)
-            kind, value = int(event["event"]), int(event["value"])
-            if kind == _ACCEPTED:
-                self._accepted(value)
-            elif kind == _GONE:
-                self._ended(value)
-            elif kind == _FAILED:
-                self._failed(value)
+            try:
+                self._take(int(event["event"]), int(event["value"]))
+            except Exception:  # whatever it is: ZeroMQ stops for good when nobody takes its events
+                log.exception("internal error; please report it")
+
+    def _take(self, kind: int, value: int) -> None:
+        if kind == _ACCEPTED:
+            self._accepted(value)
+        elif kind == _GONE:
+            self._ended(value)
+            self._tidy_soon()
+        elif kind == _FAILED:
+            self._failed(value)
 
     def _accepted(self, descriptor: int) -> None:
         if descriptor in self._early:
             self._early.discard(descriptor)
             return
         self._ended(descriptor)  # of an earlier connection, which another one of the same peer had replaced
-        try:
-            with _borrowed(descriptor) as connection:
-                address = _address(connection)
-        except OSError:
+        self._shut_here.discard(descriptor)
+        address = self._at(descriptor, address_of)
+        if address is None:
             return  # it has ended meanwhile
         now = time.monotonic()
         self._strangers[descriptor] = Stranger(address=address, since=now, due=now + PATIENCE_S)
@@ -327,10 +391,14 @@ class Door:
             self._spare = None
 
     def _look(self, now: float) -> None:
-        """Shut strangers that have taken too long or sent too much."""
+        """Shut strangers that have taken too long or sent too much; see to the descriptors."""
+        scarce = are_scarce(self._null)
+        if scarce is not None and scarce != self._scarce:
+            self._scarce = scarce
+            self._tell_scarce(scarce)
         suspected, unread = False, 0
         for descriptor, stranger in list(self._strangers.items()):
-            nbytes = _received(descriptor)
+            nbytes = received(descriptor)
             if self.behind and nbytes <= stranger.allowed(now):
                 stranger.due = now + PATIENCE_S  # its Hello may have come
             elif now >= stranger.due:
@@ -339,6 +407,8 @@ class Door:
                 unread += nbytes
                 if self.behind or nbytes > MAX_UNREAD_NBYTES or unread > 2 * MAX_UNREAD_NBYTES:
                     self._shut(descriptor, TOO_MUCH)
+                elif nbytes - waiting(descriptor) > HANDED_ON_NBYTES:
+                    stranger.suspect_since = now - SUSPECT_S
                 elif stranger.suspect_since is None:
                     stranger.suspect_since = now
                 suspected |= stranger.is_suspect(now)
@@ -359,7 +429,7 @@ class Door:
     def _look_at_known(self) -> None:
         """Shut peers that go on and on without an end of a message, all of which ZeroMQ would keep."""
         for descriptor, account in list(self._accounts.items()):
-            nbytes = _received(descriptor)
+            nbytes = received(descriptor)
             if nbytes - account.heard_at_nbytes <= self.max_unread_nbytes:
                 continue
             if account.doubted:
@@ -371,15 +441,24 @@ class Door:
     def _shut(self, descriptor: int, why: str) -> None:
         known = self._strangers.pop(descriptor, None) or self._accounts.get(descriptor)
         address = None if known is None else known.address
+
+        def end(connection: socket.socket) -> None:
+            if address_of(connection) == address:
+                end_now(connection)
+                self._shut_here.add(descriptor)
+                self.counters["connections_shut"] += 1
+                self._say(why, f"shut a connection {address}: {why}")
+
+        self._at(descriptor, end)
+
+    def _at(self, descriptor: int, do: Callable[[socket.socket], T]) -> T | None:
+        """Return what a function says of a connection; None if it has ended, and the number is no socket any more."""
         try:
             os.dup2(descriptor, self._held, inheritable=False)  # so that it stays the same one meanwhile
-            with _borrowed(self._held) as connection:
-                if _address(connection) == address:
-                    _end(connection)
-                    self.counters["connections_shut"] += 1
-                    self._say(why, f"shut a connection {address}: {why}")
+            with borrowed(self._held) as connection:
+                return do(connection)
         except OSError:
-            pass  # it has ended meanwhile
+            return None
         finally:
             os.dup2(self._null, self._held, inheritable=False)
 
@@ -389,62 +468,6 @@ class Door:
         if now >= self._logged.get(kind, 0.0) + LOG_S:
             self._logged[kind] = now
             log.warning("%s", text)
-
-
-class Credentials(NamedTuple):
-    """The process at the other end of a connection inside this host."""
-
-    pid: int
-    uid: int
-    gid: int
-
-    def __str__(self) -> str:
-        return f"of process {self.pid}"
-
-
-class Address(NamedTuple):
-    """The other end of a connection over TCP."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"from {self.host} port {self.port}"
-
-
-def _address(connection: socket.socket) -> Credentials | Address:
-    if connection.family == socket.AF_UNIX:
-        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        return Credentials(*_CREDENTIALS.unpack(packed))
-    return Address(*connection.getpeername()[:2])
-
-
-def _end(connection: socket.socket) -> None:
-    """End a connection, and with it what the kernel has received and ZeroMQ has not read: up to megabytes."""
-    if connection.family == socket.AF_UNIX or _libc.connect(connection.fileno(), _NOBODY, len(_NOBODY)):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-def _received(descriptor: int) -> int:
-    """Return the bytes that have come over a connection; 0 where the system does not count them."""
-    try:
-        with _borrowed(descriptor) as connection:
-            if connection.family == socket.AF_UNIX:
-                return 0
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-            return int(_BYTES_RECEIVED.unpack(info)[0])
-    except OSError:
-        return 0  # it has ended meanwhile
-
-
-@contextlib.contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Make a descriptor a socket that leaves it open."""
-    connection = socket.socket(fileno=descriptor)
-    try:
-        yield connection
-    finally:
-        connection.detach()
 
 
 def _max_strangers() -> int:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
@@ -35,7 +36,7 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Message, Welcome
-from zmqps.core.protocol.wire import decode, encode
+from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, printable
 from zmqps.net.transport import INBOUND, Transport
 
@@ -83,6 +84,9 @@ class Driver:
         self.transport = transport
         self.log = log
         self.counters: Counter[str] = Counter()
+        #: Returns how large a header of a message with arrays may be: what nobody needs costs time to refuse.
+        self.data_header_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES
+        self._throttle = Throttle("messages that there was no memory for")
         self._resolve = resolve
         self._landed = landed
         self._failed = failed
@@ -120,10 +124,13 @@ class Driver:
     def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
         event: Received | Undecodable | Unreachable
         try:
-            message = decode(frames)
+            message = decode(frames, self.data_header_nbytes)
         except PSError as error:
             self.counters["undecodable"] += 1
             event = Undecodable(peer, error)
+        except MemoryError as error:
+            self._lost(error, peer)
+            return
         else:
             event = self._greeted(peer, message) if isinstance(message, GREETINGS) else Received(peer, message)
         self._do(self.machine.handle, event)
@@ -139,7 +146,17 @@ class Driver:
             try:
                 self._execute(action)
             except Exception as error:
-                self._defect(error, action)
+                if isinstance(error, MemoryError) and isinstance(action, Send) and self._failed is None:
+                    self._lost(error, action.peer)
+                else:
+                    self._defect(error, action)
+
+    def _lost(self, cause: MemoryError, peer: Peer) -> None:
+        """There is no memory for a message: it is lost, as on a network, and its sender sends it again."""
+        self.counters["out_of_memory"] += 1
+        line = self._throttle.admit(f"no memory for a message: {cause}", self._time(), peer)
+        if line is not None:
+            self.log.warning("%s", line)
 
     def _defect(self, cause: Exception, *about: Any) -> None:
         """Report a defect in taking an event or an action, also to those that wait for its outcome."""

@@ -53,7 +53,7 @@ def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
     try:
         secret = Path(path).read_bytes().strip()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read the job secret {str(path)!r:.200}: {error}") from None
+        raise ConfigurationError(f"cannot read the job secret {str(path)!r:.200}: {error!s:.200}") from None
     if not MIN_SECRET_NBYTES <= len(secret) <= MAX_SECRET_NBYTES:
         raise ConfigurationError(
             f"the job secret in {str(path)!r} has {len(secret)} bytes; take {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES} "
@@ -71,6 +71,7 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
         The endpoint is invalid, or reaches beyond loopback without ``insecure``.
     """
     check_endpoint(endpoint)
+    checks.flag("insecure", insecure)
     if endpoint.startswith("tcp://") and urlsplit(endpoint).hostname not in LOOPBACK_HOSTS and not insecure:
         raise ConfigurationError(
             f"{endpoint} can be reached from other hosts, and this version neither encrypts nor authenticates; "
@@ -82,7 +83,7 @@ def check_peer(endpoint: object) -> str:
     """Return an endpoint to connect to; raise `ConfigurationError` for any other."""
     endpoint = check_endpoint(endpoint)
     if endpoint.startswith("tcp://") and (urlsplit(endpoint).hostname in (None, "*") or not urlsplit(endpoint).port):
-        raise ConfigurationError(f"{endpoint!r} cannot be connected to; write the coordinator's host and port")
+        raise ConfigurationError(f"{endpoint!r:.200} cannot be connected to; write the coordinator's host and port")
     return endpoint
 
 
@@ -100,4 +101,4 @@ def check_endpoint(endpoint: object) -> str:
         pass  # a port that is no number, or out of range
     if scheme == "ipc" and rest:
         return endpoint
-    raise ConfigurationError(f"{endpoint!r} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+    raise ConfigurationError(f"{endpoint!r:.200} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")

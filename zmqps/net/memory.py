@@ -9,6 +9,8 @@ import sys
 MMAP_THRESHOLD = 32 << 20
 #: What malloc keeps of freed memory, an arena.
 TRIM_THRESHOLD = 64 << 20
+#: The same while what peers have left behind is given back.
+TRIM_THRESHOLD_LOW = 1 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -32,12 +34,15 @@ class FreedMemory:
 
 def give_back_freed_memory() -> bool:
     """Return to the system what malloc keeps of freed memory, wherever it lies; False with another C library."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        return bool(ctypes.CDLL(None).malloc_trim(0))
-    except (OSError, AttributeError):
-        return False
+    return _tell_malloc("malloc_trim", 0)
+
+
+def let_freed_memory_go() -> bool:
+    """Let malloc give back what is freed from now on at the end of each thread's memory, until `keep_freed_memory`.
+
+    That is what `give_back_freed_memory` does not reach but for the main thread's.
+    """
+    return _tell_malloc("mallopt", _M_TRIM_THRESHOLD, TRIM_THRESHOLD_LOW)
 
 
 def keep_freed_memory() -> bool:
@@ -48,10 +53,15 @@ def keep_freed_memory() -> bool:
     4 KiB: a fifth of the processor time of a step over TCP. Does nothing, and returns False, with
     another C library.
     """
+    changed = _tell_malloc("mallopt", _M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+    return changed and _tell_malloc("mallopt", _M_TRIM_THRESHOLD, TRIM_THRESHOLD)
+
+
+def _tell_malloc(function: str, *arguments: int) -> bool:
+    """Call a function of glibc; False with another C library."""
     if not sys.platform.startswith("linux"):
         return False
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        return bool(getattr(ctypes.CDLL(None), function)(*arguments))
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD))

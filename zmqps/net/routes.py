@@ -7,6 +7,7 @@ reached from this host only, so whoever can connect to it is on this host.
 
 from __future__ import annotations
 
+import resource
 import secrets
 import socket
 import sys
@@ -16,6 +17,8 @@ from zmqps import checks
 from zmqps.errors import ConfigurationError
 
 TRANSPORTS = ("auto", "tcp", "ipc", "shm")
+#: Who may have fewer open does without ipc.
+MIN_DESCRIPTORS = 512
 
 
 class Route(NamedTuple):
@@ -76,5 +79,12 @@ def is_reachable_locally(endpoint: str) -> bool:
 
 
 def new_local_endpoint() -> str:
-    """Return an ipc endpoint to bind beside a TCP one, or nothing where the system has none without files."""
-    return f"ipc://@zmqps-{secrets.token_hex(16)}" if sys.platform == "linux" else ""
+    """Return an ipc endpoint to bind beside a TCP one.
+
+    Nothing where the system has none without files, or few descriptors: libzmq 4.3.5 ends the process when it has none
+    left to accept a connection over ipc with, while over TCP it says so.
+    """
+    if sys.platform != "linux":
+        return ""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return "" if 0 <= limit < MIN_DESCRIPTORS else f"ipc://@zmqps-{secrets.token_hex(16)}"

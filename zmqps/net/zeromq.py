@@ -17,13 +17,12 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.wire import (
     MAX_FRAME_NBYTES,
     MAX_FRAMES,
-    MAX_HEADER_NBYTES,
     MAX_STRANGE_HEADER_NBYTES,
 )
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.memory import keep_freed_memory
-from zmqps.net.ports import owner_of
+from zmqps.net.sockets import bind_socket, descriptor_of, limit_frames
 from zmqps.net.transport import INBOUND, Deliver
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
@@ -108,14 +107,6 @@ def readable(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
-def _descriptor(frame: zmq.Frame) -> int:
-    """Return which connection a frame came from; -1 for peers of ZMTP 1 and 2, whose frames do not tell."""
-    try:
-        return int(frame.get(zmq.SRCFD))
-    except zmq.ZMQError:
-        return -1
-
-
 def _receive(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
     """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
     frames = []
@@ -133,24 +124,6 @@ def _discard(socket: zmq.Socket[bytes]) -> bool:
         if not socket.recv(_DONTWAIT, copy=False).more:
             return True
     return False
-
-
-def _limit(socket: zmq.Socket[bytes], arrays: bool = True) -> None:
-    # libzmq closes a connection that announces more, before it allocates
-    socket.setsockopt(zmq.MAXMSGSIZE, max(MAX_FRAME_NBYTES if arrays else 0, MAX_HEADER_NBYTES))
-    socket.setsockopt(zmq.LINGER, 0)
-
-
-def bind_socket(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the endpoint, in which a port is not 0 any more."""
-    try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        if error.errno == zmq.EADDRINUSE:
-            port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
-            raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
-        raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
-    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
 
 
 class ZmqTransport:
@@ -178,6 +151,7 @@ class ZmqTransport:
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
+        self._side_door, self._side_door_shut = "", False  # where those come in who are on this host
         self._known: dict[Peer, None] = {}  # those who were welcomed and are connected
         self._doubted: set[Peer] = set()  # those of them of whom the door wants to hear when there is a message
         self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
@@ -189,7 +163,8 @@ class ZmqTransport:
         self._delivered: Callable[[], None] | None = None
         self._disconnected: Callable[[Peer], None] | None = None
         self._scheduled = False
-        self._draining = False
+        self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
+        self._unsure = False  # something was done to another meanwhile that may have swallowed an edge
 
     def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
         """Begin to deliver in the running loop."""
@@ -208,20 +183,39 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is invalid, or names an interface this host does not have.
         """
-        return bind_socket(self._router or self._new_router(), endpoint)
+        bound = bind_socket(self._router or self._new_router(), endpoint)
+        if bound.startswith("ipc:"):
+            self._side_door = bound
+        return bound
+
+    def _shut_side_door(self) -> None:
+        """Descriptors run short: libzmq ends the process if it has none for who comes over ipc."""
+        if self._side_door and self._router is not None and not self._side_door_shut:
+            self._router.unbind(self._side_door)
+            self._side_door_shut = True
+
+    def _open_side_door(self) -> None:
+        if self._side_door_shut and self._router is not None and self._loop is not None:
+            try:
+                bind_socket(self._router, self._side_door)
+                self._side_door_shut = False
+            except AddressInUseError:  # it takes ZeroMQ's thread a moment to let go of it
+                self._loop.call_later(0.1, self._open_side_door)
 
     def _new_router(self) -> zmq.Socket[bytes]:
         self._router = router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
         router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
-        _limit(router, self._arrays)
+        limit_frames(router, self._arrays)
+        zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
             self._door = Door(
                 router,
                 gone=lambda peer: self._soon(self._gone, peer),
                 ask=lambda: self._soon(self._judge),
                 doubt=lambda peer: self._soon(self._doubt, peer),
+                scarce=lambda scarce: self._soon(self._shut_side_door if scarce else self._open_side_door),
             )
             self._set_bound()
         self._add(b"", router)
@@ -242,7 +236,7 @@ class ZmqTransport:
         dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message tells who has come back
         dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        _limit(dealer)
+        limit_frames(dealer)
         try:
             dealer.connect(endpoint)
         except zmq.ZMQError as error:
@@ -253,6 +247,7 @@ class ZmqTransport:
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))
+        self._unsure = True
         if self._loop is not None:
             self._watch(socket)
 
@@ -277,9 +272,11 @@ class ZmqTransport:
         except zmq.ZMQError:  # not connected, or its queue is full: the sender will try again
             self.counters["undeliverable"] += 1
             return False
-        finally:
-            if not self._draining and readable(socket):
-                self._schedule()  # the send has swallowed the edge that announced a message
+        finally:  # the send may have swallowed the edge that announced a message
+            if self._drained is not None:
+                self._unsure = self._unsure or socket is not self._drained
+            elif readable(socket):
+                self._schedule()
         if tracked and readers:
             tracker = zmq.MessageTracker(*tracked)
             for watchers in readers:
@@ -302,47 +299,57 @@ class ZmqTransport:
 
     def _schedule(self) -> None:
         """Drain soon, whether an edge announces it or not."""
-        if not self._scheduled and not self._draining and self._loop is not None:
+        if not self._scheduled and self._drained is None and self._loop is not None:
             self._scheduled = True
             self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
         assert self._deliver is not None
         assert self._delivered is not None
-        self._scheduled, self._draining = False, True
-        budget, empty = BATCH, False
+        self._scheduled = False
+        budget, again = BATCH, True
         try:
-            while budget > 0 and not empty:
-                empty = True
+            while budget > 0 and again:
+                again = self._unsure = False
                 for peer, socket in list(self._sockets):
+                    self._drained = socket
                     for _ in range(16):
                         if socket.closed:
                             return
                         if not readable(socket):  # cheaper than the exception of a vain receive
                             break
-                        budget, empty = budget - 1, False
+                        budget -= 1
                         if self._overlong and socket in self._overlong:
                             if not _discard(socket):
-                                budget = 0
+                                budget, again = 0, True
                                 break
                             self._catch_up(socket)
                             continue
                         sender, name = peer, None
-                        if not peer:
-                            name = socket.recv(_DONTWAIT, copy=False)
-                            sender = INBOUND + name.bytes
-                            if sender not in self._known and not self._let_in(sender, name, socket):
-                                continue
-                        frames = _receive(socket)
+                        try:
+                            if not peer:
+                                name = socket.recv(_DONTWAIT, copy=False)
+                                sender = INBOUND + name.bytes
+                                if sender not in self._known and not self._let_in(sender, name, socket):
+                                    continue
+                            frames = _receive(socket)
+                        except MemoryError:  # then it is lost on the way
+                            self.counters["out_of_memory"] += 1
+                            if socket.getsockopt(zmq.RCVMORE):
+                                self._fall_behind(socket)
+                            continue
                         if frames is None:
                             self._refuse(sender, socket)
                         elif frames[0].nbytes:
                             self._deliver(sender, frames)
                         elif name is not None:  # an empty message: a connection that is new
                             self._welcome_back(sender, name)
+                    else:
+                        again = True  # the others get their turn first
+                again = again or self._unsure
         finally:
-            self._draining = False
-        if not empty:
+            self._drained = None
+        if again:
             self._schedule()
         self._delivered()
 
@@ -353,7 +360,7 @@ class ZmqTransport:
         if peer in self._doubted:
             self._trust(peer)
             return True
-        descriptor = _descriptor(name)
+        descriptor = descriptor_of(name)
         if descriptor < 0:  # nobody of ours: its door cannot be told from others
             self.counters["strangers_refused"] += 1
             if socket.recv(_DONTWAIT, copy=False).more:
@@ -363,8 +370,7 @@ class ZmqTransport:
             self._know(peer, descriptor)
             return True
         self._current = peer, descriptor
-        if self._door is not None:
-            self._door.heard(descriptor)
+        listens = self._door is None or self._door.heard(peer, descriptor)
         frame = socket.recv(_DONTWAIT, copy=False)
         if frame.more or len(frame) > MAX_STRANGE_HEADER_NBYTES:
             self.counters["strangers_refused"] += 1
@@ -372,7 +378,7 @@ class ZmqTransport:
                 self._door.shut(descriptor, TOO_MUCH)
             if frame.more:
                 self._fall_behind(socket)
-        elif len(frame):
+        elif len(frame) and listens:
             assert self._deliver is not None
             self._deliver(peer, [frame.buffer])
         self._current = b"", -1
@@ -405,7 +411,7 @@ class ZmqTransport:
             self._door.max_unread_nbytes = MAX_UNREAD_NBYTES + 2 * self.largest_nbytes()
 
     def _welcome_back(self, peer: Peer, name: zmq.Frame) -> None:
-        self._know(peer, _descriptor(name))
+        self._know(peer, descriptor_of(name))
 
     def _forget(self, peer: Peer) -> None:
         del self._known[peer]
@@ -459,7 +465,7 @@ class ZmqTransport:
         """The rest of a message has been thrown away."""
         self._overlong.discard(socket)
         if self._door is not None:
-            self._door.behind = bool(self._overlong)
+            self._door.catch_up(behind=bool(self._overlong))
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
         """Nothing to negotiate; who is welcomed is known from now on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -14,6 +14,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.endkey import offer_end_key
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
@@ -76,9 +77,11 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         raise
     secret = read_job_secret(config.job_secret)
     identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret)
-    machine = CoordinatorMachine(identity, config.options)
-    driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"))
-    return await run_node(driver, endpoint, parent_fd)
+    with offer_end_key(endpoint) as end_key:
+        identity = replace(identity, end_key=end_key)
+        machine = CoordinatorMachine(identity, config.options)
+        driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"))
+        return await run_node(driver, endpoint, parent_fd)
 
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:

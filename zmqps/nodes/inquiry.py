@@ -18,6 +18,7 @@ from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.endkey import find_end_key
 
 T = TypeVar("T")
 
@@ -72,14 +73,16 @@ def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | 
     DeadlineError
         No coordinator answered.
     IdentityError
-        The cluster has a job secret, and this is not it.
+        The cluster has a job secret, and this is not it; or it has none, and its coordinator is another user's, or on
+        another host.
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
         ``address`` is not an endpoint, or ``job_secret`` is no file with a secret.
     """
     nonce = secrets.token_bytes(KEY_NBYTES)
-    machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(read_job_secret(job_secret), job, nonce)))
+    secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
+    machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
     run_blocking(_run(machine, "jobs end", timeout))
     return machine.text
 

@@ -16,6 +16,7 @@ from zmqps import checks, codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
@@ -223,8 +224,12 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret)
 
     freed = FreedMemory()
+    largest_header = data_header_nbytes(0, 0)  # of all shards there ever were: a late message may be about one
 
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
+        nonlocal largest_header
+        segments = sum(len(slice_.segments) for slice_ in placement.slices[index])
+        largest_header = max(largest_header, data_header_nbytes(len(placement.slices[index]), segments))
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add)
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
@@ -236,6 +241,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
 
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
     driver = Driver(*watch(machine, transport, identity), log)
+    driver.data_header_nbytes = lambda: largest_header
     return await run_node(driver, endpoint, parent_fd)
 
 

@@ -13,15 +13,17 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.machine import ASKED, CoordinatorMachine
 from zmqps.core.protocol.events import Disconnected, Received
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Arrive,
     Committed,
     Discarded,
+    EndJob,
     Enter,
     Error,
+    Forgotten,
     Heartbeat,
     Init,
     Leave,
@@ -89,6 +91,7 @@ class Attackers:
     def check_end(self, *, nobody_lost: bool) -> None:
         """Assert that they were there; and that all stayed who had no other reason to be lost."""
         assert self.num_sent > CONNECTIONS, "nobody attacked"
+        assert self._simulation.coordinator.ended.how(self._job) != ASKED, "strangers ended the job"
         if nobody_lost:
             gone = self._simulation.coordinator.membership.gone
             lost = [departure.member.title for departure in gone if departure.how == "lost"]
@@ -123,7 +126,9 @@ class Attackers:
             choices += [
                 lambda: rng.choice((Heartbeat({}), Enter(request, "end"), Init(request, {}), Withdraw(request))),
                 lambda: rng.choice((Arrive(request, rng.randint(0, 5), (1,)), Ready(epoch, 1), Discarded(epoch))),
+                lambda: Forgotten(rng.choice(sorted(self._simulation.nodes.items()))[1].identity.incarnation),
                 lambda: rng.choice((Committed(epoch, rng.randint(0, 5)), Error(epoch, 49, "x", {"reason": "x"}))),
+                lambda: EndJob(request, self._job, rng.randbytes(KEY_NBYTES), rng.randbytes(KEY_NBYTES)),
             ]
         return rng.choice(choices)()
 

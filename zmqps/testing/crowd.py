@@ -1,4 +1,4 @@
-"""A small synchronous job beside a crowd: members that come, beat, fall silent and are lost all at once."""
+"""A small synchronous job beside members that only come and fall silent: a crowd, or a few before its workers."""
 
 from __future__ import annotations
 
@@ -59,25 +59,7 @@ class CrowdedTraining(SyncTraining):
 
     def _come(self, simulation: SimulatedCluster) -> None:
         for number in range(self.crowd):
-            name = f"crowd-{number}"
-            identity = Identity(
-                role="observer",
-                incarnation=simulation.rng.randbytes(16),
-                name=name,
-                host="simulated",
-                pid=number,
-                job="crowd",
-                secret=simulation.rng.randbytes(16),
-            )
-            node = Node(
-                name=name,
-                role="observer",
-                identity=identity,
-                machine=SessionMachine(identity, "sim://coordinator"),
-            )
-            node.program = _idle()
-            simulation.start(node)
-            simulation.at(SILENT_AT_S, partial(simulation.kill, node))
+            _start_idle(simulation, f"crowd-{number}", "observer", "crowd")
 
     def _sent(self, simulation: SimulatedCluster, node: Node, to: str, message: Message) -> None:
         if isinstance(message, Arrive):
@@ -87,6 +69,51 @@ class CrowdedTraining(SyncTraining):
         if isinstance(message, Proceed):
             delay = simulation.now - self._arrived_at
             assert delay <= MOST_DELAY_S, f"a step waited {delay:.3f} s for the coordinator"
+
+
+@dataclass(kw_only=True)
+class OutrankedTraining(SyncTraining):
+    """Synchronous steps of workers before whom others have joined their job, who only idle.
+
+    Parameters
+    ----------
+    idlers
+        How many those are.
+    """
+
+    idlers: int = 2
+
+    def watch(self, simulation: SimulatedCluster) -> None:
+        """Let the idlers come before anybody else."""
+        super().watch(simulation)
+        for number in range(self.idlers):
+            simulation.at(0.0, partial(_start_idle, simulation, f"idler-{number}", "worker", self.name))
+
+    def check_end(self, simulation: SimulatedCluster) -> None:
+        """Assert that the workers had the ranks that the job expects."""
+        super().check_end(simulation)
+        expected = simulation.options.workers or 0
+        machines = (node.machine for node in simulation.workers)
+        ranks = sorted(machine.member.rank for machine in machines if isinstance(machine, SessionMachine))
+        assert ranks == list(range(expected)), f"{expected} workers are expected, and their ranks are {ranks}"
+
+
+def _start_idle(simulation: SimulatedCluster, name: str, role: str, job: str) -> None:
+    """Let somebody join a job, do nothing, and fall silent."""
+    identity = Identity(
+        role=role,
+        incarnation=simulation.rng.randbytes(16),
+        name=name,
+        host="simulated",
+        pid=simulation.rng.randrange(1000),
+        job=job,
+        secret=simulation.rng.randbytes(16),
+    )
+    # none of the workers that the simulation waits for
+    node = Node(name=name, role="observer", identity=identity, machine=SessionMachine(identity, "sim://coordinator"))
+    node.program = _idle()
+    simulation.start(node)
+    simulation.at(SILENT_AT_S, partial(simulation.kill, node))
 
 
 def _idle() -> Program:

@@ -47,6 +47,8 @@ class Faults:
         For how many seconds, on average.
     memory
         Probability that a server's request for memory fails.
+    departure
+        Probability that a server's connection breaks as it is about to be told that a member has gone.
     """
 
     delay: float = 0.0
@@ -61,6 +63,7 @@ class Faults:
     stop: float = 0.0
     stop_s: float = 4.0
     memory: float = 0.0
+    departure: float = 0.0
 
     @property
     def may_lose(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
-from zmqps.testing.crowd import CrowdedTraining
+from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
@@ -25,6 +25,7 @@ RESTARTS = Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0
 EVERYTHING = Faults(
     delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1, stop=0.1
 )
+DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
@@ -32,6 +33,8 @@ KINDS = {
 }  # fmt: skip
 #: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
 CALM_S = 8.0
+#: The same where it takes as long as a timeout until what matters goes wrong.
+LATE_CALM_S = 25.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,10 @@ class Scenario:
         How many.
     attacked
         Whether strangers are there, too.
+    orphaned
+        Whether the coordinator dies for good.
+    calm_s
+        After so many seconds nothing goes wrong any more.
     """
 
     faults: Faults
@@ -55,12 +62,14 @@ class Scenario:
     servers: int = 2
     workers: int = 3
     attacked: bool = False
+    orphaned: bool = False
+    calm_s: float = CALM_S
 
     def simulation(self, seed: int) -> Simulation:
         """Return the run of a seed."""
         return Simulation(
-            seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=CALM_S,
-            attacked=self.attacked,
+            seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
+            attacked=self.attacked, orphaned=self.orphaned,
         )  # fmt: skip
 
 
@@ -111,6 +120,25 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-crowd"] = Scenario(
         faults=Faults(), training=lambda: CrowdedTraining(steps=24, plain=True, compute_s=0.5)
     )
+    found["sync-outranked"] = Scenario(faults=LOSS, training=lambda: OutrankedTraining(steps=4, plain=True))
+    slow = {
+        "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=4.0),
+        "sync": _synchronous(steps=8, compute_s=4.0),
+    }
+    for mode, training in slow.items():
+        found[f"{mode}-departures"] = Scenario(faults=DEPARTURES, training=training, calm_s=LATE_CALM_S)
+    lasting = {
+        "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
+        "sync": _synchronous(steps=8, compute_s=3.0, retain=1, eager=0.3),
+        "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=600, range_size=10, passes=2)),
+    }
+    for mode, training in lasting.items():
+        # one server: where it dies, no other one says that the coordinator is lost
+        servers = 1 if mode == "sync" else 2
+        found[f"{mode}-orphaned"] = Scenario(
+            faults=Faults(delay=0.004), training=training, servers=servers, orphaned=True
+        )
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Received
+from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.messages import Assign, EndJob, Message
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
@@ -166,4 +167,5 @@ def _end(simulation: SimulatedCluster, name: str) -> None:
     coordinator = simulation.nodes.get("coordinator")
     if coordinator is not None and coordinator.alive:
         simulation.note("an operator", f"ends {name}")
-        simulation.event(coordinator, Received(b"@operator", EndJob(1, name)))
+        guard = end_guard(coordinator.identity.end_key, name, b"")
+        simulation.event(coordinator, Received(b"@operator", EndJob(1, name, b"", guard)))

@@ -24,9 +24,11 @@ from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
+from zmqps.testing.orphans import Orphans
 from zmqps.testing.training import Training
 
 #: No partition and no stop takes longer.
@@ -35,6 +37,8 @@ LONGEST_S = 30.0
 SETTLED_S = 45.0
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
+#: With it alone jobs can be ended from outside.
+END_KEY = b"the key of ends."
 
 
 class SimulationError(AssertionError):
@@ -90,6 +94,8 @@ class Simulation(SimulatedCluster):
         Whether every machine's ``validate()`` is called after each of its events.
     attacked
         Whether there are `zmqps.testing.attackers.Attackers`.
+    orphaned
+        Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
 
     Examples
     --------
@@ -114,6 +120,7 @@ class Simulation(SimulatedCluster):
         limit_s: float = 3600.0,
         validate: bool = True,
         attacked: bool = False,
+        orphaned: bool = False,
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -126,7 +133,7 @@ class Simulation(SimulatedCluster):
             slice_nbytes=self.training.slice_nbytes,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
-        self._supervised = supervised
+        self._supervised = supervised and not orphaned
         self._calm_s = calm_s
         self._limit_s = limit_s
         self._validate = validate
@@ -136,6 +143,8 @@ class Simulation(SimulatedCluster):
         self.on_receive.append(self._freed)
         if validate:
             self.training.watch(self)
+            self._departures = Departures(self, faults.departure, calm_s)
+        self._orphans = Orphans(self) if orphaned else None
         self._attackers = Attackers(self, seed, self.training.name) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -251,6 +260,8 @@ class Simulation(SimulatedCluster):
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)
+        if self._orphans is not None:
+            node.program = self._orphans.program(node, node.program)
         self.num_started += 1
         self._num_running += 1
         return self.start(node)
@@ -266,6 +277,7 @@ class Simulation(SimulatedCluster):
             endpoint=f"sim://{name}",
             job=job,
             secret=self.rng.randbytes(KEY_NBYTES),
+            end_key=END_KEY if role == "coordinator" else b"",
         )
 
     def partition(self, node: Node, seconds: float) -> None:
@@ -282,7 +294,10 @@ class Simulation(SimulatedCluster):
             self.training.check(self, node)
             if self._attackers is not None:
                 self._attackers.check(node)
+            if self._orphans is not None and node.role == "worker":
+                self._orphans.check(node)
             if isinstance(node.machine, ServerMachine):
+                self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
                 clients = node.machine.clients.by_incarnation
                 parked = {clients[who].peer for tenant in node.machine.tenants.values() for who, _ in tenant.parked}
@@ -314,6 +329,8 @@ class Simulation(SimulatedCluster):
         if self._began_at is None and isinstance(operation, Init):
             self._began_at = self.now
         assert isinstance(node.machine, SessionMachine)
+        if self._orphans is not None:
+            self._orphans.resolved(node, operation, value)
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         if isinstance(value, DeadlineError) and operation.started_at > self._calm_s + SETTLED_S and self._is_whole:

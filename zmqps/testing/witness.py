@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from zmqps.core.coordinator.machine import FINISHED, CoordinatorMachine
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.fields import Contributor
 from zmqps.core.protocol.messages import (
     Arrive,
     Commit,
-    Contributor,
     Enter,
     Error,
     Hello,

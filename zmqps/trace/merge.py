@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,19 +70,26 @@ class Trace:
     clocks: dict[str, Clock]
 
 
-def read(directory: Path) -> Trace:
+def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
     """Return what the processes that recorded into a directory have written.
 
     Clocks of several hosts are fitted by the messages between them: of each request and its answer, the
     clocks are taken to differ such that both took equally long, and the quickest pair is believed. So
     that is wrong by half its time on the way at most.
 
+    Parameters
+    ----------
+    directory
+        Where the files are.
+    opener
+        Opens one, by its path and the flags of `os.open`; by default whatever it is.
+
     Raises
     ------
     ConfigurationError
         There is nothing.
     """
-    processes = [process for path in sorted(directory.glob("*.json")) if (process := _read(path)).spans]
+    processes = [process for path in sorted(directory.glob("*.json")) if (process := _read(path, opener)).spans]
     if not processes:
         raise ConfigurationError(f"{directory} holds no recorded spans; run the job with ZMQPS_TRACE={directory}")
     processes.sort(key=lambda process: process.name)
@@ -104,10 +111,12 @@ def read(directory: Path) -> Trace:
     return Trace(processes, wires, clocks)
 
 
-def _read(path: Path) -> Process:
+def _read(path: Path, opener: Callable[[str, int], int] | None) -> Process:
     process = Process()
     waits: dict[int, dict[str, Any]] = {}
-    for line in path.read_text().splitlines():
+    with open(path, opener=opener) as file:
+        text = file.read()
+    for line in text.splitlines():
         try:
             event = json.loads(line.removesuffix(","))
         except ValueError:
@@ -194,8 +203,18 @@ def _fit(processes: Sequence[Process]) -> dict[str, Clock]:
         known |= found
 
 
-def write(path: Path, trace: Trace) -> None:
-    """Write one file for chrome://tracing or Perfetto; arrows lead from a message's sending to its delivery."""
+def write(path: Path, trace: Trace, opener: Callable[[str, int], int] | None = None) -> None:
+    """Write one file for chrome://tracing or Perfetto; arrows lead from a message's sending to its delivery.
+
+    Parameters
+    ----------
+    path
+        Where to.
+    trace
+        What to write.
+    opener
+        Opens it, by its path and the flags of `os.open`; by default whatever it is.
+    """
     events: list[dict[str, Any]] = []
     number = 0
     for pid, process in enumerate(trace.processes, start=1):
@@ -212,7 +231,8 @@ def write(path: Path, trace: Trace) -> None:
             {**arrow, "ph": "f", "bp": "e", "ts": came.begin_us, "pid": places[id(receiver)], "tid": came.thread}
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+    with open(path, "w", opener=opener) as file:
+        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
 
 
 def _events(span: Span, pid: int, number: int) -> list[dict[str, Any]]:

@@ -111,8 +111,8 @@ class Recorder:
 
 
 def _open_own(path: str, flags: int) -> int:
-    """Open a file for this user alone, and never what a link leads to."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """Open a file for this user alone; never what a link leads to, and without waiting for who reads a pipe."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
 
 def _events(

@@ -29,9 +29,11 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Received, Stop, Undecodable
 from zmqps.core.protocol.messages import (
     Assign,
+    Departed,
     Discard,
     Enter,
     Error,
+    Forgotten,
     Heartbeat,
     HeartbeatAck,
     Init,
@@ -235,18 +237,38 @@ def test_a_lost_worker_is_announced_to_the_servers_and_a_lost_server_to_the_work
     coordinator = Coordinator()
     coordinator.train("s0", "w0", "w1")
     actions = coordinator.wait(11.0, "s0", "w0")
-    assert receivers(actions, Lost) == [peer("s0")], "workers have no use for it"
+    assert set(receivers(actions, Departed)) == {peer("s0")}, "workers have no use for it"
+    assert sent(actions, Departed)[0] == Departed(hello("worker", "w1").incarnation, 1)
+    assert sent(actions, Lost) == []
     assert "lost worker 1 (w1" in logged(actions)
     actions = coordinator.wait(30.0, "w0")
     assert receivers(actions, Lost) == [peer("w0")]
     assert "lost server 0 (s0" in logged(actions)
 
 
+@pytest.mark.parametrize("how", ["lost", "finished"])
+def test_a_server_is_told_that_a_worker_has_gone_until_it_has_forgotten_it(how: str) -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.train("s0", "s1", "w0", "w1")
+    if how == "lost":
+        coordinator.wait(10.0, "s0", "s1", "w0")
+    else:
+        coordinator.take("w1", Leave("finished"))
+    gone = hello("worker", "w1").incarnation
+    coordinator.take("s0", Forgotten(gone))
+    actions = coordinator.wait(coordinator.now + 3.5, "s0", "s1", "w0")
+    assert receivers(actions, Departed) == [peer("s1")] * 3
+    assert set(sent(actions, Departed)) == {Departed(gone, int(how == "lost"))}
+    coordinator.take("s1", Forgotten(gone))
+    assert sent(coordinator.wait(coordinator.now + 5.0, "s0", "s1", "w0"), Departed) == []
+
+
 def test_a_lost_worker_of_a_job_that_no_server_has_is_announced_to_nobody() -> None:
     coordinator = Coordinator(servers=2)
     coordinator.join("s0", "w0", "w1", "o0")
     coordinator.init("w0", job())
-    assert sent(coordinator.wait(11.0, "s0", "w0"), Lost) == []
+    actions = coordinator.wait(11.0, "s0", "w0")
+    assert sent(actions, Lost) == sent(actions, Departed) == []
     assert set(coordinator.run().members) == {hello("worker", "w0").incarnation}
 
 

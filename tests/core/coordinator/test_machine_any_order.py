@@ -183,7 +183,8 @@ class AnyOrder(RuleBasedStateMachine):
         machine = self.coordinator.machine
         epochs = {run.startup.epoch for run in machine.runs.values()}
         for server in machine.servers:
-            asked = {epoch for epoch, of in machine._discards._awaited.items() if server.incarnation in of}
+            awaited = machine._erasures._awaited.get(server.incarnation)
+            asked = set(awaited.jobs) if awaited else set()
             assert self.kept.get(server.hello.name, set()) <= epochs | asked
 
     @invariant()

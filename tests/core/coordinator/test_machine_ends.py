@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, peer, receivers, sent
 from zmqps.core.protocol import exits
+from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.messages import (
     Assign,
     Discard,
@@ -21,7 +24,7 @@ from zmqps.core.protocol.messages import (
     Left,
     Withdraw,
 )
-from zmqps.errors import JobEndedError, JobError, LimitError, from_wire
+from zmqps.errors import IdentityError, JobEndedError, JobError, LimitError, from_wire
 
 
 def end_job(coordinator: Coordinator, name: str, request: int = 3) -> tuple[str, list]:  # type: ignore[type-arg]
@@ -152,3 +155,19 @@ def test_of_jobs_that_have_ended_so_many_are_remembered(monkeypatch: pytest.Monk
     for name in ("b", "c", "default"):
         end_job(coordinator, name)
     assert [row["job"] for row in coordinator.machine.status(0.0)["ended"]] == ["c", "default"]
+
+
+def test_only_who_knows_the_end_key_ends_a_job_of_a_cluster_without_a_job_secret() -> None:
+    coordinator, key = Coordinator(), b"the key of ends "
+    coordinator.machine.identity = replace(coordinator.machine.identity, end_key=key)
+    coordinator.train("s0", "w0")
+    nonce = bytes(16)
+    for guard in (b"", key, end_guard(b"of another one..", "default", nonce), end_guard(key, "another", nonce)):
+        (refused,) = sent(coordinator.take("anybody", EndJob(3, "default", nonce, guard)), Error)
+        assert refused.code == IdentityError.code
+        assert "only the user who runs the coordinator may end a job" in refused.text
+    assert coordinator.run().state == "training"
+    (answer,) = sent(
+        coordinator.take("anybody", EndJob(4, "default", nonce, end_guard(key, "default", nonce))), JobEnded
+    )
+    assert answer.text == "job 'default' has ended"

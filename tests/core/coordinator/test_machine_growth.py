@@ -17,8 +17,10 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Action, Received, Send
 from zmqps.core.protocol.messages import (
     Arrive,
+    Departed,
     Enter,
     Error,
+    Forgotten,
     Heartbeat,
     Init,
     Leave,
@@ -108,8 +110,16 @@ def look_on_at_a_job_and_are_lost(number: int) -> None:
     crowded = Crowded()
     for i in range(number):
         crowded.take(f"o{i}", hello("observer", f"o{i}"))
+        crowded.take(f"o{i}", Init(1, {}))
     calls = crowded.lose()
-    assert [to for call in calls for to in receivers(call, Lost)] == [peer("s0")] * number
+    told = [(to, m.incarnation) for c in calls for to, m in zip(receivers(c, Departed), sent(c, Departed), strict=True)]
+    assert {to for to, _ in told} == {peer("s0")}
+    assert number <= len(told) <= 2 * number, "once, and once more a second later"
+    assert not [message for call in calls for message in sent(call, Lost)]
+    for _, incarnation in told:
+        crowded.take("s0", Forgotten(incarnation))
+    assert len({incarnation for _, incarnation in told}) == number
+    assert crowded.machine._erasures.next_deadline() is None
 
 
 def wait_for_the_start_of_a_job_and_leave(number: int) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import TIMEOUT, Coordinator, errors, exits_of, job, logged, peer, receivers, sent
+from tests.core.machines import TIMEOUT, Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.messages import (
     Arrive,
     Assign,
     Commit,
     Committed,
+    Departed,
     Discard,
     Enter,
     Error,
@@ -35,6 +37,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.errors import (
     ConfigurationError,
     DeadlineError,
+    IdentityError,
     JobError,
     JobMemoryError,
     JobMismatchError,
@@ -112,6 +115,74 @@ def test_each_job_expects_the_workers_it_names_or_those_of_the_cluster() -> None
     assert sent(coordinator.take("w4.b", Heartbeat({})), HeartbeatAck)[0].num_workers == 4
 
 
+def ranks(coordinator: Coordinator, *names: str) -> list[int]:
+    """Let workers name the job; return the rank that each of them is told."""
+    told = {}
+    for name in names:
+        actions = coordinator.init(name, ASYNC)
+        if not coordinator.run().startup.ready:
+            actions += coordinator.ready("s0", loaded=False) + coordinator.ready("s0")
+        told |= {to: job.rank for to in receivers(actions, Job) for job in sent(actions, Job, to)}
+    assert {peer(name): coordinator.machine.membership.find(peer(name)).rank for name in names} == told  # type: ignore[union-attr]
+    return [told[peer(name)] for name in names]
+
+
+@pytest.mark.parametrize(
+    ("come", "init", "expected"),
+    [
+        (("w0", "w1"), ("w1", "w0"), [1, 0]),  # nobody else is there: as they came
+        (("x", "w0", "w1"), ("w0", "w1"), [1, 0]),
+        (("x", "w0", "w1"), ("w1", "w0"), [0, 1]),
+        (("x", "y", "w0", "w1"), ("w1", "w0"), [0, 1]),
+        (("w0", "x", "w1"), ("w1", "w0"), [0, 1]),
+        (("w0", "w1", "x"), ("w0", "w1"), [0, 1]),
+        (("w0", "w1", "w2"), ("w0", "w1", "w2"), [0, 1, 2]),  # more than are expected
+    ],
+)
+def test_workers_that_name_the_job_have_the_ranks_below_as_many_as_are_expected(
+    come: tuple[str, ...], init: tuple[str, ...], expected: list[int]
+) -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.join("s0")
+    for name in come:
+        coordinator.take(name, hello("worker", name))
+    assert ranks(coordinator, *init) == expected
+    owner = coordinator.run().startup.owner
+    assert owner == coordinator.machine.membership.find(peer(init[0])).title  # type: ignore[union-attr]
+
+
+def test_a_rank_that_a_stranger_has_left_is_taken_and_each_is_somebodys_alone() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.join("s0")
+    for name in ("x", "y", "w0", "w1"):
+        coordinator.take(name, hello("worker", name))
+    coordinator.take("x", Leave("closed"))
+    assert ranks(coordinator, "w0", "w1") == [0, 1]
+    coordinator.take("z", hello("worker", "z"))
+    there = {worker.hello.name: worker.rank for worker in coordinator.run().workers}
+    assert there == {"w0": 0, "w1": 1, "z": 2, "y": 3}
+
+
+def test_who_only_takes_the_job_as_it_is_has_no_claim_to_a_rank() -> None:
+    coordinator = Coordinator(workers=1)
+    coordinator.join("s0")
+    for name in ("reader", "w0"):
+        coordinator.take(name, hello("worker", name))
+    assert ranks(coordinator, "w0") == [0]
+    for request, spec in ((1, None), (2, ASYNC)):  # nor has one too many
+        assert [job.rank for job in sent(coordinator.init("reader", spec, request), Job)] == [1]
+
+
+def test_where_there_is_a_job_secret_a_stranger_has_no_rank_at_all() -> None:
+    coordinator, secret = Coordinator(workers=1), b"known to all who join"
+    coordinator.machine.identity = replace(coordinator.machine.identity, job_secret=secret)
+    assert errors(coordinator.take("x", hello("worker", "x"))) == [IdentityError.code]
+    assert not coordinator.machine.runs
+    said = hello("worker", "w0")
+    welcomes = sent(coordinator.take("w0", replace(said, guard=join_guard(secret, said))), Welcome)
+    assert [welcome.rank for welcome in welcomes] == [0]
+
+
 def test_a_job_that_could_not_be_started_does_not_decide_how_many_the_next_one_waits_for() -> None:
     coordinator = Coordinator()
     coordinator.join("s0", "w0")
@@ -157,7 +228,9 @@ def test_the_loss_of_a_worker_is_told_to_its_own_job_only() -> None:
     coordinator.take("w0", Enter(9, "end"))
     coordinator.take("w2.b", Enter(9, "end"))
     actions = coordinator.wait(TIMEOUT + 1, "s0", "s1", "w0", "w1", "w2.b")
-    assert receivers(actions, Lost) == [peer("s0"), peer("s1")]
+    assert receivers(actions, Departed)[:2] == [peer("s0"), peer("s1")]
+    assert set(sent(actions, Departed)) == {Departed(hello("worker", "w3.b").incarnation, 1)}
+    assert sent(actions, Lost) == []
     assert errors(actions, peer("w2.b")) == [PeerLostError.code]
     assert errors(actions, peer("w0")) == errors(actions, peer("w1")) == []
     assert receivers(coordinator.take("w1", Enter(9, "end")), Released) == [peer("w0"), peer("w1")]

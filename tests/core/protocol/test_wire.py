@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated
+from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated, placements
 from zmqps.core.protocol import wire
 from zmqps.core.protocol.messages import (
     BY_KIND,
@@ -37,6 +37,7 @@ from zmqps.core.protocol.wire import (
     MAX_HEADER_NBYTES,
     MAX_SHORT_HEADER_NBYTES,
     MAX_TEXT_CHARS,
+    data_header_nbytes,
     decode,
     encode,
     peek,
@@ -280,6 +281,27 @@ def test_a_header_is_as_large_as_its_kind_needs(kind) -> None:  # type: ignore[n
     with pytest.raises(ProtocolError) as caught:
         decode([bytes([0x92, kind]) + bytes(limit - 2)])
     assert type(caught.value) is ProtocolError, "something behind the header"
+
+
+@given(placements(), st.integers(1, 3))
+def test_a_header_about_a_shard_may_be_as_large_as_one_that_names_all_of_it_piece_by_piece(placement, frames) -> None:  # type: ignore[no-untyped-def]
+    largest, most = (1 << 64) - 1, (1 << 32) - 1
+    for slices in placement.slices:
+        segments = [(most - 1, most) * len(slice_.segments) for slice_ in slices]  # as many bytes as any
+        parts = [[most, largest, bounds] for bounds in segments]
+        lengths = [MAX_FRAME_NBYTES] * (frames * len(parts))
+        numbers = [largest] * 6
+        header = msgpack.packb([Push.kind, *numbers, 1, 1, "c" * 2000, "c" * 2000, parts, lengths])
+        assert len(header) <= data_header_nbytes(len(slices), sum(map(len, segments)) // 2)
+
+
+def test_a_header_with_more_than_there_is_to_say_about_a_shard_is_refused() -> None:
+    frames = encode(Pull(1, 1, 0, 0, "raw", [(0, 0, ())] * 2000))
+    assert isinstance(decode(frames, lambda: len(frames[0])), Pull)
+    with pytest.raises(LimitError) as caught:
+        decode(frames, lambda: len(frames[0]) - 1)
+    assert caught.value.limit == len(frames[0]) - 1
+    assert isinstance(decode(encode(Shutdown("x" * MAX_TEXT_CHARS)), lambda: 1), Shutdown)
 
 
 @pytest.mark.parametrize("unit", GREEDY.values(), ids=GREEDY)

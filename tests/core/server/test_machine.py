@@ -29,6 +29,7 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, 
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     Ack,
+    Departed,
     Discard,
     Discarded,
     Error,
@@ -37,7 +38,6 @@ from zmqps.core.protocol.messages import (
     Leave,
     Left,
     Load,
-    Lost,
     Pull,
     Push,
     Ready,
@@ -54,10 +54,12 @@ from zmqps.errors import (
     NonFiniteGradientError,
     NotJoinedError,
     OptimizerError,
+    PeerLostError,
     ProtocolError,
     ProtocolVersionError,
     SliceRangeError,
     StaleEpochError,
+    from_wire,
 )
 
 WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 10.0, 1, 1)
@@ -215,6 +217,21 @@ def test_a_silent_coordinator_ends_the_server_once() -> None:
     assert heartbeats == 11
 
 
+def test_a_server_that_ends_with_its_coordinator_says_so_to_its_clients() -> None:
+    server = Server()
+    server.train("w")
+    server.get(WELCOME)
+    actions: list[Any] = []
+    while (due := server.machine.next_deadline()) is not None and not exits_of(actions):
+        actions = server.machine.on_deadline(due)
+    (message,) = sent(actions, Error, peer("w"))
+    error = from_wire(message.code, message.text, message.facts)
+    assert message.request == 0
+    assert isinstance(error, PeerLostError)
+    assert (error.role, error.name) == ("coordinator", "the coordinator at tcp://coordinator:1")
+    assert "has ended with it" in error.advice
+
+
 def test_a_coordinator_that_answers_keeps_the_server() -> None:
     server = Server()
     server.get(WELCOME)
@@ -358,7 +375,7 @@ def test_a_worker_that_was_taken_for_dead_is_told_so_and_changes_nothing() -> No
     server = Server()
     server.train("w")
     server.get(push(), "w")
-    server.get(Lost("worker", 0, "w", ticketed("worker", "w").incarnation, 10.0))
+    server.get(Departed(ticketed("worker", "w").incarnation, 1))
     assert errors(server.get(push(seq=1), "w")) == [EvictedError.code], "a late resend is not applied again"
     assert errors(server.get(push(seq=2), "w")) == [EvictedError.code]
     assert errors(server.get(ticketed("worker", "w"), "w")) == [EvictedError.code]

@@ -18,13 +18,13 @@ from zmqps.core.protocol.messages import (
     Ack,
     Commit,
     Committed,
+    Departed,
     Discard,
     Discarded,
     Error,
     Heartbeat,
     Leave,
     Load,
-    Lost,
     Pull,
     Ready,
     Values,
@@ -165,7 +165,7 @@ def test_a_lost_worker_is_forgotten_where_it_was_and_the_others_go_on() -> None:
     server.get(push(1, EIGHT, epoch=A), "v")
     server.get(pull(A, version=5), "v")
     server.get(pull(B, version=5), "w")
-    server.get(Lost("worker", 0, "v", hello("worker", "v").incarnation, 10.0))
+    server.get(Departed(hello("worker", "v").incarnation, 1))
     assert errors(server.get(push(2, EIGHT, epoch=A), "v")) == [EvictedError.code]
     assert [tenant.counters()["parked"] for tenant in server.machine.tenants.values()] == [0, 1]
     assert sent(server.get(push(1, ONES, epoch=B, attempt=1), "w"), Ack)

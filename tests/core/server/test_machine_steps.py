@@ -14,7 +14,7 @@ from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Disconnected, Returned, Run
-from zmqps.core.protocol.messages import Ack, Commit, Committed, Discard, Error, Leave, Load, Lost, Pull, Values
+from zmqps.core.protocol.messages import Ack, Commit, Committed, Departed, Discard, Error, Leave, Load, Pull, Values
 from zmqps.core.server.parked import nbytes_of
 from zmqps.core.server.shard import Shard
 from zmqps.errors import (
@@ -99,7 +99,7 @@ def test_contributors_that_died_count_all_the_same() -> None:
     server = serve("w", "v")
     for name in ("w", "v"):
         server.get(push(1, ONES, attempt=1), name)
-    server.get(Lost("worker", 0, "v", hello("worker", "v").incarnation, 10.0))
+    server.get(Departed(hello("worker", "v").incarnation, 1))
     commit(server, brought("w"), brought("v"))
     assert server.values()[:8] == [-1.0] * 8
 
@@ -223,7 +223,7 @@ def test_the_parked_pulls_of_who_is_gone_are_forgotten(how: str) -> None:
     if how == "leaves":
         server.get(Leave("finished"), "v")
     else:
-        server.get(Lost("worker", 0, "v", incarnation, 10.0))
+        server.get(Departed(incarnation, 1))
         assert errors(server.get(pull(version=1), "v")) == [EvictedError.code]
     assert server.machine.counters()["parked"] == 0
     assert sent(step(server), Values) == []
@@ -236,8 +236,9 @@ def test_a_pull_parked_for_a_job_that_was_given_up_is_refused() -> None:
     assert server.machine.tenants == {}
 
 
-def test_a_worker_parks_so_much_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.server.machine.MAX_PARKED_NBYTES", 3 * nbytes_of(pull()))
+@pytest.mark.parametrize(("limit", "value"), [("MAX_PARKED_NBYTES", 3 * nbytes_of(pull())), ("MAX_PARKED", 3)])
+def test_a_worker_parks_so_much_and_no_more(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"zmqps.core.server.parked.{limit}", value)
     server = serve("w", "v")
     for request in (1, 2, 3, 3):
         assert server.get(pull(request, version=1), "w") == []
@@ -258,6 +259,18 @@ def test_where_all_have_parked_too_much_who_has_most_pays(monkeypatch: pytest.Mo
     assert errors(server.get(pull(3, version=1), "v"), peer("v")) == [LimitError.code]
     done = step(server)
     assert [len(sent(done, Values, peer(name))) for name in ("w", "v")] == [2, 2]
+
+
+def test_whose_pull_makes_room_for_one_that_does_not_fit_all_the_same_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zmqps.core.server.machine.MAX_ALL_PARKED_NBYTES", 2 * nbytes_of(pull()))
+    server = serve("w", "v")
+    for request in (1, 2):
+        server.get(pull(request, version=1), "w")
+    larger = Pull(3, 1, 1, 0, "raw", ((0, 0, ()), (1, 0, ())))  # does not fit beside one, and is more than it
+    refused = server.get(larger, "v")
+    assert [error.request for error in sent(refused, Error, peer("w"))] == [2]
+    assert [error.request for error in sent(refused, Error, peer("v"))] == [3]
+    assert [values.request for values in sent(step(server), Values)] == [1]
 
 
 def test_an_update_looks_only_at_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,10 @@ from tests.core.server.scarcity import (
     slice_state,
     state_of,
 )
+from tests.core.server.test_buffers import Lent, Reading
 from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
-from zmqps.core.protocol.loans import Loan
 from zmqps.core.server.aggregate import SPARE_STEPS
 from zmqps.core.server.buffers import ROUNDS
 from zmqps.core.server.memory import HostMemory
@@ -45,21 +45,6 @@ PLACEMENT = Placement.balance(KeySpace(PARAMETERS), 1, 4 * SIZE)
 SLICES = PLACEMENT.slices[0]
 ALL = tuple(range(len(SLICES)))
 MODES = ["async", "treated", "sync", "retained"]
-
-
-class Reading:
-    done = False
-
-
-class Lent(Loan):
-    __slots__ = ("over",)
-
-    def __init__(self) -> None:
-        self.over = False
-
-    @property
-    def done(self) -> bool:
-        return self.over
 
 
 def new_shard(mode: str, where: str, scarcity: Scarcity, treatment: Treatment | None = None) -> Shard:
@@ -306,22 +291,26 @@ def test_a_commit_goes_on_where_it_failed() -> None:
 # --- what is not needed any more ------------------------------------------------------------------
 
 
+def read_all(shard: Shard) -> Reading:
+    """Return who reads the values of all slices as they are."""
+    reader = Reading()
+    for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
+        readers.append(reader)
+    return reader
+
+
 def test_spares_are_given_back_when_a_slow_reader_has_gone() -> None:
     shard = new_shard("async", "host", Scarcity())
     slow = []
     for _ in range(5):
-        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
-            readers.append(reader := Reading())
-            slow.append(reader)
+        slow.append(read_all(shard))
         push_all(shard)
     most = shard.counters["spare_nbytes"]
     assert most == 5 * PLACEMENT.nbytes(0) == held_nbytes(shard)
     for reader in slow:
         reader.done = True
     for _ in range(3 * ROUNDS):
-        reader = Reading()
-        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
-            readers.append(reader)
+        reader = read_all(shard)
         reader.done = True
         push_all(shard)
     assert shard.counters["spare_nbytes"] == held_nbytes(shard) == 0
@@ -335,18 +324,14 @@ def test_spares_are_given_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     shard = new_shard("async", "host", Scarcity())
     slow = []
     for _ in range(5):
-        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
-            readers.append(reader := Reading())
-            slow.append(reader)
+        slow.append(read_all(shard))
         push_all(shard)
     most = shard.counters["spare_nbytes"]
     for reader in slow:
         reader.done = True
     for _ in range(4 * ROUNDS):
         before = len(given_back)
-        reader = Reading()
-        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
-            readers.append(reader)
+        reader = read_all(shard)
         reader.done = True
         push_all(shard)
         assert len(given_back) - before <= 1, "once a round at most"
@@ -379,9 +364,7 @@ def test_spares_that_each_step_needs_are_not_given_back() -> None:
     shard = new_shard("async", "host", Scarcity())
     made = 0
     for step in range(6 * ROUNDS):
-        reader = Reading()
-        for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
-            readers.append(reader)
+        reader = read_all(shard)
         push_all(shard)  # while it is still being sent
         reader.done = True
         if step == 1:

@@ -12,7 +12,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send
 from zmqps.core.protocol.keys import LOADER, ticket_of
-from zmqps.core.protocol.messages import Ack, Hello, Leave, Load, Lost, Pull, Push, Values
+from zmqps.core.protocol.messages import Ack, Departed, Hello, Leave, Load, Pull, Push, Values
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -165,7 +165,7 @@ def test_the_server_shows_the_copies_and_drops_those_of_workers_that_go() -> Non
         assert server.copies_nbytes == expected
     server.take(b"a", Leave("closed"))
     assert server.copies_nbytes == one
-    server.take(COORDINATOR, Lost("worker", 1, "b", B, 10.0))
+    server.take(COORDINATOR, Departed(B, 1))
     assert server.copies_nbytes == 0
 
 

@@ -94,7 +94,7 @@ class Session:
         keys = {"ticket": (b"t" * 16).hex(), "proof": PROOF.hex()}
         servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1", **keys} for n in names]
         where = {**self.placement.to_wire(), "servers": servers}
-        return Job(request, epoch, self.spec.to_wire(), where, load, 0, 2, "")
+        return Job(request, epoch, self.spec.to_wire(), where, load, 0, 2, "", 3)
 
     def attach(self) -> None:
         """Join, and take a job that runs already."""
@@ -141,10 +141,10 @@ def test_the_note_of_a_job_is_a_warning_and_its_number_of_workers_counts() -> No
     init = Init(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     assert logged(session.get(session.job(init.request, load=1))) == ""
-    actions = session.get(replace(session.job(init.request), num_workers=5, note="the job 'x' goes on"))
+    actions = session.get(replace(session.job(init.request), num_workers=5, note="the job 'x' goes on", rank=4))
     assert [(a.level, a.text) for a in actions if isinstance(a, Log)] == [("warning", "the job 'x' goes on")]
     assert resolved(actions)[0][0] is init
-    assert session.machine.member.num_workers == 5
+    assert (session.machine.member.num_workers, session.machine.member.rank) == (5, 4)
 
 
 # --- joining ------------------------------------------------------------------------------------
@@ -457,6 +457,47 @@ def test_a_pull_that_no_coordinator_will_serve_ends_at_its_deadline_with_the_cau
     ((operation, value),) = resolved(session.wait(18.0))
     assert operation is pull
     assert isinstance(value, PeerLostError)
+
+
+def test_a_pull_of_what_only_a_step_brings_fails_at_once_without_a_coordinator() -> None:
+    session = synchronous()
+    session.wait(12.0)
+    pull = session.transfer("pull")
+    assert pull.pull is not None
+    pull.pull.version = 1
+    ((operation, value),) = resolved(session.ask(pull, timeout=60.0))
+    assert operation is pull
+    assert isinstance(value, PeerLostError)
+    assert value.role == "coordinator"
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("kind", ["push", "pull"])
+@pytest.mark.parametrize("begun", [9.5, 12.0])
+def test_what_servers_do_not_answer_without_a_coordinator_fails_long_before_its_deadline(
+    kind: str, mode: str, begun: float
+) -> None:
+    session = Session(replace(job(*"abcd"), staleness=0 if mode == "sync" else None))
+    session.attach()
+    session.wait(begun)
+    operation = session.transfer(kind)
+    session.ask(operation, timeout=600.0)
+    assert resolved(session.wait(14.5)) == []
+    ((failed, value),) = resolved(session.wait(17.0))
+    assert failed is operation
+    assert isinstance(value, PeerLostError)
+    assert value.name == "the coordinator at tcp://coordinator:1"
+
+
+def test_a_server_that_has_ended_with_the_coordinator_fails_what_needs_it() -> None:
+    session = Session()
+    session.attach()
+    pull = session.transfer("pull")
+    session.ask(pull, timeout=600.0)
+    lost = PeerLostError(role="coordinator", name="the coordinator at x", silent_s=10.0, advice="server 1 has ended")
+    ((operation, value),) = resolved(session.get(Error.of(0, lost), S1))
+    assert (operation, str(value)) == (pull, str(lost))
+    assert isinstance(resolved(session.ask(session.transfer("push")))[0][1], PeerLostError)
 
 
 @pytest.mark.parametrize(("until", "text"), [(2.0, ""), (6.0, "; the coordinator has been silent for 6.0 s")])

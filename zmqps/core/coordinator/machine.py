@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from zmqps.core.coordinator.discards import Discards
 from zmqps.core.coordinator.ended import EndedJobs
+from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
@@ -23,11 +23,11 @@ from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
     Committed,
-    Departed,
     Discarded,
     EndJob,
     Enter,
     Error,
+    Forgotten,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -69,6 +69,7 @@ MAX_JOBS = 256
 MOST_NEWS = 256
 #: How a job ends whose workers are done.
 FINISHED = "its workers have finished"
+ASKED = "ended by zmqps jobs end"
 
 
 class CoordinatorMachine:
@@ -84,7 +85,7 @@ class CoordinatorMachine:
         self.ending: Exit | None = None
         self.started_at = 0.0
         self._epochs = count(1)
-        self._discards = Discards()
+        self._erasures = Erasures()
         self.ended = EndedJobs()
         self._idle_since: float | None = None
         self._reminder_due = 0.0
@@ -143,7 +144,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        dues = [self._reminder_due, self._discards.next_deadline()]
+        dues = [self._reminder_due, self._erasures.next_deadline()]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
             dues.append(max(overdue, self._lose_due))
@@ -165,7 +166,7 @@ class CoordinatorMachine:
             actions += self._news.spare(run.on_deadline(now), now, run.name)
             if run.expired(now):
                 actions += self._end_run(run, f"no worker for {self.options.lease:.0f} s", now)
-        actions += [*self._discard_given_up(now), *self._discards.on_deadline(now)]
+        actions += [*self._discard_given_up(now), *self._erasures.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
@@ -181,7 +182,7 @@ class CoordinatorMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         self.membership.validate()
-        self._discards.validate()
+        self._erasures.validate()
         for run in self.runs.values():
             run.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
@@ -279,7 +280,11 @@ class CoordinatorMachine:
         return self._end_run(run, FINISHED, now) if run.finished else []
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
-        self._discards.confirmed(member, message.epoch)
+        self._erasures.discarded(member, message.epoch)
+        return []
+
+    def _forgotten(self, member: MemberInfo, message: Forgotten, now: float) -> list[Action]:
+        self._erasures.forgotten(member, message.incarnation)
         return []
 
     def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
@@ -300,8 +305,8 @@ class CoordinatorMachine:
     def _lose(self, member: MemberInfo, now: float, how: str = "lost") -> list[Action]:
         """A member is gone that others count on: tell everybody that waits for it.
 
-        Of one that only trained or looked on, servers are told and those who wait for it; others would have no use
-        for it, and where thousands are lost that would be millions of messages.
+        Of one that only trained or looked on, servers hear as of one that has left, and those who wait for it; others
+        would have no use for it, and where thousands are lost that would be millions of messages.
         """
         silent = now - member.seen_at
         advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
@@ -314,9 +319,6 @@ class CoordinatorMachine:
             for run in runs:
                 actions += run.lose_server(member, error)
             told = [other for run in runs for other in run.members.values()]
-        elif self.runs[member.job].startup.placement is not None:
-            # before a step that is complete without it: servers take nothing more of it from then on
-            actions += [Send(server.peer, lost) for server in self.servers]
         actions += self._depart(member, how, now, error)
         for run in runs:
             if run.vacant:  # nobody is there who would have to notice before
@@ -332,12 +334,13 @@ class CoordinatorMachine:
         actions: list[Action] = []
         run = self.runs.get(member.job)
         if run is None:
-            self._discards.leave(member)
+            self._erasures.leave(member)
         else:
-            # of a loss the servers hear anyhow, and of others they never knew
-            if how != "lost" and member.incarnation in run.startup.told:
+            if member.incarnation in run.startup.told:  # of others servers know nothing
+                # before a step that is complete without it: servers take nothing more of it from then on
                 there = [server for server in run.startup.servers if server.incarnation in self.membership.members]
-                actions += [Send(server.peer, Departed(member.incarnation)) for server in there]
+                gone, epoch, evicted = member.incarnation, run.startup.epoch, how == "lost"
+                actions += self._erasures.depart(gone, epoch, there, now, evicted=evicted)
             actions += run.depart(member, how, now, error)
             if run.finished:
                 actions += self._end_run(run, FINISHED, now)
@@ -386,7 +389,7 @@ class CoordinatorMachine:
         return [
             action
             for epoch, servers in given_up
-            for action in self._discards.add(epoch, [s for s in servers if s.incarnation in there], now)
+            for action in self._erasures.discard(epoch, [s for s in servers if s.incarnation in there], now)
         ]
 
     def _replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
@@ -404,13 +407,13 @@ class CoordinatorMachine:
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job; asked again, because the answer was lost, it ends no other one."""
-        check_end(self.identity.job_secret, message)
+        check_end(self.identity.job_secret, self.identity.end_key, message)
         known = self.ended.answered(peer, message)
         if known is not None:
             return [Send(peer, known)]
         run, actions = self.runs.get(message.job), list[Action]()
         if run is not None:
-            actions = self._end_run(run, "ended by zmqps jobs end", now)
+            actions = self._end_run(run, ASKED, now)
             self._note_idle(now)
             text = f"job {message.job!r} has ended"
         elif not (text := self.ended.describe(message.job, now)):
@@ -483,6 +486,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Ready): CoordinatorMachine._ready,
     ("server", Committed): CoordinatorMachine._committed,
     ("server", Discarded): CoordinatorMachine._discarded,
+    ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},

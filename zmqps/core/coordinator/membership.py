@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any
@@ -123,6 +123,24 @@ class Roster:
         self._by_rank[member.rank] = member
         if len(self._names) < MAX_MEMBERS:
             self._names.add(member.hello.name)
+
+    def promote(self, member: MemberInfo, below: int, settled: Container[bytes]) -> None:
+        """Give a member whose rank is not below this one the lowest that is.
+
+        Whoever has that and is not settled (by incarnation) takes the member's in exchange.
+        """
+        if member.rank < below:
+            return
+        held, before = self._by_rank, member.rank
+        rank = next((r for r in range(below) if r not in held or held[r].incarnation not in settled), before)
+        if rank == before:
+            return
+        other = held.pop(rank, None)
+        member.rank, held[rank] = rank, held.pop(before)
+        if other is None:
+            heapq.heappush(self._free, before)
+        else:
+            other.rank, held[before] = before, other
 
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""

@@ -171,6 +171,8 @@ class JobRun:
         """Count a worker that names the job; one that takes it as it is, where the job takes whoever comes."""
         if named or self.expected is None:
             self.attendance.count(member)
+        if named and self.expected is not None and member.role == "worker":
+            self.workers.promote(member, self.expected, self.attendance.here)
 
     def _note(self, member: MemberInfo) -> str:
         if member.incarnation in self._returned:

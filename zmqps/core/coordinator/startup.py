@@ -115,13 +115,14 @@ class Startup:
         if message.job:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
-            if self.job is None:
-                self.job, self.owner = job, member.title
-            else:
+            if self.job is not None:
                 self.job.check_same(job, self.owner)
         else:
-            attached(self.job)
+            job = attached(self.job)
+        first, self.job = self.job is None, job
         self._count(member, bool(message.job))  # before it is told how many there are
+        if first:
+            self.owner = member.title  # by the rank that it has now
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
         actions = self._say_again() if key == next(iter(self.parked), None) else []
@@ -235,7 +236,7 @@ class Startup:
         placement = {**self.placement.to_wire(), "servers": [self._to_reach(s, member, load) for s in self.servers]}
         self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
-        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step, num_workers, note)
+        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step, num_workers, note, member.rank)
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def _key(self, server: MemberInfo) -> bytes:

@@ -19,6 +19,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Welcome,
 )
+from zmqps.errors import PeerLostError
 
 #: A Hello is repeated quickly at first, because the connection comes up in milliseconds, then
 #: slowly, because the other side may take minutes to be started.
@@ -44,6 +45,7 @@ class Identity:
     job: str = ""
     secret: bytes = field(default=b"", repr=False)  # known to the coordinator alone: who shows it is this process
     job_secret: bytes = field(default=b"", repr=False)  # of the cluster; empty where it has none
+    end_key: bytes = field(default=b"", repr=False)  # who knows it may end jobs where there is no job secret
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
@@ -193,6 +195,11 @@ class Member:
     def silence(self, now: float) -> float:
         """Return for how many seconds the coordinator has not been heard."""
         return now - self.heard_at
+
+    def loss(self, advice: str, now: float) -> PeerLostError:
+        """Return the error of those who need the coordinator, which is lost."""
+        name = f"the coordinator at {self.handshake.endpoint}"
+        return PeerLostError(role="coordinator", name=name, silent_s=round(self.silence(now), 3), advice=advice)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""

@@ -42,15 +42,22 @@ def check_welcome(job_secret: bytes, hello: Hello, welcome: Welcome) -> None:
 
 
 def end_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
-    """Return what proves that the sender of an `EndJob` knows the job secret; empty where there is none."""
+    """Return what proves that the sender of an `EndJob` knows the job secret or end key; empty where it knows none."""
     return _guard(job_secret, b"end", job.encode(), nonce) if job_secret else b""
 
 
-def check_end(job_secret: bytes, message: EndJob) -> None:
-    """Raise `IdentityError` unless the sender of an `EndJob` knows the job secret."""
-    if job_secret and not same(message.guard, end_guard(job_secret, message.job, message.nonce)):
-        how = "shows that it knows another one" if message.guard else "shows none"
-        raise IdentityError(f"this cluster has a job secret, and who wants to end a job {how}; {_ADVICE}")
+def check_end(job_secret: bytes, end_key: bytes, message: EndJob) -> None:
+    """Raise `IdentityError` unless the sender of an `EndJob` knows the job secret; where there is none, the end key."""
+    secret = job_secret or end_key
+    if not secret or same(message.guard, end_guard(secret, message.job, message.nonce)):
+        return
+    if not job_secret:
+        raise IdentityError(
+            "only the user who runs the coordinator may end a job, by zmqps jobs end on its host; to end jobs from "
+            "elsewhere, start the cluster with --job-secret FILE"
+        )
+    how = "shows that it knows another one" if message.guard else "shows none"
+    raise IdentityError(f"this cluster has a job secret, and who wants to end a job {how}; {_ADVICE}")
 
 
 def _guard(job_secret: bytes, *facts: bytes) -> bytes:

@@ -10,3 +10,6 @@ PUSH_WINDOW = 4096
 WINDOW_NBYTES = 16 << 20
 #: Bytes of answers that may wait for one peer to read them, besides one more message.
 MAX_BACKLOG_NBYTES = 4 * WINDOW_NBYTES
+#: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.
+MAX_FACTS = 16
+MAX_FACT_CHARS = 4096

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from zmqps.core.protocol.limits import MAX_FACT_CHARS
+
 PROTOCOL_VERSION = 3
 MAGIC = "zmqps"
-#: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.
-MAX_FACTS = 16
-MAX_FACT_CHARS = 4096
 
 if TYPE_CHECKING:
+    from zmqps.core.protocol.fields import Contributor, Part
     from zmqps.errors import PSError
 
     U8: TypeAlias = int
@@ -31,17 +31,10 @@ if TYPE_CHECKING:
     Facts: TypeAlias = Mapping[str, str | int | float | bool | None]
     Texts: TypeAlias = Sequence[str]
     Versions: TypeAlias = Sequence[int]
-    Parts: TypeAlias = Sequence["Part"]
-    Contributors: TypeAlias = Sequence["Contributor"]
+    Parts: TypeAlias = Sequence[Part]
+    Contributors: TypeAlias = Sequence[Contributor]
     Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
     Payload: TypeAlias = Sequence[Buffer]
-
-#: (slice index, version, ranges): ranges are start, stop, start, stop, … in elements from the start
-#: of the slice, ascending; none means the whole slice. In a push ``version`` is the one last read.
-Part = tuple[int, int, tuple[int, ...]]
-
-#: (incarnation, attempts): which pushes of a worker make its part of a committed step.
-Contributor = tuple[bytes, tuple[int, ...]]
 
 
 class Message:
@@ -180,10 +173,9 @@ class Init(Message):
 class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
-    ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives, and ``servers``: a list with
-    one map a shard, of ``name`` and ``endpoint``, the ``ticket`` to show there and the ``proof`` to expect,
-    both in hex. ``step`` is the clock this worker begins with,
-    ``num_workers`` how many the job counts on. ``note`` is empty or tells the user whose values these are.
+    ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives, and ``servers``: a map a shard, of
+    ``name``, ``endpoint``, the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to
+    begin with, ``num_workers`` how many the job counts on, ``rank`` the receiver's. ``note`` is for the user.
     """
 
     kind: ClassVar[int] = 11
@@ -195,6 +187,7 @@ class Job(Message):
     step: U64
     num_workers: U32
     note: Text
+    rank: U32
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +237,18 @@ class Discarded(Message):
 
 @dataclass(frozen=True, slots=True)
 class Departed(Message):
-    """A worker or observer has left, to the servers of its job: they keep nothing of it any more."""
+    """A worker or observer has gone, ``evicted`` 1 if it was lost: servers take nothing of it any more."""
 
     kind: ClassVar[int] = 30
+    incarnation: Incarnation
+    evicted: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten(Message):
+    """A server keeps nothing of one that has gone, and takes nothing of it."""
+
+    kind: ClassVar[int] = 31
     incarnation: Incarnation
 
 
@@ -419,12 +421,10 @@ class Load(Message):
 class Push(Message):
     """Gradients; all parts of one message are applied, or kept, together.
 
-    Asynchronous and bounded modes apply them on arrival; the synchronous mode keeps them for
-    ``step``, each counting as often as it has ``examples``, until that is committed. ``attempt``
-    is the same in all messages of one push of the user's, so that one that failed halfway and was
-    repeated is not taken for two.
-    ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in
-    ``reply_codec``.
+    Asynchronous and bounded modes apply them on arrival; the synchronous mode keeps them for ``step``, each counting
+    as often as it has ``examples``, until that is committed. ``attempt`` is the same in all messages of one push of
+    the user's, so that one that failed halfway and was repeated is not taken for two.
+    ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in ``reply_codec``.
     ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
     against accidents need not be done twice; 0 lets the server check.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, choose, named
@@ -38,20 +39,34 @@ def pack(number: int, arrays: Mapping[str, Any], codec: str = RAW) -> Tensors:
     codec
         How float32 and float64 arrays travel, if they are large enough to gain from it.
     """
-    if len(arrays) > MAX_ARRAYS:
+    if len(checks.mapping("arrays", arrays, "name -> array")) > MAX_ARRAYS:
         raise LimitError(what="number of arrays in a message", got=len(arrays), limit=MAX_ARRAYS)
     entries: dict[str, list[Any]] = {}
     payload: list[Array] = []
     for name, value in arrays.items():
-        array = np.asarray(value)
-        if not isinstance(name, str) or array.dtype.name not in DTYPES:
-            raise ConfigurationError(f"{name!r:.60} is {array.dtype}; stages send named arrays of {', '.join(DTYPES)}")
+        array = _as_array(name, value)
         chosen = choose(codec, array.nbytes) if array.dtype.name in ENCODED else None
         flat = np.ascontiguousarray(array, DTYPES[array.dtype.name]).reshape(-1)
         blob = flat.view(np.uint8) if chosen is None else chosen.encode(flat, seed=number)
         entries[name] = [array.dtype.name, list(array.shape), RAW if chosen is None else chosen.spec, blob.nbytes]
         payload += [blob[start : start + FRAME_NBYTES] for start in range(0, blob.nbytes, FRAME_NBYTES)]
     return Tensors(number, entries, payload)
+
+
+def _as_array(name: object, value: Any) -> Array:
+    """Return what is to be sent as an array; raise `ConfigurationError` for what no message can carry."""
+    what = "not the name of an array"
+    try:
+        if isinstance(name, str):
+            name.encode()  # a lone surrogate cannot be sent
+            array = np.asarray(value)
+            what = str(array.dtype)
+            if array.dtype.name in DTYPES:
+                return array
+    except (ValueError, TypeError, OverflowError) as error:
+        what = str(error)
+    shown = checks.shown(name)
+    raise ConfigurationError(f"{shown:.60} is {what:.200}; stages send named arrays of {', '.join(DTYPES)}")
 
 
 def unpack(message: Tensors) -> dict[str, Array]:

@@ -22,10 +22,9 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS
 from zmqps.core.protocol.messages import (
     BY_KIND,
-    MAX_FACT_CHARS,
-    MAX_FACTS,
     Ack,
     Assign,
     Commit,
@@ -274,18 +273,26 @@ def _cut(text: str) -> str:
 
 
 def _pack(header: list[Any]) -> bytes:
-    packed: bytes = msgpack.packb(header)
+    # a small buffer, which grows where it must: by default it is a megabyte, which may not be had
+    packed: bytes = msgpack.packb(header, buf_size=INLINE_NBYTES)
     limit = HEADER_NBYTES.get(header[0], MAX_SHORT_HEADER_NBYTES)
     if len(packed) > limit:
         raise LimitError(what="size of the header", got=len(packed), limit=limit)
     return packed
 
 
-def _check_size(header: memoryview) -> None:
+def data_header_nbytes(slices: int, segments: int) -> int:
+    """Return how large a header about a shard is at most: all slices, and all stretches of parameters in ranges."""
+    return MAX_STRANGE_HEADER_NBYTES + INLINE_NBYTES + 128 * slices + 10 * segments
+
+
+def _check_size(header: memoryview, data_nbytes: int) -> None:
     """Raise `LimitError` for a header that is larger, or would grow more when it is decoded, than its kind can need."""
     # the kind is the second byte of every list of up to 15; what begins in another way is none of the large ones
     kind = header[1] if header.nbytes > 1 and header[0] & 0xF0 == 0x90 else 0
     limit = HEADER_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES)
+    if limit == MAX_DATA_HEADER_NBYTES:
+        limit = min(limit, data_nbytes)
     if header.nbytes > limit:
         raise LimitError(what="size of the header", got=header.nbytes, limit=limit)
     if header.nbytes > MAX_SHORT_HEADER_NBYTES:
@@ -312,10 +319,17 @@ def peek(frames: Sequence[Buffer]) -> tuple[str, int]:
     return cls.__name__, values[1] if SCHEMAS[cls][0][:1] == ("request",) else 0
 
 
-def decode(frames: Sequence[Buffer]) -> Message:
+def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES) -> Message:
     """Return the message that ``frames`` hold.
 
     The payload aliases the frames (or the bytes inside the header); nothing is copied.
+
+    Parameters
+    ----------
+    frames
+        As they came.
+    data_nbytes
+        Returns how large a header of a message with arrays may be here; only asked for large ones.
 
     Raises
     ------
@@ -327,9 +341,11 @@ def decode(frames: Sequence[Buffer]) -> Message:
     if not frames:
         raise ProtocolError("a message without frames")
     header = memoryview(frames[0])
-    _check_size(header)
+    is_small = header.nbytes <= MAX_STRANGE_HEADER_NBYTES  # headers of every kind may be as large
+    if not is_small:
+        _check_size(header, data_nbytes())
     try:
-        values = _unpack(header)
+        values = msgpack.unpackb(header, max_ext_len=0) if is_small else _unpack(header)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"the header is not msgpack: {_show(error)}") from error
     if type(values) is not list or not values or type(values[0]) is not int:

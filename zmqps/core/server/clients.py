@@ -107,20 +107,27 @@ class Clients:
         return client
 
     def bar(self, incarnation: bytes, error: PSError) -> Client | None:
-        """Do not take an incarnation again, whatever ticket it shows; return the client that it was."""
+        """Do not take an incarnation again, whatever ticket it shows; return the client that it was.
+
+        Said again, it changes nothing: what it is told over its old connection stays.
+        """
         client = self.forget(incarnation)
-        self._unbar(incarnation)
+        if incarnation in self._barred:
+            return client
         peer = b"" if client is None else client.peer
         self._barred[incarnation] = peer, error
-        if client is not None:
+        if peer:
             self._barred_peers[peer] = error
         while len(self._barred) > MAX_BARRED:
             self._unbar(next(iter(self._barred)))
         return client
 
-    def _unbar(self, incarnation: bytes) -> None:
-        peer, _ = self._barred.pop(incarnation, (b"", None))
-        self._barred_peers.pop(peer, None)
+    def _unbar(self, incarnation: bytes) -> Peer:
+        """Forget what bars an incarnation; return the connection that it had."""
+        peer, error = self._barred.pop(incarnation, (b"", None))
+        if error is not None and self._barred_peers.get(peer) is error:  # another one may have come over it since
+            del self._barred_peers[peer]
+        return peer
 
     def validate(self, epochs: Iterable[int]) -> None:
         """Assert that both directions agree, and that all are members of jobs of these epochs."""

@@ -40,11 +40,11 @@ from zmqps.core.protocol.messages import (
     Discard,
     Discarded,
     Error,
+    Forgotten,
     Hello,
     Leave,
     Left,
     Load,
-    Lost,
     Message,
     Pull,
     Push,
@@ -59,7 +59,6 @@ from zmqps.core.server.clients import Client, Clients
 from zmqps.core.server.parked import (
     COMMITTED,
     MAX_ALL_PARKED_NBYTES,
-    MAX_PARKED_NBYTES,
     Awaited,
     awaited_by,
     nbytes_of,
@@ -186,8 +185,9 @@ class ServerMachine:
             actions.append(Log("warning", left_out))
         if self.member.lost and not self._ending:
             self._ending = True
-            text = f"lost the coordinator: last sign of life {self.member.silence(now):.1f} s ago"
-            actions += [Log("error", text), Exit(exits.COORDINATOR_LOST, text)]
+            error = self.member.loss(f"{self.title} has ended with it; start the cluster again", now)
+            actions += [Send(client.peer, Error.of(0, error)) for client in self.clients.by_incarnation.values()]
+            actions += [Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
         return actions
 
     def validate(self) -> None:
@@ -214,12 +214,9 @@ class ServerMachine:
                 actions += [Log("error", str(error)), Exit(exits.FAILED, str(error))]
         elif isinstance(message, Discard):
             actions += self._discard(message)
-        elif isinstance(message, Lost):
-            if message.role != "server":
-                text = "the coordinator presumed this worker dead; connect again as a new worker"
-                self._depart(message.incarnation, EvictedError(text))
         elif isinstance(message, Departed):
-            self._depart(message.incarnation)
+            self._depart(message.incarnation, evicted=bool(message.evicted))
+            actions.append(Send(COORDINATOR, Forgotten(message.incarnation)))
         elif isinstance(message, Shutdown):
             actions += [*self.member.leave("finished", now), Exit(exits.OK, message.reason)]
         elif isinstance(message, Error):
@@ -414,15 +411,14 @@ class ServerMachine:
         """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
         who, nbytes, parked = client.hello.incarnation, nbytes_of(message), tenant.parked
         parked.remove(who, message.request)  # asked again
+        parked.check_room(who, nbytes)
         of_client, actions = parked.nbytes_for(who) + nbytes, list[Action]()
-        if of_client > MAX_PARKED_NBYTES:
-            raise LimitError(what="bytes of a worker's waiting pulls", got=of_client, limit=MAX_PARKED_NBYTES)
         while (in_all := self._parked_nbytes + nbytes) > MAX_ALL_PARKED_NBYTES:
             full = LimitError(what="bytes of all waiting pulls", got=in_all, limit=MAX_ALL_PARKED_NBYTES)
             fullest = max(self.tenants.values(), key=lambda tenant: tenant.parked.heaviest()).parked
             most, heaviest = fullest.heaviest()
-            if of_client > most:
-                raise full
+            if of_client > most:  # of those before it is told, too
+                return [*actions, *self._refuse(client.peer, message.request, full)]
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self._refuse(self.clients.by_incarnation[heaviest].peer, request, full)
@@ -480,9 +476,11 @@ class ServerMachine:
             client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
         )
 
-    def _depart(self, incarnation: bytes, error: PSError | None = None) -> None:
-        """A client has gone for good; ``error`` is what it is told if it says anything again."""
-        self.clients.bar(incarnation, error or NotJoinedError("this worker has left; connect again as a new one"))
+    def _depart(self, incarnation: bytes, *, evicted: bool = False) -> None:
+        """A client has gone for good: nothing is taken of it any more."""
+        text = "the coordinator presumed this worker dead; connect again as a new worker"
+        left = NotJoinedError("this worker has left; connect again as a new one")
+        self.clients.bar(incarnation, EvictedError(text) if evicted else left)
         self._forget(incarnation)
 
     def _forget(self, incarnation: bytes) -> None:

@@ -7,11 +7,14 @@ from typing import NamedTuple, TypeAlias
 
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.shard import Shard
+from zmqps.errors import LimitError
 
 #: Of one client. A pull of all that 200,000 parameters have in one shard, by ranges, is half of it.
 MAX_PARKED_NBYTES = 32 << 20
 #: Of all clients and jobs of a server.
 MAX_ALL_PARKED_NBYTES = 128 << 20
+#: Pulls of one client, however small: what many small ones have taken the interpreter may not give back.
+MAX_PARKED = 4096
 
 
 #: What pulls of a synchronous job wait for: not for one slice, as all get their next version at once.
@@ -51,6 +54,15 @@ class Parked:
     def __iter__(self) -> Iterator[tuple[bytes, int]]:
         """Yield whose pulls wait, and their requests."""
         return ((who, request) for who, held in self._of.items() for request in held)
+
+    def check_room(self, who: bytes, nbytes: int) -> None:
+        """Raise `LimitError` if a client may not have one more of so many bytes that waits."""
+        number = len(self._of.get(who, ())) + 1
+        if number > MAX_PARKED:
+            raise LimitError(what="number of a worker's waiting pulls", got=number, limit=MAX_PARKED)
+        in_all = self.nbytes_for(who) + nbytes
+        if in_all > MAX_PARKED_NBYTES:
+            raise LimitError(what="bytes of a worker's waiting pulls", got=in_all, limit=MAX_PARKED_NBYTES)
 
     def add(self, who: bytes, pull: Pull, awaits: Sequence[Awaited]) -> None:
         """A pull waits for any of these; one of the same request takes the place of the one before."""
@@ -119,6 +131,7 @@ class Parked:
         assert all(key in self.awaited[awaited] for key, entry in held.items() for awaited in entry.awaits)
         assert self.nbytes == sum(entry.nbytes for entry in held.values()) == sum(self._nbytes_of.values())
         assert all(nbytes <= MAX_PARKED_NBYTES for nbytes in self._nbytes_of.values())
+        assert all(len(of) <= MAX_PARKED for of in self._of.values())
         assert set(self._of) == set(self._nbytes_of) <= set(clients)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
-from zmqps.core.protocol.messages import Contributor, Part
+from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
 from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.memory import HostMemory, Memory
@@ -406,7 +406,9 @@ class Shard:
 
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part; every range falls on parameter boundaries."""
-        states = []
+        states: list[SliceState] = []
+        if len(parts) > len(self.slices):
+            raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, a message names {len(parts)}")
         for index, _, ranges in parts:
             if index >= len(self.slices):
                 raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, none is number {index}")

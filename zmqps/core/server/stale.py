@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.messages import Part
+from zmqps.core.protocol.fields import Part
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.slices import SliceState
 from zmqps.core.treatments import Treatment

@@ -13,8 +13,9 @@ from zmqps.core.node.member import Handshake
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
-from zmqps.core.protocol.messages import Ack, Message, Part, Values, Welcome
+from zmqps.core.protocol.messages import Ack, Message, Values, Welcome
 from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage

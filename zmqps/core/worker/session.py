@@ -59,6 +59,7 @@ from zmqps.core.worker.operations import (
     Operation,
     Take,
 )
+from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.statistics import Statistics, Tally
 from zmqps.core.worker.transfer import Load, Pull, Source
@@ -66,7 +67,6 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
     DeadlineError,
-    PeerLostError,
     PSError,
     ShutdownError,
     from_wire,
@@ -126,6 +126,7 @@ class SessionMachine:
         self._parted = False  # has said goodbye to the servers
         self._stopping = False
         self._reminder_due: float | None = None
+        self._orphaned = Orphaned()
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
@@ -191,7 +192,7 @@ class SessionMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.member.due, self._reminder_due, self._resend_due, self._farewell_due]
+        dues = [self.member.due, self._reminder_due, self._resend_due, self._farewell_due, self._orphaned.due]
         for link in self.transfers.links:
             dues += (link.handshake.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
@@ -217,6 +218,9 @@ class SessionMachine:
             actions += [Send(COORDINATOR, message) for message in self._unanswered.values()]
         if self._reminder_due is not None and now >= self._reminder_due:
             actions += self._remind(now)
+        if self._orphaned.due is not None and now >= self._orphaned.due:
+            for operation in self._orphaned.look(self.operations, now):
+                actions += self.resolve(operation, self._coordinator_lost(now))
         for operation in [operation for operation in self.operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
         return [*actions, *self._go_on(now)]
@@ -243,8 +247,10 @@ class SessionMachine:
             return self.resolve(operation, None if isinstance(operation, Finish) else self._fatal)
         if self._finishing is not None:
             return self.resolve(operation, ClosedError("the worker has finished"))
-        if self.member.lost and isinstance(operation, (Init, Enter, Take, AskStatus)):
-            return self.resolve(operation, self._coordinator_lost(now))
+        if self.member.lost:
+            if isinstance(operation, (Init, Enter, Take, AskStatus)) or self._is_ahead(operation):
+                return self.resolve(operation, self._coordinator_lost(now))
+            self._orphaned.due = now if self._orphaned.due is None else self._orphaned.due
         self.operations[operation] = None
         if self._reminder_due is None:
             self._reminder_due = now + REMINDER_INTERVAL_S
@@ -299,7 +305,7 @@ class SessionMachine:
     def _give_up(self, operation: Operation, now: float) -> list[Action]:
         if operation.done:
             return []
-        if self.member.lost and self._needs_commit(operation):
+        if self.member.lost and operation.transfer is not None:  # its server may have ended for the same reason
             return self.resolve(operation, self._coordinator_lost(now))
         seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
         welcome, silent_s = self.member.welcome, self.member.silence(now)
@@ -311,6 +317,12 @@ class SessionMachine:
     def _needs_commit(self, operation: Operation) -> bool:
         """Whether a server may be waiting, on behalf of an operation, for what only a coordinator commits."""
         return self.transfers.pace.mode == "sync" and isinstance(operation.transfer, Pull)
+
+    def _is_ahead(self, operation: Operation) -> bool:
+        """Whether an operation reads what only a step makes that this worker has not heard to be complete."""
+        pull, pace = operation.pull if isinstance(operation, Exchange) else None, self.transfers.pace
+        trains = pace.mode == "sync" and self.member.identity.role == "worker"
+        return trains and pull is not None and pull.version > pace.version
 
     def _remind(self, now: float) -> list[Action]:
         """Name what has been awaited for long, so that nobody stares at a silent terminal."""
@@ -445,6 +457,7 @@ class SessionMachine:
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
             actions += self.transfers.connect(self.member.identity, placement, message, now)
             self.attached, self.epoch = Attached(job, placement), message.epoch
+        self.member.rank = message.rank
         if not message.load:
             self.member.num_workers = message.num_workers
             self.transfers.pace.attach(self.attached.job.mode, message.step)
@@ -466,17 +479,17 @@ class SessionMachine:
         return self._coordinator_lost(now) if self.member.lost else None
 
     def _coordinator_lost(self, now: float) -> PSError:
-        name, silent_s = f"the coordinator at {self.member.handshake.endpoint}", round(self.member.silence(now), 3)
-        advice = "pull and push go on while the servers live; start the cluster again"
-        return PeerLostError(role="coordinator", name=name, silent_s=silent_s, advice=advice)
+        return self.member.loss("pull and push go on while the servers live; start the cluster again", now)
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._coordinator_lost(now)
         actions: list[Action] = [Log("error", str(error))]
+        self._orphaned.due = now
         for operation in list(self.operations):
             goes_on = isinstance(operation, Exchange) and operation not in self.transfers.pace.held
             if self._needs_commit(operation) and operation.started_at <= self.member.heard_at:
                 goes_on = False  # a server that had what it asks for would have answered since
+            goes_on = goes_on and not self._is_ahead(operation)
             if not goes_on and not isinstance(operation, Finish) and not operation.done:
                 actions += self.resolve(operation, error)
         return actions

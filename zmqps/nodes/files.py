@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 from types import TracebackType
@@ -27,25 +29,27 @@ class Folder:
     base
         Where the user said; may be a link, and anybody's.
     parts
-        Names of directories below it, which must be this user's own, and no links.
+        Names of directories below it, which must be this user's own to write to, and no links.
     make
         Make what does not exist, for this user only.
+    own
+        Whether ``base``, too, must be this user's own to write to.
 
     Raises
     ------
     UnsafeFileError
-        A directory is a link or another user's, or all may exchange what is in it; says what to do.
+        A directory is a link or another user's, or others may exchange what is in it; says what to do.
     FileNotFoundError
         It does not exist.
     """
 
-    def __init__(self, base: Path, *parts: str, make: bool = False) -> None:
+    def __init__(self, base: Path, *parts: str, make: bool = False, own: bool = False) -> None:
         self.path = base
         if make:
             base.mkdir(parents=True, exist_ok=True)
         self.fd = os.open(base, DIRECTORY)
         try:
-            self._check_mode()
+            self._check_mode(own=own)
             for part in parts:
                 self._enter(part, make)
         except BaseException:
@@ -66,19 +70,26 @@ class Folder:
         os.close(self.fd)
         self.fd = fd
         self._check_owner(os.fstat(fd), self.path)
-        self._check_mode()
+        self._check_mode(own=True)
 
-    def _check_mode(self) -> None:
-        mode = os.fstat(self.fd).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise UnsafeFileError(
-                path=str(self.path),
-                why="all users may exchange what is in it",
-                advice="chmod o-w, or use another --directory",
-            )
+    def _check_mode(self, *, own: bool) -> None:
+        facts = os.fstat(self.fd)
+        if facts.st_mode & stat.S_ISVTX:
+            return  # whoever may write to it may exchange their own files only
+        if facts.st_mode & stat.S_IWOTH:
+            who, mode = "all users", "o-w"
+        elif own and facts.st_mode & stat.S_IWGRP and not _is_private(facts.st_gid):
+            who, mode = f"all users of group {facts.st_gid}", "g-w"
+        else:
+            return
+        raise UnsafeFileError(
+            path=str(self.path),
+            why=f"{who} may exchange what is in it",
+            advice=f"chmod {mode}, or use another --directory",
+        )
 
     def open(self, name: str, flags: int) -> int:
-        """Open a file of this user's own, made for it alone if ``flags`` say so.
+        """Open a file of this user's own, made for it alone, or emptied, if ``flags`` say so.
 
         Raises
         ------
@@ -89,7 +100,8 @@ class Folder:
         """
         path = self.path / name
         try:
-            fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self.fd)
+            safe = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            fd = os.open(name, safe, 0o600, dir_fd=self.fd)
         except OSError as error:
             self._refuse(error, path, "a file")
         try:
@@ -99,6 +111,8 @@ class Folder:
             self._check_owner(facts, path)
             if facts.st_nlink > 1:  # writing to it would write to what the other name belongs to
                 raise UnsafeFileError(path=str(path), why="it has another name as well", advice="remove it")
+            if flags & os.O_TRUNC:  # only now is it known whose it is
+                os.ftruncate(fd, 0)
         except BaseException:
             os.close(fd)
             raise
@@ -145,3 +159,19 @@ class Folder:
         link = error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
         why = f"it is a link, or not {kind}" if link else f"it cannot be used: {error.strerror}"
         raise UnsafeFileError(path=str(path), why=why, advice="remove it, or use another --directory") from None
+
+
+def open_own(path: str | Path, flags: int) -> int:
+    """Open a file of this user's own wherever it is, as `Folder.open` does; an ``opener`` of the built-in `open`."""
+    path = Path(path)
+    with Folder(path.parent) as folder:
+        return folder.open(path.name, flags)
+
+
+def _is_private(gid: int) -> bool:
+    """Whether a group has this user alone, by the usual rule: it has its name, and nobody else was added."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return group.gr_name == user and set(group.gr_mem) <= {user}

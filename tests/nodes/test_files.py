@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from zmqps.errors import ConfigurationError, UnsafeFileError
-from zmqps.launch.files import Folder
+from zmqps.nodes.files import Folder
 
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -98,6 +98,40 @@ def test_a_directory_in_which_all_may_exchange_files_is_refused(tmp_path: Path, 
         Folder(tmp_path, *parts)
     path.chmod(0o1777)  # as /tmp is: all may put files there, and exchange their own only
     Folder(tmp_path, *parts).close()
+
+
+@as_root
+def test_a_directory_in_which_a_group_may_exchange_files_is_refused_unless_it_only_leads_to_them(
+    tmp_path: Path,
+) -> None:
+    for path in (tmp_path / "own", tmp_path / "own" / "logs"):
+        path.mkdir()
+        os.chown(path, -1, NOBODY)
+        path.chmod(0o775)
+        for base, parts, own in ((path, (), True), (path.parent, (path.name,), False)):
+            with pytest.raises(
+                UnsafeFileError, match=f"all users of group {NOBODY} may exchange what is in it; chmod g-w"
+            ):
+                Folder(base, *parts, own=own)
+        Folder(path).close()
+        path.chmod(0o1775)
+        Folder(path, own=True).close()
+    os.chown(path, -1, 0)
+    path.chmod(0o775)
+    Folder(path, own=True).close()  # the group has nobody but this user
+
+
+@pytest.mark.parametrize("plant", [plant_link, plant_name, plant_pipe])
+def test_a_file_is_emptied_only_if_it_is_this_user_s_own(tmp_path: Path, plant: Callable[[Path, Path], None]) -> None:
+    theirs, own = tmp_path / "theirs", tmp_path / "own"
+    theirs.write_text("precious")
+    own.write_text("old")
+    plant(tmp_path / "file", theirs)
+    with Folder(tmp_path) as folder:
+        with pytest.raises(UnsafeFileError, match="is not safe to use"):
+            folder.open("file", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.close(folder.open("own", os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+    assert (theirs.read_text(), own.read_text()) == ("precious", "")
 
 
 @pytest.mark.parametrize("part", ["", ".", "..", "a/b", "/etc"])

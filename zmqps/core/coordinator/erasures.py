@@ -1,0 +1,132 @@
+"""What servers are to erase and have not confirmed yet: jobs that have ended, members that have gone."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.messages import Departed, Discard
+
+#: A server answers within milliseconds; one that did not may not have received it.
+RETRY_S = 1.0
+#: Of what is asked again so much goes out at a time, and the next so much later: others have their turn in between.
+MOST_AGAIN = 64
+PIECE_S = 0.005
+#: Departures that wait for a server: it remembers no more who may not come back, and a job's end makes them moot.
+MAX_DEPARTURES = 4096
+
+
+@dataclass(slots=True)
+class _Departure:
+    message: Departed
+    epoch: int
+    due: float
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """What one server has not confirmed; what is due first comes first."""
+
+    server: MemberInfo
+    jobs: OrderedDict[int, float] = field(default_factory=OrderedDict)  # epoch -> when it is asked again
+    members: OrderedDict[bytes, _Departure] = field(default_factory=OrderedDict)  # by incarnation
+
+    @property
+    def due(self) -> float:
+        jobs, members = next(iter(self.jobs.values()), None), next(iter(self.members.values()), None)
+        return min(float("inf") if jobs is None else jobs, float("inf") if members is None else members.due)
+
+
+class Erasures:
+    """Asks servers to erase what they keep of a job or a member, and again until they have."""
+
+    def __init__(self) -> None:
+        self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
+        self._not_before = 0.0
+
+    def discard(self, epoch: int, servers: Iterable[MemberInfo], now: float) -> list[Action]:
+        """A job has ended, or was given up; who had left it goes with it."""
+        actions: list[Action] = []
+        for server in servers:
+            self._of(server).jobs[epoch] = now + RETRY_S
+            actions.append(Send(server.peer, Discard(epoch)))
+        return actions
+
+    def depart(
+        self, incarnation: bytes, epoch: int, servers: Iterable[MemberInfo], now: float, *, evicted: bool
+    ) -> list[Action]:
+        """A member of the job of an epoch has left or was lost; what is sent after this was possible without it."""
+        message, actions = Departed(incarnation, int(evicted)), list[Action]()
+        for server in servers:
+            members = self._of(server).members
+            members[incarnation] = _Departure(message, epoch, now + RETRY_S)
+            if len(members) > MAX_DEPARTURES:
+                members.popitem(last=False)
+            actions.append(Send(server.peer, message))
+        return actions
+
+    def _of(self, server: MemberInfo) -> _Awaited:
+        return self._awaited.setdefault(server.incarnation, _Awaited(server))
+
+    def discarded(self, server: MemberInfo, epoch: int) -> None:
+        """A server keeps nothing of a job any more."""
+        if (awaited := self._awaited.get(server.incarnation)) is not None:
+            awaited.jobs.pop(epoch, None)
+            self._tidy(awaited)
+
+    def forgotten(self, server: MemberInfo, incarnation: bytes) -> None:
+        """A server keeps nothing of a member any more."""
+        if (awaited := self._awaited.get(server.incarnation)) is not None:
+            awaited.members.pop(incarnation, None)
+            self._tidy(awaited)
+
+    def leave(self, server: MemberInfo) -> None:
+        """A server has gone, and what it kept with it."""
+        self._awaited.pop(server.incarnation, None)
+
+    def _tidy(self, awaited: _Awaited) -> None:
+        if not awaited.jobs and not awaited.members:
+            del self._awaited[awaited.server.incarnation]
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        due = min((awaited.due for awaited in self._awaited.values()), default=None)
+        return None if due is None else max(due, self._not_before)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask again for some of what is due."""
+        actions: list[Action] = []
+        for awaited in list(self._awaited.values()) if now >= self._not_before else ():
+            while awaited.due <= now and len(actions) < MOST_AGAIN:
+                actions += self._again(awaited, now)
+            self._tidy(awaited)
+        if actions:
+            self._not_before = now + PIECE_S
+        return actions
+
+    def _again(self, awaited: _Awaited, now: float) -> list[Action]:
+        """Ask a server again for what is due first; for nothing, if that went with its job."""
+        peer = awaited.server.peer
+        epoch, due = next(iter(awaited.jobs.items()), (0, float("inf")))
+        if due <= now:
+            awaited.jobs[epoch] = now + RETRY_S
+            awaited.jobs.move_to_end(epoch)
+            return [Send(peer, Discard(epoch))]
+        incarnation, departure = awaited.members.popitem(last=False)
+        if departure.epoch in awaited.jobs:
+            return []
+        departure.due = now + RETRY_S
+        awaited.members[incarnation] = departure
+        return [Send(peer, departure.message)]
+
+    def validate(self) -> None:
+        """Assert that all is asked again in the order in which it is due, and within bounds."""
+        for who, awaited in self._awaited.items():
+            assert awaited.server.incarnation == who
+            assert awaited.jobs or awaited.members
+            assert len(awaited.members) <= MAX_DEPARTURES
+            for dues in ([*awaited.jobs.values()], [departure.due for departure in awaited.members.values()]):
+                assert dues == sorted(dues)

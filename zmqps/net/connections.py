@@ -1,0 +1,104 @@
+"""What the kernel tells of connections and of descriptors, by the number that ZeroMQ has for them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Iterator
+from typing import NamedTuple
+
+#: With no more descriptors than these left, or an eighth of those there may be, they are scarce.
+RESERVE = 32
+#: An address of no family: who "connects" to it ends a connection at once (connect(2)).
+_NOBODY = bytes(16)
+_libc = ctypes.CDLL(None)
+_BYTES_RECEIVED = struct.Struct("=128xQ")  # in Linux's `struct tcp_info`
+_CREDENTIALS = struct.Struct("=3i")
+
+
+class Credentials(NamedTuple):
+    """The process at the other end of a connection inside this host."""
+
+    pid: int
+    uid: int
+    gid: int
+
+    def __str__(self) -> str:
+        return f"of process {self.pid}"
+
+
+class Address(NamedTuple):
+    """The other end of a connection over TCP."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"from {self.host} port {self.port}"
+
+
+def address_of(connection: socket.socket) -> Credentials | Address:
+    """Return who is at the other end of a connection."""
+    if connection.family == socket.AF_UNIX:
+        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        return Credentials(*_CREDENTIALS.unpack(packed))
+    return Address(*connection.getpeername()[:2])
+
+
+def end_now(connection: socket.socket) -> None:
+    """End a connection, and with it what the kernel has received and ZeroMQ has not read: up to megabytes."""
+    if connection.family == socket.AF_UNIX or _libc.connect(connection.fileno(), _NOBODY, len(_NOBODY)):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def received(descriptor: int) -> int:
+    """Return the bytes that have come over a connection; 0 where the system does not count them."""
+    try:
+        with borrowed(descriptor) as connection:
+            if connection.family == socket.AF_UNIX:
+                return 0
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+            return int(_BYTES_RECEIVED.unpack(info)[0])
+    except OSError:
+        return 0  # it has ended meanwhile
+
+
+def waiting(descriptor: int) -> int:
+    """Return how many of these bytes nobody has read yet."""
+    buffer = bytearray(4)
+    try:
+        fcntl.ioctl(descriptor, termios.FIONREAD, buffer)
+    except OSError:
+        return 0
+    return int.from_bytes(buffer, sys.byteorder)
+
+
+@contextlib.contextmanager
+def borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """Make a descriptor a socket that leaves it open."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()
+
+
+def are_scarce(any_descriptor: int) -> bool | None:
+    """Return whether few descriptors are left; None: neither few nor many."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return False
+    try:
+        lowest = os.dup(any_descriptor)  # all below are taken
+    except OSError:
+        return True
+    os.close(lowest)
+    reserve = min(RESERVE, limit // 8)
+    return True if lowest >= limit - reserve else False if lowest < limit - 2 * reserve else None

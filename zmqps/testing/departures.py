@@ -1,0 +1,85 @@
+"""Listens to what is said of members that have gone, and asserts that servers keep and take nothing of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.protocol.messages import Ack, Commit, Departed, Forgotten, Job, Message, Proceed, Values
+from zmqps.core.server.machine import ServerMachine
+from zmqps.testing.engine import Node
+from zmqps.testing.network import Connection
+
+if TYPE_CHECKING:
+    from zmqps.testing.cluster import SimulatedCluster
+
+#: A server has forgotten who has gone so long after it can be told: it is told every second.
+FORGETTING_S = 3.0
+
+
+class Departures:
+    """Who has gone, which servers were told, and which have confirmed it.
+
+    Parameters
+    ----------
+    simulation
+        Which it listens to.
+    loss
+        Probability that the connection breaks over which a server is about to be told.
+    calm_s
+        When nothing goes wrong any more.
+    """
+
+    def __init__(self, simulation: SimulatedCluster, loss: float, calm_s: float) -> None:
+        self._simulation = simulation
+        self._loss = loss
+        self._calm_s = calm_s
+        self._told: dict[str, dict[bytes, float]] = {}  # server -> who has gone -> when it was told first
+        self._forgotten: set[tuple[str, bytes]] = set()
+        self._reached: dict[bytes, int] = {}  # members that can reach the servers, and the epoch of their job
+        simulation.on_send.append(self._sent)
+
+    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+        if isinstance(message, Job):
+            self._reached[self._simulation.nodes[receiver].identity.incarnation] = message.epoch
+        elif isinstance(message, Departed):
+            self._told.setdefault(receiver, {}).setdefault(message.incarnation, self._simulation.now)
+            network = self._simulation.network
+            if network.happens(self._loss):
+                network.reset(self._connection(sender, receiver), self._simulation.now)
+        elif isinstance(message, Forgotten):
+            self._forgotten.add((sender.name, message.incarnation))
+        elif isinstance(message, (Ack, Values)):
+            who = self._simulation.nodes[receiver].identity.incarnation
+            assert (sender.name, who) not in self._forgotten, f"{sender.name} serves {receiver}, which it has forgotten"
+        elif isinstance(message, (Commit, Proceed)):
+            self._check_order(sender, [receiver] if isinstance(message, Commit) else list(self._told))
+
+    def _check_order(self, coordinator: Node, servers: list[str]) -> None:
+        """Assert that servers are told of whom a step has not waited for before that is said to be complete."""
+        machine = coordinator.machine
+        assert isinstance(machine, CoordinatorMachine)
+        epochs = {run.startup.epoch: run for run in machine.runs.values()}
+        for departure in machine.membership.gone:
+            who = departure.member.incarnation
+            run = epochs.get(self._reached.get(who, 0))
+            there = [] if run is None else [server.hello.name for server in run.startup.servers]
+            for name in {*servers} & {*there}:
+                assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
+
+    def check(self, server: Node) -> None:
+        """Assert that a server that has long been able to hear who has gone keeps nothing of it."""
+        machine, simulation = server.machine, self._simulation
+        told = self._told.get(server.name)
+        if told is None or not isinstance(machine, ServerMachine) or not simulation.coordinator_alive:
+            return
+        coordinator = simulation.nodes["coordinator"]
+        if server.identity.incarnation not in simulation.coordinator.membership.members or not coordinator.alive:
+            return
+        connection = self._connection(coordinator, server.name)
+        since = max(self._calm_s, connection.up_at, connection.blocked_until) + FORGETTING_S
+        for who in machine.clients.by_incarnation.keys() & told.keys():
+            assert simulation.now < max(since, told[who] + FORGETTING_S), f"{server.name} keeps a client that has gone"
+
+    def _connection(self, coordinator: Node, server: str) -> Connection:
+        return next(c for c in coordinator.connections.values() if c.ends[0] == server)
