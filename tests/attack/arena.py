@@ -450,7 +450,8 @@ def growth(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
         for what in ("descriptors", "threads", "files"):
             grown = getattr(now, what) - getattr(then, what)
             if grown > 0:
-                found.append(f"{node} keeps {grown} {what}")
+                kinds = f" ({dict(now.kinds - then.kinds)})" if what == "descriptors" else ""
+                found.append(f"{node} keeps {grown} {what}{kinds}")
     return found
 
 

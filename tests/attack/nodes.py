@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 import psutil
@@ -14,12 +18,13 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one node holds; ``files`` are those in shared memory."""
+    """What one node holds; ``files`` are those in shared memory, ``kinds`` says what the descriptors are of."""
 
     rss: int
     descriptors: int
     threads: int
     files: int
+    kinds: Counter[str] = field(default_factory=Counter)
 
 
 def held(pid: int) -> Held:
@@ -29,8 +34,17 @@ def held(pid: int) -> Held:
         with process.oneshot():
             rss, threads = process.memory_info().rss, process.num_threads()
         files = len(list(SHARED_MEMORY.glob(f"zmqps-{pid}-*")))
-        return Held(rss, process.num_fds(), threads, files)
+        return Held(rss, process.num_fds(), threads, files, kinds_of_descriptors(pid))
     return Held(0, 0, 0, 0)
+
+
+def kinds_of_descriptors(pid: int) -> Counter[str]:
+    """Return how many descriptors a process has of each kind: sockets, files by name, events."""
+    kinds: Counter[str] = Counter()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            kinds[re.sub(r":\[\d+\]", "", str(path.readlink()))] += 1
+    return kinds
 
 
 def held_by_all(pids: Mapping[str, int]) -> dict[str, Held]:
@@ -40,8 +54,12 @@ def held_by_all(pids: Mapping[str, int]) -> dict[str, Held]:
 
 def most(looks: Sequence[Mapping[str, Held]]) -> dict[str, Held]:
     """Return the most that each node held of each in several looks: lanes come and go with those who train."""
+    numbers = ("rss", "descriptors", "threads", "files")
     return {
-        node: Held(*(max(getattr(look[node], what) for look in looks) for what in Held.__dataclass_fields__))
+        node: Held(
+            *(max(getattr(look[node], what) for look in looks) for what in numbers),
+            kinds=reduce(or_, (look[node].kinds for look in looks)),
+        )
         for node in looks[0]
     }
 
