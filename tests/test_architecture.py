@@ -71,8 +71,21 @@ PURE = ("zmqps/errors.py", "zmqps/core/", "zmqps/optim/", "zmqps/codecs/", "zmqp
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
 PURE_MAY_IMPORT = {
     *("__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "fnmatch", "functools"),
-    *("hashlib", "heapq", "hmac", "inspect", "itertools", "math", "numbers", "operator", "reprlib", "string", "struct"),
-    *("types", "typing"),
+    *(
+        "hashlib",
+        "heapq",
+        "hmac",
+        "inspect",
+        "itertools",
+        "json",
+        "math",
+        "numbers",
+        "operator",
+        "reprlib",
+        "string",
+        "struct",
+    ),
+    *("struct", "types", "typing"),
     "numpy",
     *("zmqps.errors", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
 }

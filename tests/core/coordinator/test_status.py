@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from zmqps.core.coordinator.status import (
     Inquiries,
     by_epoch,
     nbytes_of,
+    packed,
     presentable,
 )
 from zmqps.core.protocol.events import Received
@@ -42,6 +44,7 @@ def test_counters_are_numbers_and_short_texts_and_not_too_many(counters: dict[st
     found, nbytes = presentable(counters)
     assert set(found) == shown
     assert nbytes == nbytes_of(found) <= MAX_COUNTERS_NBYTES
+    assert packed(counters) == (json.dumps(found), nbytes)
 
 
 def test_counters_are_cut_to_what_a_member_may_say() -> None:

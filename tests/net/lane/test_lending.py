@@ -340,6 +340,20 @@ def test_what_a_closed_worker_still_looks_at_stays_as_it_is() -> None:
     with_pair(scenario)
 
 
+def test_a_loan_to_a_worker_that_was_killed_keeps_nothing_of_the_lane() -> None:
+    created = Segment.create(RING)
+    attached = Segment.attach(created.name)
+    loan = attached.lender.lend()  # a slice that nobody asks for any more has it in its list for ever
+    assert loan is not None
+    num_descriptors = psutil.Process().num_fds()
+    attached.lender.close()
+    attached.close()
+    del attached
+    assert psutil.Process().num_fds() == num_descriptors - 2, "the file's, and that of its mapping"
+    assert loan.done
+    created.close()
+
+
 def test_a_forked_child_gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     created = Segment.create(RING)
     attached = Segment.attach(created.name)

@@ -11,7 +11,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.status import Inquiries, by_epoch, fit_jobs, members_status, presentable, waiting
+from zmqps.core.coordinator.status import Inquiries, by_epoch, fit_jobs, members_status, packed, waiting
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -246,7 +246,7 @@ class CoordinatorMachine:
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
         self.counts["heartbeats"] += 1
-        member.counters, member.counters_nbytes = presentable(message.counters)
+        member.counters, member.counters_nbytes = packed(message.counters)
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
         run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]

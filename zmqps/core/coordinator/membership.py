@@ -30,7 +30,7 @@ class MemberInfo:
     roster: Roster
     rank: int
     seen_at: float
-    counters: Mapping[str, Any] = field(default_factory=dict)
+    counters: str = "{}"  # packed, see `zmqps.core.coordinator.status`
     counters_nbytes: int = 0
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
     answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)

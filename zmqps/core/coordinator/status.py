@@ -6,6 +6,7 @@ and ``left_out`` says what.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -129,7 +130,7 @@ def members_status(
     silent = 0
     for member, row in kept:
         if member.counters_nbytes <= room:
-            row["counters"] = dict(member.counters)
+            row["counters"] = json.loads(member.counters)
             room -= member.counters_nbytes
         else:
             silent += 1
@@ -160,6 +161,16 @@ def presentable(counters: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
             shown[name] = value
             nbytes += more
     return shown, nbytes
+
+
+def packed(counters: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the same in one string of JSON.
+
+    It is kept for as long as a member is remembered. Hundreds of small objects of each would lie scattered over memory
+    that was used for much else, and would keep all of that from going back to the system.
+    """
+    shown, nbytes = presentable(counters)
+    return json.dumps(shown), nbytes
 
 
 def by_epoch(counters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

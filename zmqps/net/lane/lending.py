@@ -63,6 +63,10 @@ class LaneLoan(Loan):
             self._book = None
         return self._book is None
 
+    def over(self) -> None:
+        """The borrower is gone. Whoever still has this loan keeps nothing of the lane by it."""
+        self._book = None
+
     def cancel(self) -> None:
         """The message was not sent: nobody will hear of it."""
         if self._book is not None:
@@ -138,6 +142,8 @@ class Lender:
     def close(self) -> None:
         """The other side is gone, and with it all that it read."""
         self._closed = True
+        for loan in self._loans.values():
+            loan.over()
         self._loans.clear()
 
 
