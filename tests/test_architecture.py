@@ -290,6 +290,13 @@ def safety_violations(module: Module) -> Iterator[str]:
             yield f"{module.path}:{node.value.lineno} allows pickle"
 
 
+def raising_violations(module: Module) -> Iterator[str]:
+    """An error that is kept must not be raised itself: it would keep whatever was at hand each time."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Attribute | ast.Subscript):
+            yield f"{module.path}:{node.lineno} raises {ast.unparse(node.exc)}, which others may hold: add .again()"
+
+
 def naming_violations(module: Module) -> Iterator[str]:
     for node in ast.walk(module.tree):
         if not isinstance(node, ast.ClassDef) or module.path in MADE_IN_ORDER:
@@ -345,6 +352,10 @@ def test_nothing_can_turn_bytes_into_code() -> None:
     assert [text for module in modules() for text in safety_violations(module)] == []
 
 
+def test_errors_that_are_kept_are_not_raised_themselves() -> None:
+    assert [text for module in modules() for text in raising_violations(module)] == []
+
+
 def test_dataclasses_of_many_fields_are_keyword_only() -> None:
     paths = [path for folder in ("bench", "experiments") for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
     found = [*modules(), *(parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)]
@@ -385,6 +396,8 @@ def test_importing_core_loads_no_io_library() -> None:
         (naming_violations, "bench/a.py", "@dataclass\nclass A:\n" + "".join(f" {name}: int\n" for name in "abcde")),
         (safety_violations, "zmqps/nodes/server.py", "def f():\n    import pickle"),
         (safety_violations, "zmqps/nodes/server.py", "eval('1')"),
+        (raising_violations, "zmqps/core/a.py", "raise self.lost"),
+        (raising_violations, "zmqps/core/a.py", "raise self._barred[peer][1] from None"),
         (safety_violations, "zmqps/nodes/server.py", "np.load(f, allow_pickle=True)"),
     ],
 )

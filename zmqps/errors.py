@@ -46,7 +46,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 Fact = str | int | float | bool | None
 
@@ -107,6 +107,16 @@ class PSError(Exception):
     def facts(self) -> dict[str, Fact]:
         """Return the facts of this error, ready for an ``Error`` message."""
         return {name: getattr(self, name) for name in self.fact_names}
+
+    def again(self) -> Self:
+        """Return a new error that says the same, for one that is kept and raised more than once.
+
+        Each time it is raised, an error gets the frames that it went through, in addition to those that it has; and by
+        way of them it keeps all that they refer to, such as the message that was refused.
+        """
+        error = type(self)(**self.facts())  # type: ignore[arg-type]
+        error.__cause__ = self.__cause__
+        return error
 
 
 def _rebuild(cls: type[PSError], facts: dict[str, Fact]) -> PSError:

@@ -238,7 +238,7 @@ class SessionThread:
         self._pending[entry.future] = entry
         try:
             if self._defect is not None:
-                raise self._defect
+                raise self._defect.again()
             self._call_soon(call)
         except PSError:
             if self._pending.pop(entry.future, None) is not None:

@@ -103,12 +103,12 @@ class Pair(ABC):
                 silent_s=round(time.monotonic() - self._heard_at, 3),
                 advice="another one has taken its place; close this channel and make a new one",
             )
-            raise self._lost
+            raise self._lost.again()
         self.peer, self._heard_at = hello, time.monotonic()
 
     def _check(self) -> None:
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.again()
 
 
 class BoundPair(Pair):

@@ -58,11 +58,11 @@ class ApplyThreads:
             finally:
                 wait(futures)  # also after an error nobody may go on to write behind the caller's back
             errors += [found for future in futures if (found := future.exception()) is not None]
-            if errors and len(errors) < len(blocks) and whole:
-                what = f"{len(errors)} of {len(blocks)} blocks of an update failed: {errors[0]!r}"
-                raise InternalError(node="an apply thread", what=what) from errors[0]
-            if errors:
-                raise errors[0]
+            for first in errors[:1]:
+                if len(errors) < len(blocks) and whole:
+                    what = f"{len(errors)} of {len(blocks)} blocks of an update failed: {first!r}"
+                    raise InternalError(node="an apply thread", what=what) from first
+                raise first
 
         return apply
 

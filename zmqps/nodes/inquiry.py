@@ -60,7 +60,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
         waited = f"the coordinator at {machine.endpoint}{awaited}"
         raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
     if machine.error is not None:
-        raise machine.error
+        raise machine.error.again()
 
 
 def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None) -> str:

@@ -231,12 +231,12 @@ class Membership:
     def check_welcome(self, incarnation: bytes) -> None:
         """Raise what bars an incarnation that the others went on without."""
         if incarnation in self._barred:
-            raise self._barred[incarnation][1]
+            raise self._barred[incarnation][1].again()
 
     def check_known(self, peer: Peer) -> None:
         """Raise what bars the one that was behind a connection."""
         if peer in self._barred_peers:
-            raise self._barred_peers[peer]
+            raise self._barred_peers[peer].again()
 
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""

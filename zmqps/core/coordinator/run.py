@@ -250,7 +250,7 @@ class JobRun:
 
     def _check_shards(self) -> None:
         if self.lost_shard is not None:
-            raise self.lost_shard
+            raise self.lost_shard.again()
 
     # --- servers -------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class Clients:
                 "coordinator gives one to each member with the job: connect there, then init"
             )
         if who in self._barred:
-            raise self._barred[who][1]
+            raise self._barred[who][1].again()
         behind, client = self._by_peer.get(peer), self.by_incarnation.get(who)
         if behind is not None and behind is not client:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
@@ -93,7 +93,7 @@ class Clients:
     def check_known(self, peer: Peer) -> None:
         """Raise what bars the client that was behind a connection."""
         if peer in self._barred_peers:
-            raise self._barred_peers[peer]
+            raise self._barred_peers[peer].again()
 
     def of_epoch(self, epoch: int) -> Iterable[bytes]:
         """Return the clients of a job."""

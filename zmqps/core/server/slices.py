@@ -190,7 +190,7 @@ class Updates:
             torn = True
         if torn:
             self.broken = ShardBrokenError(why=f"{type(cause).__name__}: {cause}"[:200])
-            raise self.broken from cause
+            raise self.broken.again() from cause
 
 
 def _fill(rooms: dict[int, Room], states: Sequence[SliceState], pieces: Sequence[tuple[SliceState, int, Any]]) -> None:

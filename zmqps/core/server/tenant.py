@@ -55,7 +55,7 @@ class Tenant:
         """Return the shard once it has its values, or raise `JobError`."""
         shard = self.built()
         if shard.updates.broken is not None:
-            raise shard.updates.broken
+            raise shard.updates.broken.again()
         if not shard.loaded:
             raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
         return shard
