@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS, MemberInfo, Membership, Roster
+from zmqps.core.coordinator.membership import (
+    MAX_GONE,
+    MAX_GONE_COUNTERS_NBYTES,
+    MAX_MEMBERS,
+    MemberInfo,
+    Membership,
+    Roster,
+)
 from zmqps.errors import EvictedError, LimitError, PSError
 
 
@@ -107,6 +114,19 @@ def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError |
             assert barred.__traceback__ is None, "it would keep the message that was refused"
     membership.check_welcome(hello("worker", "b").incarnation)
     membership.check_known(peer("b"))
+
+
+def test_the_counters_of_those_who_have_gone_last_are_kept() -> None:
+    membership = Cluster()
+    nbytes = MAX_GONE_COUNTERS_NBYTES // 4
+    for name in "abcdef":
+        joined(membership, name)
+        member = membership.members[hello("worker", name).incarnation]
+        member.counters, member.counters_nbytes, member.counters_of = '{"n": 1}', nbytes, {"1": {"n": 1}}
+        leave(membership, name)
+    kept = [(departure.member.counters, departure.member.counters_nbytes) for departure in membership.gone]
+    assert kept == 2 * [("{}", 0)] + 4 * [('{"n": 1}', nbytes)]
+    assert [bool(departure.member.counters_of) for departure in membership.gone] == 2 * [False] + 4 * [True]
 
 
 def test_what_is_remembered_of_the_gone_is_bounded() -> None:

@@ -19,6 +19,8 @@ MAX_MEMBERS = 4096
 MAX_ANSWERED = 32
 #: Of those who left, the status shows this many; older ones are forgotten.
 MAX_GONE = 256
+#: … with their counters as long as these take no more; the newest have the first claim.
+MAX_GONE_COUNTERS_NBYTES = 64 << 10
 
 
 @dataclass(slots=True, kw_only=True)
@@ -220,6 +222,7 @@ class Membership:
         member.roster.leave(member, how)
         member.answered.clear()  # a job's description is large, and nobody asks any more
         self.gone.append(Departure(member, how, now))
+        self._forget_counters()
         if barred is not None:
             self._barred[member.incarnation] = member.peer, barred
             self._barred_peers[member.peer] = barred
@@ -227,6 +230,14 @@ class Membership:
                 peer, error = self._barred.pop(next(iter(self._barred)))
                 if self._barred_peers.get(peer) is error:
                     del self._barred_peers[peer]
+
+    def _forget_counters(self) -> None:
+        room = MAX_GONE_COUNTERS_NBYTES
+        for departure in reversed(self.gone):
+            member = departure.member
+            room -= member.counters_nbytes
+            if room < 0:
+                member.counters, member.counters_nbytes, member.counters_of = "{}", 0, {}
 
     def check_welcome(self, incarnation: bytes) -> None:
         """Raise what bars an incarnation that the others went on without."""
