@@ -29,7 +29,7 @@ from zmq.utils.monitor import recv_monitor_message
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.net.connections import Address, Credentials, address_of, are_scarce, borrowed, end_now, received, waiting
-from zmqps.net.memory import give_back_freed_memory
+from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0
@@ -55,6 +55,8 @@ SUSPECT_S = 0.05
 #: go of some of it later.
 TIDY_S = 1.0
 TIDY_TIMES = 2
+#: So long malloc keeps nothing of what is freed meanwhile.
+LET_GO_S = 0.2
 #: Nothing is heard of who has sent too many messages for so long.
 DEAF_S = 1.0
 #: Of a connection of which ZeroMQ has read so much it has handed on the first messages.
@@ -161,6 +163,7 @@ class Door:
         self._closing = False
         self._tidy_due: float | None = None
         self._tidy_left = 0
+        self._letting_go = False
         self._resting = False  # the thread, for longer than it may while there are strangers
         self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
         self._thread.start()
@@ -308,9 +311,16 @@ class Door:
 
     def _tidy(self) -> None:
         """Give back messages, and what was made of them: malloc would keep it."""
+        now = time.monotonic()
+        self._letting_go = not self._letting_go
+        if self._letting_go:
+            let_freed_memory_go()
+            self._tidy_due = now + LET_GO_S
+            return
         give_back_freed_memory()
+        keep_freed_memory()
         self._tidy_left -= 1
-        self._tidy_due = time.monotonic() + TIDY_S if self._tidy_left > 0 else None
+        self._tidy_due = now + TIDY_S if self._tidy_left > 0 else None
 
     def _tidy_soon(self) -> None:
         self._tidy_left = TIDY_TIMES

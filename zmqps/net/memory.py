@@ -9,8 +9,10 @@ import sys
 MMAP_THRESHOLD = 32 << 20
 #: What malloc keeps of freed memory, an arena.
 TRIM_THRESHOLD = 64 << 20
+#: The same while what peers have left behind is given back.
+TRIM_THRESHOLD_LOW = 1 << 20
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class FreedMemory:
@@ -35,13 +37,12 @@ def give_back_freed_memory() -> bool:
     return _tell_malloc("malloc_trim", 0)
 
 
-def share_memory_of_threads() -> bool:
-    """Let all threads that begin from now on take their memory from one place; False with another C library.
+def let_freed_memory_go() -> bool:
+    """Let malloc give back what is freed from now on at the end of each thread's memory, until `keep_freed_memory`.
 
-    Each would have its own, of which `give_back_freed_memory` does not reach the end. Is for a process that is zmqps's
-    own: threads that allocate much at the same time would wait for each other.
+    That is what `give_back_freed_memory` does not reach but for the main thread's.
     """
-    return _tell_malloc("mallopt", _M_ARENA_MAX, 1)
+    return _tell_malloc("mallopt", _M_TRIM_THRESHOLD, TRIM_THRESHOLD_LOW)
 
 
 def keep_freed_memory() -> bool:

@@ -13,7 +13,6 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
-from zmqps.net.memory import share_memory_of_threads
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import offer_end_key
 from zmqps.trace.record import watch
@@ -87,5 +86,4 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:
     """Run a coordinator in this process's main thread; return the exit code."""
-    share_memory_of_threads()
     return asyncio.run(coordinate(config, parent_fd))

@@ -28,7 +28,7 @@ from zmqps.gpu.staging import Streams, device_memory
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
 from zmqps.net.lane.shm import LaneTransport
-from zmqps.net.memory import FreedMemory, share_memory_of_threads
+from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
@@ -247,5 +247,4 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
 
 def run(config: ServerConfig, parent_fd: int | None = None) -> int:
     """Run a server in this process's main thread; return the exit code."""
-    share_memory_of_threads()
     return asyncio.run(serve(config, parent_fd))
