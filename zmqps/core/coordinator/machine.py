@@ -11,7 +11,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.status import Inquiries, by_epoch, fit_jobs, members_status, packed, waiting
+from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -449,24 +449,19 @@ class CoordinatorMachine:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
-        of_jobs = [m for run in self.runs.values() for roster in (run.workers, run.observers) for m in roster]
-        ready, left_out = len(self.servers) >= self.options.servers, list[str]()
-        jobs = {name: run.status(list(self.servers), now) for name, run in self.runs.items()}
-        there, gone = members_status([*self.servers, *of_jobs], self.membership.gone, now, left_out)
-        return {
-            "state": f"ending: {self.ending.reason}" if self.ending else "ready" if ready else "waiting for servers",
-            "endpoint": self.identity.endpoint,
-            "uptime_s": round(now - self.started_at, 3),
-            "servers": self.options.servers,
-            "workers": self.options.workers or 0,
-            "waiting": self._waiting(),
-            "jobs": fit_jobs(jobs, left_out),
-            "ended": self.ended.status(now),
-            "members": there,
-            "gone": gone,
-            "left_out": left_out,
-            "counters": dict(self.counts),
-        }
+        return cluster_status(
+            servers=self.servers,
+            options=self.options,
+            ending=self.ending,
+            endpoint=self.identity.endpoint,
+            uptime_s=round(now - self.started_at, 3),
+            waiting=self._waiting(),
+            runs=self.runs,
+            ended=self.ended.status(now),
+            gone=self.membership.gone,
+            counters=self.counts,
+            now=now,
+        )
 
 
 def _of_run(

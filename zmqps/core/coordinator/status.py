@@ -10,10 +10,15 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zmqps.core.coordinator.membership import Departure, MemberInfo
+from zmqps.core.coordinator.membership import Departure, MemberInfo, Roster
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.events import Exit
 from zmqps.errors import LimitError
+
+if TYPE_CHECKING:
+    from zmqps.core.coordinator.run import JobRun
 
 #: How many of a member's counters are kept, and how many bytes of them, for each job that it counts them of.
 MAX_COUNTERS = 64
@@ -89,6 +94,42 @@ def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dic
                 status[key] = nothing
                 left_out.append(f"{key} of the job {name!r}")
     return dict(statuses)
+
+
+def cluster_status(
+    *,
+    servers: Roster,
+    options: CoordinatorOptions,
+    ending: Exit | None,
+    endpoint: str,
+    uptime_s: float,
+    waiting: Sequence[str],
+    runs: Mapping[str, JobRun],
+    ended: Sequence[Mapping[str, Any]],
+    gone: Sequence[Departure],
+    counters: Mapping[str, int],
+    now: float,
+) -> dict[str, Any]:
+    """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
+    of_jobs = [member for run in runs.values() for roster in (run.workers, run.observers) for member in roster]
+    left_out = list[str]()
+    jobs = {name: run.status(list(servers), now) for name, run in runs.items()}
+    there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
+    ready = "ready" if len(servers) >= options.servers else "waiting for servers"
+    return {
+        "state": f"ending: {ending.reason}" if ending else ready,
+        "endpoint": endpoint,
+        "uptime_s": uptime_s,
+        "servers": options.servers,
+        "workers": options.workers or 0,
+        "waiting": list(waiting),
+        "jobs": fit_jobs(jobs, left_out),
+        "ended": list(ended),
+        "members": there,
+        "gone": parted,
+        "left_out": left_out,
+        "counters": dict(counters),
+    }
 
 
 def members_status(
