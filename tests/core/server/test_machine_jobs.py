@@ -361,10 +361,10 @@ def test_a_commit_of_a_job_that_has_ended_is_refused_with_its_epoch() -> None:
 
 
 def test_of_epochs_that_were_discarded_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.server.machine.MAX_DISCARDED", 3)
+    monkeypatch.setattr("zmqps.core.server.discarded.MAX_DISCARDED", 3)
     server = two_jobs()
     for epoch in range(10, 20):
         server.get(Discard(epoch))
-    assert list(server.machine._discarded) == [17, 18, 19]
+    assert server.machine._discarded.epochs == [17, 18, 19]
     assert errors(server.get(ticketed("worker", "u", epoch=10), "u")) == [StaleEpochError.code]
     assert errors(server.get(push(1, epoch=19), "v")) == [JobEndedError.code]

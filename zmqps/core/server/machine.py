@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +55,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
 from zmqps.core.server.clients import Client, Clients
+from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.parked import (
     COMMITTED,
     MAX_ALL_PARKED_NBYTES,
@@ -69,7 +69,6 @@ from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
     EvictedError,
     IdentityError,
-    JobEndedError,
     JobError,
     LimitError,
     NotJoinedError,
@@ -81,8 +80,6 @@ from zmqps.errors import (
 
 #: Jobs at the same time; the coordinator accepts no more.
 MAX_TENANTS = 256
-#: Epochs whose shards were freed: a late message about one is answered with `JobEndedError`.
-MAX_DISCARDED = 4096
 
 
 class ServerMachine:
@@ -113,7 +110,7 @@ class ServerMachine:
         self._builds = Builds(self.tenants, make_shard, available)
         self.clients = Clients()
         self._num_refused = 0
-        self._discarded: OrderedDict[int, str] = OrderedDict()  # epochs, and their jobs
+        self._discarded = DiscardedJobs()
         self._ending = False
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
@@ -271,27 +268,22 @@ class ServerMachine:
         tenant = self.tenants.pop(message.epoch, None)
         actions: list[Action] = []
         if tenant is not None:
-            self._discarded[message.epoch] = tenant.name
-            error = self._ended(message.epoch)
+            self._discarded.add(message.epoch, tenant.name)
+            error = self._discarded.error(message.epoch)
             peers = {who: self.clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in self.clients.of_epoch(message.epoch):
                 self._forget(incarnation)
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
-        self._discarded.setdefault(message.epoch, "")  # its Assign may come yet
-        while len(self._discarded) > MAX_DISCARDED:
-            self._discarded.popitem(last=False)
+        self._discarded.add(message.epoch)
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
-
-    def _ended(self, epoch: int) -> JobEndedError:
-        return JobEndedError(job=self._discarded[epoch], reason="its shards were freed")
 
     def _tenant(self, epoch: int, client: Client | None = None) -> Tenant:
         """Return the job of an epoch, for one of its clients."""
         tenant = self.tenants.get(epoch)
         if tenant is None:
             if epoch in self._discarded:
-                raise self._ended(epoch)
+                raise self._discarded.error(epoch)
             if not self.tenants:
                 raise JobError("this server has no shard yet; call worker.init(...) first")
             raise StaleEpochError(ours=max(self.tenants), theirs=epoch)
@@ -326,7 +318,7 @@ class ServerMachine:
             return [Send(peer, Left())]  # the coordinator was faster to say that it has left
         self.clients.check_known(peer)
         if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
-            raise self._ended(message.epoch)
+            raise self._discarded.error(message.epoch)
         raise NotJoinedError(f"{type(message).__name__} before Hello")
 
     def _welcome(self, peer: Peer, hello: Hello) -> list[Action]:
