@@ -10,6 +10,7 @@
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
     │   └── ForkedError                      it belongs to the process that this one was forked from
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
+    ├── CoordinatorRestartedError (ConnectionError)  another coordinator answers at the address of the one it had joined
     ├── EvictedError (ConnectionError)       the others went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
     ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
@@ -227,6 +228,19 @@ class ForkedError(ClosedError):
     text = "this {what} belongs to process {pid}, and this process is a fork of it; {advice}"
     what: str
     pid: int
+    advice: str
+
+
+class CoordinatorRestartedError(PSError, ConnectionError):
+    """The coordinator that this node had joined has ended, and another one answers at its address."""
+
+    code = 14
+    text = (
+        "the coordinator at {address} is a new one: the one that {node} had joined has ended, and with it its jobs, of "
+        "which this one knows nothing; {advice}"
+    )
+    address: str
+    node: str
     advice: str
 
 

@@ -14,8 +14,9 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
+from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import Disconnected, Send
-from zmqps.core.protocol.messages import Commit, Departed, Leave, Lost, Message, Proceed
+from zmqps.core.protocol.messages import Commit, Departed, Error, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
@@ -414,6 +415,23 @@ def test_a_worker_that_tells_of_a_deadline_and_not_of_the_cause(monkeypatch: Pat
 
     wrap(monkeypatch, SessionMachine, "_coordinator_lost", lose)
     caught("sync-orphaned", "is not told for whom it has waited in vain")
+
+
+# --- a coordinator that is started again --------------------------------------------------------
+
+
+def test_members_that_take_another_coordinators_refusal_for_their_own_fault(monkeypatch: Patch) -> None:
+    def take(original: Any, member: Member, message: Message, now: float) -> Any:
+        return [] if isinstance(message, Error) else original(member, message, now)
+
+    wrap(monkeypatch, Member, "on_message", take)
+    caught("async-succeeded", "is not told that its coordinator is another one")
+
+
+def test_workers_that_wait_for_another_coordinator_than_their_own(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(SessionMachine, "_lose_coordinator", lambda self, now: [])
+    monkeypatch.setattr(ServerMachine, "_end_with_coordinator", lambda self, now: [])
+    caught("sync-succeeded", "its coordinator is another one")
 
 
 # --- many members -------------------------------------------------------------------------------

@@ -53,6 +53,8 @@ class Scenario:
         Whether strangers are there, too.
     orphaned
         Whether the coordinator dies for good.
+    succeeded
+        Whether it dies once, and another one is started at its address.
     calm_s
         After so many seconds nothing goes wrong any more.
     """
@@ -63,13 +65,14 @@ class Scenario:
     workers: int = 3
     attacked: bool = False
     orphaned: bool = False
+    succeeded: bool = False
     calm_s: float = CALM_S
 
     def simulation(self, seed: int) -> Simulation:
         """Return the run of a seed."""
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
-            attacked=self.attacked, orphaned=self.orphaned,
+            attacked=self.attacked, orphaned=self.orphaned, succeeded=self.succeeded,
         )  # fmt: skip
 
 
@@ -139,6 +142,12 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-orphaned"] = Scenario(
             faults=Faults(delay=0.004), training=training, servers=servers, orphaned=True
         )
+    long = {
+        "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
+        "sync": _synchronous(steps=8, compute_s=1.0, lives=16),
+    }
+    for mode, training in long.items():
+        found[f"{mode}-succeeded"] = Scenario(faults=Faults(delay=0.004), training=training, succeeded=True)
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))

@@ -29,6 +29,7 @@ from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
+from zmqps.testing.successors import Successors
 from zmqps.testing.training import Training
 
 #: No partition and no stop takes longer.
@@ -96,6 +97,8 @@ class Simulation(SimulatedCluster):
         Whether there are `zmqps.testing.attackers.Attackers`.
     orphaned
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
+    succeeded
+        Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
 
     Examples
     --------
@@ -121,6 +124,7 @@ class Simulation(SimulatedCluster):
         validate: bool = True,
         attacked: bool = False,
         orphaned: bool = False,
+        succeeded: bool = False,
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -145,6 +149,7 @@ class Simulation(SimulatedCluster):
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
         self._orphans = Orphans(self) if orphaned else None
+        self._successors = Successors(self) if succeeded else None
         self._attackers = Attackers(self, seed, self.training.name) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -177,6 +182,8 @@ class Simulation(SimulatedCluster):
             for server in self.servers:
                 self.training.check_freed(self, server)
             self.training.check_end(self)
+            if self._successors is not None:
+                self._successors.check_end()
             if self._attackers is not None:
                 self._attackers.check_end(nobody_lost=not self.faults.may_lose)
         except Exception as error:
@@ -296,6 +303,8 @@ class Simulation(SimulatedCluster):
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
                 self._orphans.check(node)
+            if self._successors is not None:
+                self._successors.check(node)
             if isinstance(node.machine, ServerMachine):
                 self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
@@ -331,6 +340,8 @@ class Simulation(SimulatedCluster):
         assert isinstance(node.machine, SessionMachine)
         if self._orphans is not None:
             self._orphans.resolved(node, operation, value)
+        if self._successors is not None:
+            self._successors.resolved(node, operation, value)
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         if isinstance(value, DeadlineError) and operation.started_at > self._calm_s + SETTLED_S and self._is_whole:

@@ -7,7 +7,8 @@ import pytest
 from tests.core.machines import identity, logged, sent
 from zmqps.core.node.member import FIRST_RETRY_S, MAX_GOODBYES, REMINDER_INTERVAL_S, SLOWEST_RETRY_S, Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect
-from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Hello, Leave, Left, Welcome
+from zmqps.core.protocol.messages import Error, Heartbeat, HeartbeatAck, Hello, Leave, Left, Welcome
+from zmqps.errors import CoordinatorRestartedError, EvictedError, NotJoinedError
 
 WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 10.0, 4, 2)
 
@@ -53,6 +54,24 @@ def test_the_welcome_tells_rank_and_sizes() -> None:
     assert (m.joined, m.rank, m.num_workers, m.num_servers) == (True, 5, 4, 2)
     m.on_message(HeartbeatAck(9), 0.2)
     assert m.num_workers == 9
+
+
+def test_a_coordinator_that_knows_a_welcome_member_no_more_is_another_one() -> None:
+    unknown = Error.of(0, NotJoinedError("Heartbeat before Hello"))
+    m = member()
+    m.start(0.0)
+    m.on_message(unknown, 0.1)
+    assert not m.restarted, "it has not been welcomed by any yet"
+    m.on_message(WELCOME, 0.2)
+    m.on_message(Error.of(0, EvictedError("gone")), 0.3)
+    assert not m.restarted
+    m.on_message(unknown, 0.4)
+    assert (m.restarted, m.lost, m.next_deadline()) == (True, True, None)
+    error = m.loss("connect again", 0.5)
+    assert isinstance(error, CoordinatorRestartedError)
+    assert str(error).startswith(
+        "the coordinator at tcp://c:1 is a new one: the one that worker 5 (a, host, pid 7) had"
+    )
 
 
 def test_it_sends_its_counters_at_every_heartbeat() -> None:

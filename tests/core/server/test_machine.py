@@ -47,6 +47,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import (
+    CoordinatorRestartedError,
     EvictedError,
     IdentityError,
     JobError,
@@ -230,6 +231,20 @@ def test_a_server_that_ends_with_its_coordinator_says_so_to_its_clients() -> Non
     assert isinstance(error, PeerLostError)
     assert (error.role, error.name) == ("coordinator", "the coordinator at tcp://coordinator:1")
     assert "has ended with it" in error.advice
+
+
+def test_a_coordinator_that_was_started_again_ends_the_server_which_says_so_to_its_clients() -> None:
+    server = Server()
+    server.train("w")
+    unknown = Error.of(0, NotJoinedError("Heartbeat before Hello"))
+    actions = server.get(unknown)
+    assert exits_of(actions) == [exits.COORDINATOR_LOST]
+    for message in sent(actions, Error, peer("w")):
+        error = from_wire(message.code, message.text, message.facts)
+        assert isinstance(error, CoordinatorRestartedError)
+        assert "server 0 (s, host, pid 7) has ended with it, and its values are gone; start it again" in str(error)
+    assert len(sent(actions, Error)) == 2
+    assert server.get(unknown) == []
 
 
 def test_a_coordinator_that_answers_keeps_the_server() -> None:

@@ -42,6 +42,7 @@ from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.core.worker.transfer import Source, Target
 from zmqps.errors import (
     ClosedError,
+    CoordinatorRestartedError,
     DeadlineError,
     EvictedError,
     JobMismatchError,
@@ -487,6 +488,34 @@ def test_what_servers_do_not_answer_without_a_coordinator_fails_long_before_its_
     assert failed is operation
     assert isinstance(value, PeerLostError)
     assert value.name == "the coordinator at tcp://coordinator:1"
+
+
+def test_what_waits_for_a_coordinator_that_was_started_again_is_told_so() -> None:
+    session = Session()
+    session.attach()
+    enter, push, late = Enter(0.0, barrier="b"), session.transfer("push"), Enter(0.0, barrier="c")
+    session.ask(enter)
+    requests = session.ask(push, timeout=60.0)
+    told = resolved(session.get(Error.of(enter.request, NotJoinedError("Enter before Hello"))))
+    assert [operation for operation, _ in told] == [enter]
+    assert session.get(Error.of(0, NotJoinedError("Heartbeat before Hello"))) == []
+    told += resolved(session.ask(late))
+    for _, error in told:
+        assert isinstance(error, CoordinatorRestartedError)
+        assert "is a new one" in str(error)
+        assert "connect again, and init with values that you have saved" in str(error)
+    session.answer(requests, S0)
+    assert resolved(session.answer(requests, S1)) == [(push, None)], "servers may know no more than it does"
+
+
+def test_who_has_given_up_a_coordinator_still_hears_that_there_is_another_one() -> None:
+    session = Session()
+    session.attach()
+    told = logged(session.wait(12.0))
+    assert "its servers end when they miss it, too, and the values they hold are gone then" in told
+    assert session.get(Error.of(0, NotJoinedError("Heartbeat before Hello"))) == []
+    ((_, error),) = resolved(session.ask(Enter(0.0, barrier="b")))
+    assert isinstance(error, CoordinatorRestartedError)
 
 
 def test_a_server_that_has_ended_with_the_coordinator_fails_what_needs_it() -> None:

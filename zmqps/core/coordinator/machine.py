@@ -137,7 +137,8 @@ class CoordinatorMachine:
             return [Send(peer, Left())]  # said again, because the answer was lost
         if member is None:
             self.membership.check_known(peer)
-            raise NotJoinedError(f"{type(message).__name__} before Hello")
+            what = f"{type(message).__name__} before Hello"
+            raise NotJoinedError(f"{what}: the sender has not joined this coordinator, perhaps an earlier one here")
         self.membership.heard(member, now)
         return self._from_member(member, message, now)
 

@@ -11,6 +11,7 @@ from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
+    Error,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -19,7 +20,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Welcome,
 )
-from zmqps.errors import PeerLostError
+from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PeerLostError, PSError
 
 #: A Hello is repeated quickly at first, because the connection comes up in milliseconds, then
 #: slowly, because the other side may take minutes to be started.
@@ -107,6 +108,7 @@ class Member:
         self.num_workers = 0
         self.num_servers = 0
         self.lost = False
+        self.restarted = False  # another coordinator answers at the address of the one that is lost
         self.left = False
         self.heard_at = 0.0
         self.due: float | None = None  # when `on_deadline` is to be called
@@ -159,6 +161,10 @@ class Member:
             return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
         if isinstance(message, HeartbeatAck):
             self.num_workers = message.num_workers
+        if isinstance(message, Error) and message.code == NotJoinedError.code and self.welcome and not self.left:
+            self.lost = self.restarted = True  # the one that has welcomed us would know us
+            self._heartbeat_due = None
+            self._set_due()
         if isinstance(message, Left):
             self._goodbye_due = None
             self._set_due()
@@ -196,8 +202,10 @@ class Member:
         """Return for how many seconds the coordinator has not been heard."""
         return now - self.heard_at
 
-    def loss(self, advice: str, now: float) -> PeerLostError:
+    def loss(self, advice: str, now: float) -> PSError:
         """Return the error of those who need the coordinator, which is lost."""
+        if self.restarted:
+            return CoordinatorRestartedError(address=self.handshake.endpoint, node=self.title, advice=advice)
         name = f"the coordinator at {self.handshake.endpoint}"
         return PeerLostError(role="coordinator", name=name, silent_s=round(self.silence(now), 3), advice=advice)
 

@@ -180,12 +180,17 @@ class ServerMachine:
         actions = self.member.on_deadline(now)
         if (left_out := self._throttle.summary(now)) is not None:
             actions.append(Log("warning", left_out))
-        if self.member.lost and not self._ending:
-            self._ending = True
-            error = self.member.loss(f"{self.title} has ended with it; start the cluster again", now)
-            actions += [Send(client.peer, Error.of(0, error)) for client in self.clients.by_incarnation.values()]
-            actions += [Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
-        return actions
+        return [*actions, *self._end_with_coordinator(now)] if self.member.lost else actions
+
+    def _end_with_coordinator(self, now: float) -> list[Action]:
+        if self._ending:
+            return []
+        self._ending = True
+        again = "start it again to join this one" if self.member.restarted else "start the cluster again"
+        error = self.member.loss(f"{self.title} has ended with it, and its values are gone; {again}", now)
+        told = Error.of(0, error)
+        farewells: list[Action] = [Send(client.peer, told) for client in self.clients.by_incarnation.values()]
+        return [*farewells, Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -200,6 +205,8 @@ class ServerMachine:
 
     def _from_coordinator(self, message: Message, now: float) -> list[Action]:
         actions = self.member.on_message(message, now)
+        if self.member.restarted:
+            return [*actions, *self._end_with_coordinator(now)]
         if isinstance(message, Assign):
             actions += self._assign(message)
         elif isinstance(message, Commit):

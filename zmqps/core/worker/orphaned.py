@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from zmqps.core.node.member import Member
 from zmqps.core.worker.operations import Operation
 
 #: A server that has what it is asked for answers sooner, also if it has to be asked again; any other one has ended
 #: itself, or waits for a commit that nobody sends.
 PATIENCE_S = 4.0
 LOOK_S = 0.5
+
+
+def advice(member: Member) -> str:
+    """Say what a worker can do that has lost its coordinator; whether that has ended it cannot know."""
+    if member.restarted:
+        return "connect again, and init with values that you have saved"
+    return (
+        "its servers end when they miss it, too, and the values they hold are gone then: start the cluster again. If "
+        "only this worker was cut off the others train on, and worker.rejoin() brings it back"
+    )
 
 
 class Orphaned:

@@ -59,7 +59,7 @@ from zmqps.core.worker.operations import (
     Operation,
     Take,
 )
-from zmqps.core.worker.orphaned import Orphaned
+from zmqps.core.worker.orphaned import Orphaned, advice
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.statistics import Statistics, Tally
 from zmqps.core.worker.transfer import Load, Pull, Source
@@ -396,7 +396,10 @@ class SessionMachine:
     # --- the coordinator -----------------------------------------------------------------------
 
     def _from_coordinator(self, message: Message, now: float) -> list[Action]:
+        lost_before = self.member.lost
         actions = self.member.on_message(message, now)
+        if self.member.restarted:
+            return actions if lost_before else [*actions, *self._lose_coordinator(now)]
         if isinstance(message, Welcome):
             try:
                 check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
@@ -479,7 +482,7 @@ class SessionMachine:
         return self._coordinator_lost(now) if self.member.lost else None
 
     def _coordinator_lost(self, now: float) -> PSError:
-        return self.member.loss("pull and push go on while the servers live; start the cluster again", now)
+        return self.member.loss(advice(self.member), now)
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._coordinator_lost(now)
