@@ -66,6 +66,26 @@ def test_one_variable_names_the_coordinator_for_all_commands(parsed, monkeypatch
     assert parsed("server")["coordinator"] == parsed("status")["coordinator"] == "tcp://127.0.0.1:7"
 
 
+def test_a_file_names_the_coordinator_for_all_commands_beside_what_is_for_its_own(parsed, tmp_path) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text('coordinator-endpoint = "tcp://10.0.0.7:5570"\n[coordinator]\nservers = 3\n')
+    assert parsed("--config", str(file), "coordinator")["servers"] == 3
+    for command in ("server", "status", "jobs", "placement"):
+        assert parsed("--config", str(file), command)["coordinator"] == "tcp://10.0.0.7:5570"
+    file.write_text('coordinator_endpoint = "tcp://10.0.0.7:5570"\n[server]\ncoordinator = "tcp://10.0.0.8:5570"\n')
+    assert parsed("--config", str(file), "server")["coordinator"] == "tcp://10.0.0.8:5570"
+
+
+def test_a_file_in_which_the_coordinators_endpoint_collides_with_its_table_says_what_to_write(tmp_path) -> None:
+    file = tmp_path / "zmqps.toml"
+    file.write_text('servers = 2\ncoordinator = "tcp://10.0.0.7:5570"\n\n[coordinator]\naddress = "tcp://*:5570"\n')
+    with pytest.raises(ConfigurationError, match='write coordinator-endpoint = "tcp://HOST:PORT" at the top'):
+        read_config(file, cli)
+    file.write_text('coordinator = "tcp://10.0.0.7:5570"\nservers = 2\nservers = 3\n')
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        read_config(file, cli)
+
+
 def test_an_address_to_bind_is_never_shared(parsed, monkeypatch) -> None:
     monkeypatch.setenv("ZMQPS_ADDRESS", "tcp://127.0.0.1:7")
     assert parsed("server")["address"] == "tcp://127.0.0.1:0"

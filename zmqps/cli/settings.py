@@ -2,7 +2,8 @@
 
 A variable is ``ZMQPS_<COMMAND>_<OPTION>`` or, for every command that has the option,
 ``ZMQPS_<OPTION>``; the more specific one wins. In the file a table ``[command]`` and the top level
-do the same.
+do the same. One option has the name of a command, ``coordinator``, and TOML knows no key that is a table and a string:
+at the top of a file it is ``coordinator-endpoint``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: What a file may hold in the place of a value.
 PLAIN = (bool, int, float, str, list, dict, datetime.date, datetime.time)
+#: The name at the top of a file of the option that has the name of a command, and so of a table.
+ENDPOINT_KEY, ENDPOINT_OPTION = "coordinator-endpoint", "coordinator"
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
@@ -130,7 +133,7 @@ def cluster_settings(command: F) -> F:
             "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
             help="Seconds without a worker or observer of any job after which the cluster ends; 0: never.",
         ),
-        setting("--once", is_flag=True, help="End the cluster when its first job has finished."),
+        setting("--once", is_flag=True, help="End the cluster when its first job has ended, however it did."),
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
     )  # fmt: skip
     for option in reversed(options):
@@ -176,14 +179,20 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
         The file cannot be read, or contains a key that no command knows.
     """
     try:
-        entries = tomllib.loads(path.read_text())
+        text = path.read_text()
+        entries = tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, tomllib.TOMLDecodeError) and _collides(text):
+            raise ConfigurationError(
+                f"{path}: TOML takes coordinator = … at the top and the table [coordinator] for the same key; "
+                f'write {ENDPOINT_KEY} = "tcp://HOST:PORT" at the top'
+            ) from None
         raise ConfigurationError(f"cannot read {path}: {error}") from None
     options = {name: _options(command) for name, command in group.commands.items()}
     shared = {name for settings in options.values() for name, setting in settings.items() if setting.shared}
     defaults: dict[str, dict[str, Any]] = {name: {} for name in options}
     for key, value in entries.items():
-        name = key.replace("-", "_")
+        name = ENDPOINT_OPTION if key.replace("_", "-") == ENDPOINT_KEY else key.replace("-", "_")
         if not isinstance(value, dict):
             if name not in shared:
                 known = [command for command, settings in options.items() if name in settings]
@@ -200,6 +209,15 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
                 raise _unknown(path, f"{key}.{inner}", set(options[key]))
             defaults[key][inner_name] = inner_value
     return defaults
+
+
+def _collides(text: str) -> bool:
+    """Whether a file names the coordinator's endpoint as if that were no table's name."""
+    at_top = re.split(r"^[ \t]*\[", text, maxsplit=1, flags=re.MULTILINE)[0]
+    return bool(
+        re.search(r"^[ \t]*coordinator[ \t]*=", at_top, re.MULTILINE)
+        and re.search(r"^[ \t]*\[[ \t]*coordinator[ \t]*\]", text, re.MULTILINE)
+    )
 
 
 def _options(command: click.Command) -> dict[str, Setting]:
