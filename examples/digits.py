@@ -54,9 +54,14 @@ def train(worker, args):
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
         batches = [order[i : i + args.batch] for i in range(0, len(order), args.batch)]
         for batch in batches[worker.rank :: worker.num_workers]:  # asked anew each pass: workers come and go
-            loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
-            worker.push(gradients, examples=len(batch))
-            curve.append((time.time(), float(loss)))
+            try:
+                loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
+                worker.push(gradients, examples=len(batch))
+                curve.append((time.time(), float(loss)))
+            except (
+                zmqps.EvictedError
+            ):  # this worker was stopped or cut off for so long that the others went on without it
+                worker.rejoin()
     print(f"worker {worker.rank}: test accuracy {accuracy(worker.pull(), x_test, y_test):.3f},", worker.statistics())
     with open(args.report, "w") as file:
         json.dump({"rank": worker.rank, "curve": curve, **dataclasses.asdict(worker.statistics())}, file)

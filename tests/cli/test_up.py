@@ -103,6 +103,22 @@ def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:
     assert {"fine", "out of luck"} <= {entry["message"] for entry in entries}
     (failure,) = [entry["message"] for entry in entries if entry["level"] == "error"]
     assert failure == "worker-0 failed with exit code 9; its last lines:\n  out of luck"
+    assert entries[-1]["message"].startswith("1 of 2 workers failed: worker-0 (exit code 9)"), entries[-5:]
+
+
+def test_workers_that_end_without_a_goodbye_are_named_although_their_exit_code_is_0(zmqps, tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, numpy as np, zmqps\n"
+        "worker = zmqps.connect(os.environ['ZMQPS_COORDINATOR'], name=f'w{os.environ[\"ZMQPS_WORKER_INDEX\"]}')\n"
+        "worker.init({'w': np.zeros(4, 'f4')}, optimizer=zmqps.optim.sgd(0.1))\n"
+        "worker.barrier('all have begun', timeout=30)\n"
+        "os._exit(0) if worker.rank else worker.finish()\n"
+    )
+    result = zmqps(*UP, "--workers", "2", "--", "python", str(script))
+    assert result.returncode == exits.WORKERS_FAILED, result.stdout + result.stderr
+    (last,) = [line for line in result.stdout.splitlines() if "all workers have ended well, but" in line]
+    assert re.search(r"but worker 1 \(w[01], pid \d+\) ended without worker\.finish\(\) or close\(\): its part", last)
 
 
 def test_pinned_workers_see_one_gpu_each_in_turn(zmqps, monkeypatch) -> None:

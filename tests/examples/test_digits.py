@@ -47,4 +47,4 @@ def test_the_split_is_the_same_in_every_process_and_leaves_a_fifth_for_testing()
 
 
 def test_the_script_is_short_enough_to_copy() -> None:
-    assert len(Path(digits.__file__).read_text().splitlines()) < 80
+    assert len(Path(digits.__file__).read_text().splitlines()) < 82  # with what to do after an EvictedError

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,14 +16,16 @@ from pathlib import Path
 
 from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.cli.state import Claim, State
+from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.protocol import exits
-from zmqps.errors import PSError
+from zmqps.errors import PSError, listed
 from zmqps.gpu.pinning import pin
 from zmqps.launch.cluster import GRACE_S, ClusterConfig, Nodes
 from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,
+    lives,
     mark_of,
     node_environment,
     start_of,
@@ -31,9 +34,12 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.nodes.files import Folder
+from zmqps.nodes.inquiry import inquire
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
+#: How long the coordinator may take to say which workers were lost.
+STATUS_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +104,7 @@ class Supervisor:
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
         self._ending = False
+        self._verdict: tuple[str, str] | None = None  # how the workers have ended, for the last line
 
     async def run(self) -> int:
         """Run the cluster until its end; return the exit code.
@@ -143,6 +150,8 @@ class Supervisor:
             finally:
                 self._ending = True
                 await self._end()
+                if self._verdict is not None:
+                    self._log.say(*self._verdict)
 
     async def _supervise(self) -> int:
         self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.processes]
@@ -157,7 +166,7 @@ class Supervisor:
             code = await ended
             await self._nodes.ended_by_themselves()
             await asyncio.gather(*self._node_watches)
-            if code == exits.IDLE:
+            if code in (exits.IDLE, exits.WORKERS_FAILED):
                 return code
             return exits.FAILED if self._a_node_failed.is_set() else exits.OK
         for index in range(self._config.num_workers):
@@ -165,10 +174,34 @@ class Supervisor:
         codes = await asyncio.gather(*map(self._watch_worker, self._workers))
         if self._a_node_failed.is_set():  # whatever became of the workers followed from that
             return exits.FAILED
-        if any(codes):
+        failed = [f"{w.name} ({describe_exit(code)})" for w, code in zip(self._workers, codes, strict=True) if code]
+        if failed:
+            self._verdict = ("warning", f"{len(failed)} of {len(codes)} workers failed: {listed(failed, 8)}")
             return exits.WORKERS_FAILED
-        self._log.say("info", f"all {len(codes)} workers have ended well")
+        if lost := await self._lost():
+            self._verdict = ("error", f"all workers have ended well, but {lost}: its part of the data may be unused")
+            return exits.WORKERS_FAILED
+        who = "the worker has" if len(codes) == 1 else f"all {len(codes)} workers have"
+        self._verdict = ("info", f"{who} ended well")
         return exits.OK
+
+    async def _lost(self) -> str:
+        """Say which workers were lost and did not come back, or have ended without a goodbye; empty if none has."""
+        if self._nodes.coordinator.ended:  # with the job, and has said it
+            code = await self._nodes.coordinator.exited()
+            return "a worker was lost, see the coordinator's last line" if code == exits.WORKERS_FAILED else ""
+        try:
+            status = await inquire(self._nodes.address, timeout=STATUS_S)
+        except PSError as error:
+            self._log.say("warning", f"whether a worker was lost is not known: {error}")
+            return ""
+        said = [run["lost"] for run in status["jobs"].values() if run["lost"]]
+        but = f"{FINISHED}, but "
+        said += [job["how"].removeprefix(but) for job in status["ended"] if job["how"].startswith(but)]
+        ours = [m for m in status["members"] if m["role"] == "worker" and m["host"] == socket.gethostname()]
+        silent = [f"worker {m['rank']} ({m['name']}, pid {m['pid']})" for m in ours if not lives(m["pid"])]
+        said += [f"{listed(silent, 8)} ended without worker.finish() or close()"] if silent else []
+        return "; ".join(said)
 
     async def _watch_worker(self, worker: Process) -> int:
         code = await worker.exited()
@@ -178,12 +211,12 @@ class Supervisor:
             text = f"{worker.name} failed with {describe_exit(code)}; its last lines:\n{tail(worker.log)}"
             self._log.say("error", text)
             if others:
-                self._log.say("info", f"{others} workers go on")
+                self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
         return code
 
     async def _watch_node(self, node: Process) -> None:
         code = await node.exited()
-        if code not in (exits.OK, exits.IDLE) and not self._ending and self._asked is None:
+        if code not in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) and not self._ending and self._asked is None:
             self._a_node_failed.set()
             await self._drained(node.name)
             self._log.say("error", str(node.failure(code)))

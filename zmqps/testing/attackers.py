@@ -13,7 +13,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from zmqps.core.coordinator.machine import ASKED, CoordinatorMachine
+from zmqps.core.coordinator.losses import ASKED
+from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol.events import Disconnected, Received
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (

@@ -133,7 +133,7 @@ class Simulation(SimulatedCluster):
         options = options or CoordinatorOptions(
             servers=servers,
             workers=workers // self.training.num_jobs,
-            once=self.training.num_jobs == 1,
+            once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
@@ -329,6 +329,8 @@ class Simulation(SimulatedCluster):
                 self._again.append(node.identity)
                 self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
+            if node.role == "coordinator" and node.exit is not None:
+                return  # with its job, perhaps not well
             start = self.start_server if node.role == "server" else self.start_coordinator
             self.restarting |= node.role == "coordinator"
             self.at(self.now + self.rng.uniform(0.5, 5.0), lambda: None if self.finished else start())

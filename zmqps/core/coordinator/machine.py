@@ -8,6 +8,7 @@ from typing import Any
 
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.losses import ASKED, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
@@ -67,9 +68,6 @@ PIECE_S = 0.005
 MAX_JOBS = 256
 #: Lines about members and jobs that a host may cause in some seconds: 64 workers that come and go at once keep theirs.
 MOST_NEWS = 256
-#: How a job ends whose workers are done.
-FINISHED = "its workers have finished"
-ASKED = "ended by zmqps jobs end"
 
 
 class CoordinatorMachine:
@@ -278,7 +276,7 @@ class CoordinatorMachine:
         if run is None:
             return []
         run.committed(member, message)
-        return self._end_run(run, FINISHED, now) if run.finished else []
+        return self._end_run(run, run.losses.outcome, now) if run.finished else []
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         self._erasures.discarded(member, message.epoch)
@@ -344,7 +342,7 @@ class CoordinatorMachine:
                 actions += self._erasures.depart(gone, epoch, there, now, evicted=evicted)
             actions += run.depart(member, how, now, error)
             if run.finished:
-                actions += self._end_run(run, FINISHED, now)
+                actions += self._end_run(run, run.losses.outcome, now)
             elif run.vacant:
                 actions += self._end_run(run, str(run.lost_shard or ""), now)
         if not any(other.members for other in self.runs.values()):
@@ -359,14 +357,15 @@ class CoordinatorMachine:
 
     # --- the end of a job ----------------------------------------------------------------------
 
-    def _end_run(self, run: JobRun, how: str, now: float) -> list[Action]:
-        """End a job: its members are told, its servers free what they keep of it."""
+    def _end_run(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
+        """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
         actions: list[Action] = []
         del self.runs[run.name]
         trained = run.startup.placement is not None
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
-            actions.append(Log("info", f"job {run.name!r} has ended: {how}"))
+            well = run.lost_shard is None and not run.losses
+            actions.append(Log("info" if well else "error", f"job {run.name!r} has ended: {how}"))
         error = JobEndedError(job=run.name, reason=how)
         told = Error.of(0, error)
         for member in run.members.values():
@@ -374,8 +373,8 @@ class CoordinatorMachine:
             actions.append(Send(member.peer, told))
         run.startup.give_up()
         actions += self._discard(run, now)
-        if self.options.once and trained and how == FINISHED:
-            actions += self._end(Exit(exits.OK, "the job is finished"), now)
+        if self.options.once and trained and not moved:
+            actions += self._end(end_of_cluster(how, run.losses, run.lost_shard), now)
         return actions
 
     def _discard_given_up(self, now: float) -> list[Action]:
@@ -399,7 +398,7 @@ class CoordinatorMachine:
         for worker in moved:
             del run.members[worker.incarnation]
             run.workers.leave(worker, "moved")
-        actions = self._end_run(run, f"left by its workers, and {member.hello.name} began another one", now)
+        actions = self._end_run(run, f"left by its workers, and {member.hello.name} began another one", now, moved=True)
         new = self.runs[run.name] = self._run_for(run.name)
         for worker in moved:
             new.workers.take(worker, worker.rank)

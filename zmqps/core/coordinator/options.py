@@ -24,7 +24,7 @@ class CoordinatorOptions:
     idle_timeout
         Seconds without a worker or observer of any job after which the cluster ends; 0: it does not.
     once
-        End the cluster when its first job has finished.
+        End the cluster when its first job has ended; how it ended decides the exit code.
     slice_nbytes
         Size of a slice.
     """

@@ -9,6 +9,7 @@ from typing import Any
 from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
+from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.startup import Beginning, Startup
@@ -65,6 +66,7 @@ class JobRun:
         self._training: set[bytes] = set()  # workers that have begun
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
         self.attendance = Attendance()
+        self.losses = Losses()
         self.steps = Steps(self.members, self.attendance)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
@@ -82,8 +84,10 @@ class JobRun:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job counts on: as many as expected, or as many as are here."""
-        return len(self.workers) if self.expected is None else max(self.expected, len(self.attendance))
+        """How many workers the job counts on: as many as expected, less those who were lost, or as many as are here."""
+        if self.expected is None:
+            return len(self.workers)
+        return max(self.expected - len(self.losses), len(self.attendance))
 
     @property
     def num_missing(self) -> int:
@@ -125,6 +129,8 @@ class JobRun:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
+        if how == "lost" and member.incarnation in self._training:
+            self.losses.add(member)
         self._returned.discard(member.incarnation)
         self.attendance.leave(member, how)
         self.steps.leave(member)
@@ -163,6 +169,7 @@ class JobRun:
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
         if member.role == "worker":
             self._training.add(member.incarnation)
+            self.losses.replace(member)
             self._returned.discard(member.incarnation)
             self._left_alone = False
         return beginning
@@ -354,6 +361,7 @@ class JobRun:
             "epoch": self.startup.epoch,
             "workers": self.num_workers,
             "observers": len(self.observers),
+            "lost": self.losses.text,
             "idle": listed([w.title for w in self.workers if w.incarnation not in self.attendance], 8),
             "idle_s": 0.0 if self.idle_since is None else round(now - self.idle_since, 3),
             "waiting": self.waiting(),

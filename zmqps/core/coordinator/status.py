@@ -42,7 +42,14 @@ MOST_WAITING = 32
 #: What a member's fields take besides its texts: their names, and numbers.
 MEMBER_NBYTES = 200
 #: What is left out first of a job that has more to say than its share.
-_DISPENSABLE: tuple[tuple[str, Any], ...] = (("data", []), ("servers", {}), ("job", {}), ("waiting", []), ("steps", {}))
+_DISPENSABLE: tuple[tuple[str, Any], ...] = (
+    ("data", []),
+    ("lost", ""),
+    ("servers", {}),
+    ("job", {}),
+    ("waiting", []),
+    ("steps", {}),
+)
 
 
 def waiting(absent: int, servers: int, num_jobs: int, jobs: Iterable[tuple[str, Iterable[str]]]) -> list[str]:

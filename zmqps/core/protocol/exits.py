@@ -7,6 +7,6 @@ ADDRESS_IN_USE = 3  #: the endpoint cannot be bound
 COORDINATOR_LOST = 4  #: no sign of life from the coordinator
 IDLE = 5  #: no worker came within the idle lease
 EVICTED = 6  #: the coordinator had presumed this node dead
-WORKERS_FAILED = 7  #: `zmqps up`: a worker process failed
+WORKERS_FAILED = 7  #: a worker process failed, or a worker was lost and nobody came instead
 INTERRUPTED = 130  #: Ctrl-C (128 + SIGINT)
 TERMINATED = 143  #: SIGTERM (128 + SIGTERM)

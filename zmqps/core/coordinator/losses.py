@@ -1,0 +1,66 @@
+"""Workers of a job that were lost and did not come back, and how a job ends that has lost some."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Exit
+from zmqps.errors import PSError, listed
+
+#: How a job ends whose workers are done.
+FINISHED = "its workers have finished"
+ASKED = "ended by zmqps jobs end"
+#: Of those who were lost so many are named.
+MOST_NAMED = 3
+#: What is said of them has a bound, for the status tells it of each job that has ended.
+MAX_CHARS = 600
+
+
+class Losses:
+    """The workers of a job that were lost, and in whose place nobody has come."""
+
+    def __init__(self) -> None:
+        self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> rank, title
+
+    def __len__(self) -> int:
+        return len(self._lost)
+
+    def add(self, worker: MemberInfo) -> None:
+        """A worker was lost."""
+        self._lost[worker.hello.name] = worker.rank, worker.title
+        while len(self._lost) > MAX_MEMBERS:
+            self._lost.popitem(last=False)
+
+    def replace(self, worker: MemberInfo) -> None:
+        """A worker has begun: it is one that was lost, by its name, or takes the place of one, by its rank."""
+        if self._lost.pop(worker.hello.name, None) is None:
+            same = [name for name, (rank, _) in self._lost.items() if rank == worker.rank]
+            for name in same[:1]:
+                del self._lost[name]
+
+    @property
+    def text(self) -> str:
+        """Who was lost, in words; empty if nobody was."""
+        if not self._lost:
+            return ""
+        titles = [title for _, title in self._lost.values()]
+        were = "was" if len(titles) == 1 else "were"
+        return f"{listed(titles, MOST_NAMED)[:MAX_CHARS]} {were} lost, and nobody came instead"
+
+    @property
+    def outcome(self) -> str:
+        """How a job has ended whose workers are done."""
+        return f"{FINISHED}, but {self.text}" if self._lost else FINISHED
+
+
+def end_of_cluster(how: str, losses: Losses, lost_shard: PSError | None) -> Exit:
+    """Return how a cluster ends that was there for one job, which has ended; ``how`` is how."""
+    if lost_shard is not None:
+        return Exit(exits.FAILED, f"the job has failed: {lost_shard}")
+    if how.startswith(FINISHED) and losses:
+        return Exit(exits.WORKERS_FAILED, f"the job is finished, but {losses.text}: its part of the data may be unused")
+    if how.startswith(FINISHED):
+        return Exit(exits.OK, "the job is finished")
+    return Exit(exits.OK if how == ASKED else exits.IDLE, f"the job has ended: {how}")
