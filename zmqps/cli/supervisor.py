@@ -174,9 +174,9 @@ class Supervisor:
         codes = await asyncio.gather(*map(self._watch_worker, self._workers))
         if self._a_node_failed.is_set():  # whatever became of the workers followed from that
             return exits.FAILED
-        failed = [f"{w.name} ({describe_exit(code)})" for w, code in zip(self._workers, codes, strict=True) if code]
-        if failed:
-            self._verdict = ("warning", f"{len(failed)} of {len(codes)} workers failed: {listed(failed, 8)}")
+        failures = [f"{w.name} ({describe_exit(code)})" for w, code in zip(self._workers, codes, strict=True) if code]
+        if failures:
+            self._verdict = ("warning", f"{len(failures)} of {len(codes)} workers failed: {listed(failures, 8)}")
             return exits.WORKERS_FAILED
         if lost := await self._lost():
             self._verdict = ("error", f"all workers have ended well, but {lost}: its part of the data may be unused")

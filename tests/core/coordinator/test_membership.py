@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.core.machines import hello, peer
+from tests.core.machines import Coordinator, hello, logged, peer, sent
 from zmqps.core.coordinator.membership import (
     MAX_GONE,
     MAX_GONE_COUNTERS_NBYTES,
@@ -18,6 +18,7 @@ from zmqps.core.coordinator.membership import (
     Membership,
     Roster,
 )
+from zmqps.core.protocol.messages import Error, Welcome
 from zmqps.errors import EvictedError, LimitError, PSError
 
 
@@ -209,3 +210,29 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_server_for_which_there_is_no_place_is_told_the_truth() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1")
+    (refused,) = sent(coordinator.join("s2"), Error)
+    assert refused.text == (
+        "all 2 servers are here: server 0 (s0, host, pid 7), server 1 (s1, host, pid 7); "
+        "start the coordinator with more --servers"
+    )
+    coordinator.wait(4.0, "s0")
+    (refused,) = sent(coordinator.join("s2"), Error)
+    assert refused.text == (
+        "server 1 (s1, host, pid 7) has been silent for 4.0 s, but is not lost yet; if it has ended, start this server "
+        "again in 6 s: then it takes its place"
+    )
+    coordinator.wait(12.0, "s0")
+    (welcome,) = sent(coordinator.join("s3"), Welcome)
+    assert welcome.rank == 1
+
+
+@pytest.mark.parametrize(("once", "says"), [(True, "ends with its job"), (False, "the cluster stays: start another")])
+def test_when_a_server_is_lost_the_log_says_what_becomes_of_the_cluster(once: bool, says: str) -> None:
+    coordinator = Coordinator(once=once)
+    coordinator.train("s0", "w0")
+    assert says in logged(coordinator.wait(12.0, "w0"))

@@ -9,7 +9,7 @@ from typing import Any
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import ASKED, end_of_cluster
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
@@ -206,7 +206,7 @@ class CoordinatorMachine:
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             if not known and len(roster) >= self.options.servers:
-                raise JobError(f"all {self.options.servers} servers are here already; start it with more --servers")
+                raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
         member = self.membership.join(hello, peer, roster, now)
         actions: list[Action] = []
         if not known:
@@ -318,6 +318,9 @@ class CoordinatorMachine:
             for run in runs:
                 actions += run.lose_server(member, error)
             told = [other for run in runs for other in run.members.values()]
+            if self.ending is None:
+                stays = "the cluster stays: start another server, and begin again what was trained on this one"
+                actions.append(Log("warning", "the cluster ends with its job" if self.options.once and runs else stays))
         actions += self._depart(member, how, now, error)
         for run in runs:
             if run.vacant:  # nobody is there who would have to notice before

@@ -12,9 +12,11 @@ from typing import Any
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Message
-from zmqps.errors import IdentityError, LimitError, ProtocolError, PSError
+from zmqps.errors import IdentityError, JobError, LimitError, ProtocolError, PSError, listed
 
 MAX_MEMBERS = 4096
+#: After so many heartbeats that have not come a member is called silent.
+SILENT_BEATS = 2.5
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered.
 MAX_ANSWERED = 32
 #: Of those who left, the status shows this many; older ones are forgotten.
@@ -156,6 +158,21 @@ class Roster:
         """Assert that every rank below the next one is taken or free."""
         assert set(range(self._next)) <= {*self._by_rank, *self._free}
         assert all(rank < self._next for rank in (*self._by_rank, *self._free))
+
+
+def no_place(servers: Roster, heartbeat_interval: float, heartbeat_timeout: float, now: float) -> JobError:
+    """Return the error of a server that comes when all others are here, or seem to be."""
+    silent = [s for s in servers if now - s.seen_at > SILENT_BEATS * heartbeat_interval]
+    if not silent:
+        here = listed([server.title for server in servers], 4)
+        more = "start the coordinator with more --servers"
+        return JobError(f"all {len(servers)} servers are here: {here}; {more}")
+    longest = max(silent, key=lambda server: now - server.seen_at)
+    silent_s = now - longest.seen_at
+    return JobError(
+        f"{longest.title} has been silent for {silent_s:.1f} s, but is not lost yet; if it has ended, start this "
+        f"server again in {max(1.0, heartbeat_timeout - silent_s):.0f} s: then it takes its place"
+    )
 
 
 class Membership:
