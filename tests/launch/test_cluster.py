@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 import zmqps
+from tests.inprocess import InProcessCluster
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
 from zmqps.launch.cluster import Nodes
 from zmqps.nodes.inquiry import ask_status
@@ -39,6 +40,21 @@ def test_a_worker_trains_on_it() -> None:
         directory = cluster.directory
     assert all_gone(pids)
     assert not directory.exists()
+
+
+def test_in_a_launched_worker_it_is_the_cluster_that_was_launched_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with InProcessCluster() as theirs:
+        monkeypatch.setenv("ZMQPS_COORDINATOR", theirs.address)
+        monkeypatch.setenv("ZMQPS_WORKER_INDEX", "2")
+        with zmqps.LocalCluster(servers=2, workers=1) as cluster:
+            assert (cluster.address, cluster.pids) == (theirs.address, {})
+            assert cluster.directory.is_dir()
+            assert cluster.status()["servers"] == 1
+            assert theirs.address in repr(cluster)
+        assert theirs.status()["state"] == "ready", "whoever has launched it ends it"
+    assert f"launched as worker 2 of the cluster at {theirs.address}: LocalCluster joins that one" in caplog.text
 
 
 def test_two_at_once_do_not_meet(tmp_path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ClosedError, DeadlineError, ForkedError
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.launch.logs import LEVELS
-from zmqps.launch.processes import Process, all_exited, end, node_command, node_environment, tail
+from zmqps.launch.processes import Process, all_exited, end, launched_for, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
@@ -33,6 +34,8 @@ T = TypeVar("T")
 #: How long a node may take to end when asked to. The coordinator says goodbye first.
 GRACE_S = GOODBYE_S + 2.0
 START_TIMEOUT = 30.0
+
+log = logging.getLogger("zmqps.cluster")
 
 _clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 
@@ -205,6 +208,9 @@ class LocalCluster:
     They are the processes ``zmqps up`` starts. They end with the ``with`` statement, whatever jobs begin
     and end in it, and at the latest with this process, however it ends.
 
+    In a worker that ``zmqps up`` or another launcher has started, this is the launcher's cluster: nothing is started or
+    ended, `address` is that of its coordinator, and a line in the log says so.
+
     Parameters
     ----------
     servers : int
@@ -295,6 +301,7 @@ class LocalCluster:
             job_secret=secret,
         )
         self._nodes = Nodes(config, self._spawn)
+        self._joined = ""  # the cluster that this process was launched for
         self._timeout = checks.seconds("timeout", timeout)
         self._stack = contextlib.ExitStack()
         self._directory = Path(directory) if directory is not None else None
@@ -308,7 +315,7 @@ class LocalCluster:
     def address(self) -> str:
         """The coordinator's endpoint, which `zmqps.connect` takes."""
         self._must_run()
-        return self._nodes.address
+        return self._joined or self._nodes.address
 
     @property
     def directory(self) -> Path:
@@ -341,6 +348,14 @@ class LocalCluster:
         else:
             self._directory.mkdir(parents=True, exist_ok=True)
         self._state = "running"
+        if launched := launched_for():
+            self._joined, index = launched
+            log.warning(
+                "this process was launched as worker %s of the cluster at %s: LocalCluster joins that one, with its "
+                "servers and options, and starts none",
+                index, self._joined,
+            )  # fmt: skip
+            return self
         try:
             run_blocking(self._nodes.start(self._timeout))
         except BaseException:
@@ -407,6 +422,8 @@ class LocalCluster:
 
     def __repr__(self) -> str:
         where = f" at {self._nodes.address}" if self._state == "running" else ""
+        if self._joined:
+            return f"<zmqps.LocalCluster: the one at {self._joined} that this worker was launched for, {self._state}>"
         return f"<zmqps.LocalCluster of {len(self._nodes.servers)} servers{where}, {self._state}>"
 
 

@@ -320,6 +320,12 @@ def worker_environment(address: str, index: int, job_secret: Path | None = None)
     }  # fmt: skip
 
 
+def launched_for() -> tuple[str, str] | None:
+    """Return the coordinator's endpoint and this worker's number if a launcher has started this process as a worker."""
+    address, index = os.environ.get("ZMQPS_COORDINATOR"), os.environ.get("ZMQPS_WORKER_INDEX")
+    return (address, index) if address and index else None
+
+
 # --- what to say ------------------------------------------------------------------------------
 
 
