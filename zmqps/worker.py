@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.connection import DEFAULT_TIMEOUT
 from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.tensors import describe
@@ -109,7 +108,7 @@ class Worker(Puller):
             `zmqps.codecs`, say ``"bf16"`` or ``codecs.topk(0.01)``; what is small goes raw. Codecs
             that leave something out of a gradient send it with a later one (error feedback).
         timeout : float, optional
-            Seconds; by default the one given to `connect`, at least 60.
+            Seconds; by default as `connect` says, at least 60.
 
         Raises
         ------
@@ -198,7 +197,7 @@ class Worker(Puller):
         Parameters
         ----------
         timeout : float, optional
-            Seconds; by default the one given to `connect`, at least 60.
+            Seconds; by default as `connect` says, at least 60.
 
         Raises
         ------
@@ -209,7 +208,7 @@ class Worker(Puller):
         JobError, JobMismatchError
             The job has ended meanwhile, and perhaps another one has begun under its name.
         """
-        left = self._rejoin(max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout)
+        left = self._rejoin(self._seconds(timeout))
         self._requests = None
         if self._trained is not None:
             self._job(left)
@@ -235,7 +234,7 @@ class Worker(Puller):
             GPU are copied to this host, after what their library still computes, before this
             returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
         timeout : float, optional
-            Seconds; by default the one given to `connect`, at least 60.
+            Seconds; by default as `connect` says, at least 60.
         atomic : bool
             Apply all of it on a shard at once, so that no other worker's update of that shard comes
             in between. Otherwise slices (4 MiB unless ``--slice-size`` says otherwise) are atomic. Over
@@ -369,7 +368,8 @@ def connect(
         other jobs. By default what ``ZMQPS_JOB`` says, or ``default``. A job begins with its first worker's
         `Worker.init` and ends when its workers have finished; then its name can be used again.
     timeout : float
-        Seconds to wait for the coordinator.
+        Seconds to wait for the coordinator. Later calls that are given none wait as long, but at least 60 s and twice
+        the cluster's heartbeat timeout: whoever is lost meanwhile is named before.
     name : str, optional
         This worker's name in logs and errors; by default made of host and pid.
     observer : bool

@@ -37,7 +37,10 @@ from zmqps.net.routes import check_transport
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import around, watched_coding
 
+#: Seconds that a call waits that is told nothing else, at least; and at least so many heartbeat timeouts: who is lost
+#: meanwhile is named only then.
 DEFAULT_TIMEOUT = 60.0
+LOSSES_PER_TIMEOUT = 2.0
 
 log = logging.getLogger("zmqps.worker")
 
@@ -68,6 +71,9 @@ class Connection:
         timeout = checks.seconds("timeout", timeout)
         self.address = address
         self._timeout = timeout
+        self._default_timeout = max(
+            timeout, DEFAULT_TIMEOUT
+        )  # until the coordinator has said after what time who is lost
         self._job_name = job
         self._role = "observer" if observer else "worker"
         self._name = name
@@ -80,7 +86,7 @@ class Connection:
         self._thread = self._start()
         _open.add(self)
         try:
-            self._thread.submit(Join(0.0), timeout).result()
+            self._join(timeout)
         except BaseException:
             self.close()
             raise
@@ -181,7 +187,7 @@ class Connection:
         name : str
             Of the data set. Workers that name the same share its ranges; one that is used up stays so.
         timeout : float, optional
-            Seconds to wait for each range; by default the one given to `connect`, at least 60.
+            Seconds to wait for each range; by default as `connect` says, at least 60.
 
         Yields
         ------
@@ -250,7 +256,7 @@ class Connection:
         Parameters
         ----------
         timeout : float, optional
-            Seconds; by default the one given to `connect`, at least 60.
+            Seconds; by default as `connect` says, at least 60.
 
         Raises
         ------
@@ -282,7 +288,7 @@ class Connection:
             if self._closed:  # by a signal handler, meanwhile
                 self._stop(self._thread, "rejoin", timeout)
                 raise ClosedError("the worker is closed; connect again")
-        self._thread.submit(Join(0.0), timeout).result()
+        self._join(timeout)
         return max(ends_at - time.monotonic(), 0.001)
 
     def close(self, *, timeout: float | None = None) -> None:
@@ -295,7 +301,7 @@ class Connection:
         Parameters
         ----------
         timeout : float, optional
-            Seconds; by default the one given to `connect`, at least 60.
+            Seconds; by default as `connect` says, at least 60.
 
         Raises
         ------
@@ -331,8 +337,14 @@ class Connection:
             raise ClosedError("the worker is closed")
         return self._thread.submit_each(pull, self._seconds(timeout), values)
 
+    def _join(self, timeout: float) -> None:
+        self._thread.submit(Join(0.0), timeout).result()
+        welcome = self._thread.machine.member.welcome
+        lost_after = 0.0 if welcome is None else welcome.heartbeat_timeout
+        self._default_timeout = max(self._timeout, DEFAULT_TIMEOUT, LOSSES_PER_TIMEOUT * lost_after)
+
     def _seconds(self, timeout: float | None) -> float:
-        return max(self._timeout, DEFAULT_TIMEOUT) if timeout is None else timeout
+        return self._default_timeout if timeout is None else timeout
 
     def __enter__(self) -> Self:
         return self

@@ -121,7 +121,7 @@ class Puller(Connection):
             before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
             ends. Not together with ``out``.
         timeout : float, optional
-            Seconds; by default the one given to `connect`, at least 60.
+            Seconds; by default as `connect` says, at least 60.
 
         Returns
         -------
