@@ -10,12 +10,17 @@ WORKERS     ?= 4
 PORT        ?= 5570
 ADDRESS     ?= tcp://127.0.0.1:$(PORT)
 COORDINATOR ?= $(ADDRESS)
+# What was said on the command line or in the environment: an address to bind, and which cluster is meant.
+said         = $(filter command line environment,$(origin $(1)))
+BOUND        = $(if $(call said,ADDRESS),--address '$(ADDRESS)')
+MEANT        = $(if $(call said,COORDINATOR)$(call said,ADDRESS)$(call said,PORT),--coordinator '$(COORDINATOR)')
 MODE        ?= async
 STALENESS   ?= 3
 DEVICE      ?= cuda
 SEEDS       ?= 1000
 ATTACK      ?=
 MINUTES     ?= 0
+ARGS        ?=
 MUTANTS     ?= 200
 SEED        ?= 0
 UNDER       ?= zmqps/core
@@ -109,25 +114,25 @@ experiments: $(INSTALLED) ## reproduce the field's claims, with plots in runs/ex
 
 ##@ A cluster on this machine
 
-up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2 PORT=5570
-	$(ZMQPS) up --detach --servers $(SERVERS) --address $(ADDRESS)
+up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2 PORT=5570 ARGS=--insecure
+	$(ZMQPS) up --detach --servers $(SERVERS) --address $(ADDRESS) $(ARGS)
 
-down: $(INSTALLED) ## end what `make up` started
-	$(ZMQPS) down
+down: $(INSTALLED) ## end what `make up` started, or any cluster: COORDINATOR=tcp://10.0.0.7:5570 ARGS="--job-secret FILE"
+	$(ZMQPS) down $(MEANT) $(ARGS)
 
-status: $(INSTALLED) ## nodes, placement, traffic, staleness
-	$(ZMQPS) status
+status: $(INSTALLED) ## nodes, placement, traffic, staleness: COORDINATOR=tcp://10.0.0.7:5570 ARGS=--watch
+	$(ZMQPS) status $(MEANT) $(ARGS)
 
-logs: $(INSTALLED) ## what the nodes have said
-	$(ZMQPS) logs
+logs: $(INSTALLED) ## what the nodes here have said: ARGS="server-0 -f"
+	$(ZMQPS) logs $(ARGS)
 
 ##@ One node, in the foreground
 
-coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://127.0.0.1:5570
-	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS)
+coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://10.0.0.7:5570 ARGS=--insecure
+	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS) $(ARGS)
 
-server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://127.0.0.1:5570
-	$(ZMQPS) server --coordinator $(COORDINATOR)
+server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://10.0.0.7:5570, bound to ADDRESS=tcp://10.0.0.8:0 ARGS=--insecure
+	$(ZMQPS) server --coordinator $(COORDINATOR) $(if $(call said,COORDINATOR),$(BOUND)) $(ARGS)
 
 worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS=... COORDINATOR=tcp://127.0.0.1:5570
 	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }

@@ -11,9 +11,12 @@ import subprocess
 import psutil
 import pytest
 
+import zmqps as zmqps_package
+from tests.inprocess import InProcessCluster
+from zmqps.cli.main import run
 from zmqps.cli.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, ShutdownError
 
 ANYWHERE = ("--address", "tcp://127.0.0.1:0")
 UP = ("up", *ANYWHERE, "--kernels", "numpy")
@@ -223,7 +226,37 @@ def test_a_claim_is_exclusive_and_ends_with_its_process(tmp_path) -> None:
         pass
 
 
-def test_make_needs_no_address(tmp_path) -> None:
-    make = ["make", "--no-print-directory", "--dry-run", "VENV=", "up", "SERVERS=3", "PORT=7"]
+def test_a_cluster_that_was_not_started_here_is_ended_at_its_coordinator(capsys: pytest.CaptureFixture[str]) -> None:
+    with InProcessCluster() as cluster, zmqps_package.connect(cluster.address) as worker:
+        assert run(["down", "--coordinator", cluster.address]) == exits.OK
+        with pytest.raises(ShutdownError, match="ended by zmqps down"):
+            worker.status()
+    assert capsys.readouterr().out == f"ended the cluster at {cluster.address}\n"
+    assert run(["down", "--coordinator", cluster.address, "--timeout", "0.2"]) == exits.COORDINATOR_LOST
+
+
+A, B = "tcp://10.0.0.7:5570", "tcp://10.0.0.8:0"
+
+
+@pytest.mark.parametrize(
+    ("told", "runs"),
+    [
+        ("up SERVERS=3 PORT=7", "up --detach --servers 3 --address tcp://127.0.0.1:7"),
+        (f"up ADDRESS={A} ARGS=--insecure", f"up --detach --servers 2 --address {A} --insecure"),
+        ("down", "down"),
+        (f"down COORDINATOR={A} ARGS=--job-secret=x", f"down --coordinator '{A}' --job-secret=x"),
+        ("status", "status"),
+        (f"status ADDRESS={A}", f"status --coordinator '{A}'"),
+        ("status PORT=7 ARGS=--json", "status --coordinator 'tcp://127.0.0.1:7' --json"),
+        ("logs ARGS=-f", "logs -f"),
+        (f"coordinator ADDRESS={A} ARGS=--insecure", f"coordinator --address {A} --servers 2 --insecure"),
+        (f"server COORDINATOR={A} ADDRESS={B} ARGS=--insecure", f"server --coordinator {A} --address '{B}' --insecure"),
+        (f"server ADDRESS={A}", f"server --coordinator {A}"),
+        (f"worker SCRIPT=train.py ARGS=--lr=1 COORDINATOR={A}", f"ZMQPS_COORDINATOR={A} python3 train.py --lr=1"),
+    ],
+)
+def test_every_target_of_a_cluster_takes_an_address_a_coordinator_and_more(told: str, runs: str) -> None:
+    make = ["make", "--no-print-directory", "--dry-run", "VENV=", *told.split()]
     result = subprocess.run(make, capture_output=True, text=True, check=True)
-    assert "up --detach --servers 3 --address tcp://127.0.0.1:7" in result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert " ".join(last.removeprefix("python3 -m zmqps ").split()) == runs

@@ -181,16 +181,31 @@ def _report(writer: int, state: State) -> None:
 
 
 @click.command()
+@setting(
+    "--coordinator", shared=False,
+    help="End the cluster of the coordinator at this endpoint, also on another host; its user or the job secret may.",
+    show_default="the cluster that was started here",
+)  # fmt: skip
+@settings.job_secret
 @settings.directory
 @setting(
     "--timeout",
     shared=False,
     type=click.FloatRange(min=0),
     default=20.0,
-    help="Seconds until the processes are killed.",
+    help="Seconds until the processes are killed; of a cluster elsewhere, to wait for its end.",
 )
-def down(directory: Path, timeout: float) -> int:
-    """End the cluster that `zmqps up` has started here, and wait until all its processes are gone."""
+def down(coordinator: str | None, job_secret: Path | None, directory: Path, timeout: float) -> int:
+    """End the cluster that `zmqps up` has started here, and wait until all its processes are gone.
+
+    With --coordinator end any other one: workers and servers are told, and the coordinator is gone when this returns.
+    """
+    if coordinator is not None:
+        from zmqps.nodes.inquiry import end_cluster
+
+        end_cluster(coordinator, timeout=timeout, job_secret=job_secret)
+        click.echo(f"ended the cluster at {coordinator}")
+        return exits.OK
     import asyncio
 
     from zmqps.cli.ending import end_rest, end_supervisor

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.guard import end_guard
+from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import EndJob
 from zmqps.errors import DeadlineError
@@ -21,6 +24,9 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import find_end_key
 
 T = TypeVar("T")
+
+#: A coordinator that does not answer for so long has ended.
+GONE_S = 1.0
 
 log = logging.getLogger("zmqps.inquiry")
 
@@ -80,10 +86,35 @@ def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | 
     ConfigurationError
         ``address`` is not an endpoint, or ``job_secret`` is no file with a secret.
     """
+    return _end(address, checks.name("a job's name", job, MAX_JOB_NAME_CHARS), "jobs end", timeout, job_secret)
+
+
+def end_cluster(address: str, *, timeout: float = 20.0, job_secret: Path | None = None) -> None:
+    """End the cluster at an address, with all its jobs; return when its coordinator does not answer any more.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered, or it still does.
+    IdentityError, ConfigurationError
+        As for `end_job`.
+    """
+    ends_at = time.monotonic() + timeout
+    _end(address, "", "down", timeout, job_secret)
+    while (left := ends_at - time.monotonic()) > 0:
+        try:
+            ask_status(address, timeout=min(left, GONE_S))
+        except DeadlineError:
+            return
+    waited = f"the coordinator at {address} to end, which it was told to and has not"
+    raise DeadlineError(operation="down", seconds=timeout, waiting_for=waited)
+
+
+def _end(address: str, job: str, operation: str, timeout: float, job_secret: Path | None) -> str:
     nonce = secrets.token_bytes(KEY_NBYTES)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
-    run_blocking(_run(machine, "jobs end", timeout))
+    run_blocking(_run(machine, operation, timeout))
     return machine.text
 
 

@@ -22,6 +22,7 @@ from zmqps.core.protocol.messages import (
     JobEnded,
     Leave,
     Left,
+    Shutdown,
     Withdraw,
 )
 from zmqps.errors import IdentityError, JobEndedError, JobError, LimitError, from_wire
@@ -102,6 +103,23 @@ def test_an_end_that_is_asked_for_again_is_answered_again_and_an_unknown_name_is
     assert text == "there is no job 'c'; running: 'b'"
     end_job(coordinator, "b")
     assert end_job(coordinator, "c")[0] == "there is no job 'c'; none is running"
+
+
+def test_the_whole_cluster_can_be_ended_from_outside_by_who_may_end_its_jobs() -> None:
+    coordinator, key = Coordinator(), b"the key of ends "
+    coordinator.machine.identity = replace(coordinator.machine.identity, end_key=key)
+    coordinator.train("s0", "w0")
+    nonce = bytes(16)
+    for guard in (b"", end_guard(b"of another one..", "", nonce), end_guard(key, "default", nonce)):
+        assert errors(coordinator.take("anybody", EndJob(3, "", nonce, guard))) == [IdentityError.code]
+    assert coordinator.machine.ending is None
+    actions = coordinator.take("anybody", EndJob(3, "", nonce, end_guard(key, "", nonce)))
+    assert sent(actions, JobEnded, peer("anybody")) == [JobEnded(3, "the cluster is ending")]
+    assert receivers(actions, Shutdown) == [peer("s0"), peer("w0")]
+    again = coordinator.take("anybody", EndJob(3, "", nonce, end_guard(key, "", nonce)))
+    assert [type(action.message) for action in again] == [JobEnded]
+    ended = [*coordinator.take("w0", Leave("closed")), *coordinator.take("s0", Leave("finished"))]
+    assert exits_of(ended)[:1] == [exits.OK]
 
 
 def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> None:

@@ -49,7 +49,7 @@ def test_where_there_is_no_secret_anybody_joins_and_ends_jobs() -> None:
 def test_who_does_not_know_it_is_told_what_to_do(guard: bytes, shows: str) -> None:
     with pytest.raises(IdentityError, match=f"worker w {shows}; give every process .* --job-secret FILE"):
         check_join(SECRET, replace(HELLO, guard=guard))
-    with pytest.raises(IdentityError, match=f"who wants to end a job {shows}; give every process"):
+    with pytest.raises(IdentityError, match=f"who wants to end a job or the cluster {shows}; give every process"):
         check_end(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
 
 

@@ -12,6 +12,7 @@ from zmqps.errors import PSError, listed
 #: How a job ends whose workers are done.
 FINISHED = "its workers have finished"
 ASKED = "ended by zmqps jobs end"
+DOWN = "ended by zmqps down"
 #: Of those who were lost so many are named.
 MOST_NAMED = 3
 #: What is said of them has a bound, for the status tells it of each job that has ended.

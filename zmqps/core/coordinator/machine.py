@@ -8,7 +8,7 @@ from typing import Any
 
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.losses import ASKED, end_of_cluster
+from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.run import JobRun
@@ -409,11 +409,14 @@ class CoordinatorMachine:
         return actions
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
-        """Somebody asks for the end of a job; asked again, because the answer was lost, it ends no other one."""
+        """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other."""
         check_end(self.identity.job_secret, self.identity.end_key, message)
         known = self.ended.answered(peer, message)
         if known is not None:
             return [Send(peer, known)]
+        if not message.job:  # all of them, and the cluster
+            answer = Send(peer, self.ended.answer(peer, message, "the cluster is ending"))
+            return [answer, *self._end(Exit(exits.OK, DOWN), now)]
         run, actions = self.runs.get(message.job), list[Action]()
         if run is not None:
             actions = self._end_run(run, ASKED, now)

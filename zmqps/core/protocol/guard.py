@@ -53,11 +53,11 @@ def check_end(job_secret: bytes, end_key: bytes, message: EndJob) -> None:
         return
     if not job_secret:
         raise IdentityError(
-            "only the user who runs the coordinator may end a job, by zmqps jobs end on its host; to end jobs from "
-            "elsewhere, start the cluster with --job-secret FILE"
+            "only the user who runs the coordinator may end a job or the cluster, by zmqps jobs end and zmqps down "
+            "--coordinator on its host; to end them from elsewhere, start the cluster with --job-secret FILE"
         )
     how = "shows that it knows another one" if message.guard else "shows none"
-    raise IdentityError(f"this cluster has a job secret, and who wants to end a job {how}; {_ADVICE}")
+    raise IdentityError(f"this cluster has a job secret, and who wants to end a job or the cluster {how}; {_ADVICE}")
 
 
 def _guard(job_secret: bytes, *facts: bytes) -> bytes:

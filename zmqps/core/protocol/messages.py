@@ -254,7 +254,7 @@ class Forgotten(Message):
 
 @dataclass(frozen=True, slots=True)
 class EndJob(Message):
-    """Somebody ends a job; its members are told. Anybody may ask, without joining.
+    """Somebody ends a job, or the cluster where ``job`` is empty; members are told. Anybody may ask, without joining.
 
     Where the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
     """
