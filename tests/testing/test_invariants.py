@@ -430,8 +430,12 @@ def test_members_that_take_another_coordinators_refusal_for_their_own_fault(monk
 
 def test_workers_that_wait_for_another_coordinator_than_their_own(monkeypatch: Patch) -> None:
     monkeypatch.setattr(SessionMachine, "_lose_coordinator", lambda self, now: [])
+    caught("async-succeeded", "waits for another coordinator than its own")
+
+
+def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch: Patch) -> None:
     monkeypatch.setattr(ServerMachine, "_end_with_coordinator", lambda self, now: [])
-    caught("sync-succeeded", "its coordinator is another one")
+    caught("async-succeeded", "stays although its coordinator is another one")
 
 
 # --- many members -------------------------------------------------------------------------------
