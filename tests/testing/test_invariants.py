@@ -11,6 +11,7 @@ import pytest
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
@@ -415,6 +416,11 @@ def test_a_worker_that_tells_of_a_deadline_and_not_of_the_cause(monkeypatch: Pat
 
     wrap(monkeypatch, SessionMachine, "_coordinator_lost", lose)
     caught("sync-orphaned", "is not told for whom it has waited in vain")
+
+
+def test_a_cluster_that_ends_well_although_a_worker_was_lost(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Losses, "left", lambda self, worker, how: None)
+    caught("async-stops", "were lost, and the cluster ends well")
 
 
 # --- a coordinator that is started again --------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Ack, Commit, Departed, Forgotten, Job, Message, Proceed, Values
 from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Node
@@ -36,12 +37,16 @@ class Departures:
         self._calm_s = calm_s
         self._told: dict[str, dict[bytes, float]] = {}  # server -> who has gone -> when it was told first
         self._forgotten: set[tuple[str, bytes]] = set()
+        self._begun: dict[bytes, int] = {}  # workers that train, and the epoch of their job
         self._reached: dict[bytes, int] = {}  # members that can reach the servers, and the epoch of their job
         simulation.on_send.append(self._sent)
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Job):
-            self._reached[self._simulation.nodes[receiver].identity.incarnation] = message.epoch
+            who = self._simulation.nodes[receiver].identity.incarnation
+            self._reached[who] = message.epoch
+            if not message.load:
+                self._begun[who] = message.epoch
         elif isinstance(message, Departed):
             self._told.setdefault(receiver, {}).setdefault(message.incarnation, self._simulation.now)
             network = self._simulation.network
@@ -80,6 +85,19 @@ class Departures:
         since = max(self._calm_s, connection.up_at, connection.blocked_until) + FORGETTING_S
         for who in machine.clients.by_incarnation.keys() & told.keys():
             assert simulation.now < max(since, told[who] + FORGETTING_S), f"{server.name} keeps a client that has gone"
+
+    def check_end(self) -> None:
+        """Assert that a cluster that was there for one job ends well only if no worker was lost that did not return."""
+        node = self._simulation.nodes["coordinator"]
+        if node.exit is None or not node.exit.reason.startswith("the job is finished"):
+            return
+        hows: dict[str, set[str]] = {}  # by name: one that was restarted may finish before its first life is lost
+        epochs = {job.epoch for job in self._simulation.coordinator.ended.by_name.values()}
+        for departure in self._simulation.coordinator.membership.gone:
+            if self._begun.get(departure.member.incarnation) in epochs:
+                hows.setdefault(departure.member.hello.name, set()).add(departure.how)
+        lost = [name for name, how in hows.items() if how == {"lost"}]
+        assert not lost or node.exit.code == exits.WORKERS_FAILED, f"{lost} were lost, and the cluster ends well"
 
     def _connection(self, coordinator: Node, server: str) -> Connection:
         return next(c for c in coordinator.connections.values() if c.ends[0] == server)

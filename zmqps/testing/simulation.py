@@ -182,6 +182,8 @@ class Simulation(SimulatedCluster):
             for server in self.servers:
                 self.training.check_freed(self, server)
             self.training.check_end(self)
+            if self._validate:
+                self._departures.check_end()
             if self._successors is not None:
                 self._successors.check_end()
             if self._attackers is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tests.core.machines import Coordinator, exits_of, job, logged, sent
+from tests.core.machines import Coordinator, exits_of, hello, job, logged, sent
 from zmqps.core.coordinator import losses as module
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
@@ -60,6 +62,29 @@ def test_who_comes_instead_of_a_lost_worker_makes_the_end_a_success() -> None:
     coordinator.join("w8")
     coordinator.init("w8", job())
     assert end_of(coordinator, "w0", "w8") == (exits.OK, "the job is finished")
+
+
+def test_a_worker_that_was_expected_anyway_comes_in_nobodys_place() -> None:
+    coordinator = Coordinator(once=True, workers=3)
+    coordinator.train("s0", "w0", "w1")
+    lose(coordinator, "s0", "w1")
+    coordinator.join("w2")
+    coordinator.init("w2", job())
+    assert coordinator.run().losses.text.startswith("worker 0 (w0, host, pid 7) was lost")
+    coordinator.take("w8", replace(hello("worker", "w8"), name="w0"))
+    coordinator.init("w8", job())
+    assert not coordinator.run().losses, "it has come back by its name"
+
+
+def test_a_worker_that_was_restarted_before_it_was_missed_is_no_loss() -> None:
+    coordinator = Coordinator(once=True)
+    coordinator.train("s0", "w0", "w1")
+    again = replace(hello("worker", "w9"), name="w1")
+    coordinator.take("w9", again)
+    coordinator.init("w9", job())
+    lose(coordinator, "s0", "w0", "w9")
+    assert not coordinator.run().losses
+    assert end_of(coordinator, "w0", "w9") == (exits.OK, "the job is finished")
 
 
 def test_who_only_looked_on_or_never_began_is_no_loss() -> None:

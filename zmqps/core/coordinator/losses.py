@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
 from zmqps.core.protocol import exits
@@ -20,26 +20,39 @@ MAX_CHARS = 600
 
 
 class Losses:
-    """The workers of a job that were lost, and in whose place nobody has come."""
+    """The workers of a job that were lost, and in whose place nobody has come; those of one name are one worker."""
 
     def __init__(self) -> None:
         self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> rank, title
+        self._here: Counter[str] = Counter()  # those who train, by name
+        self._finished: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._lost)
 
-    def add(self, worker: MemberInfo) -> None:
-        """A worker was lost."""
-        self._lost[worker.hello.name] = worker.rank, worker.title
-        while len(self._lost) > MAX_MEMBERS:
-            self._lost.popitem(last=False)
+    def began(self, worker: MemberInfo, *, by_rank: bool) -> None:
+        """A worker begins: it is one that was lost, by its name, or takes the place of one, by its rank."""
+        name = worker.hello.name
+        self._here[name] += 1
+        is_new = self._lost.pop(name, None) is None and self._here[name] == 1  # else it was, or is yet to be, lost
+        if is_new and by_rank:
+            same = [lost for lost, (rank, _) in self._lost.items() if rank == worker.rank]
+            for lost in same[:1]:
+                del self._lost[lost]
 
-    def replace(self, worker: MemberInfo) -> None:
-        """A worker has begun: it is one that was lost, by its name, or takes the place of one, by its rank."""
-        if self._lost.pop(worker.hello.name, None) is None:
-            same = [name for name, (rank, _) in self._lost.items() if rank == worker.rank]
-            for name in same[:1]:
-                del self._lost[name]
+    def left(self, worker: MemberInfo, how: str) -> None:
+        """A worker that had begun has gone; one that was restarted under its name before it was lost is there."""
+        name = worker.hello.name
+        self._here[name] -= 1
+        if not self._here[name]:
+            del self._here[name]
+        if how == "finished":
+            self._finished[name] = None
+        elif how == "lost" and name not in self._here and name not in self._finished:
+            self._lost[name] = worker.rank, worker.title
+        for names in (self._lost, self._finished):
+            if len(names) > MAX_MEMBERS:
+                names.popitem(last=False)
 
     @property
     def text(self) -> str:

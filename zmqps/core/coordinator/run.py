@@ -129,8 +129,8 @@ class JobRun:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
-        if how == "lost" and member.incarnation in self._training:
-            self.losses.add(member)
+        if member.incarnation in self._training:
+            self.losses.left(member, how)
         self._returned.discard(member.incarnation)
         self.attendance.leave(member, how)
         self.steps.leave(member)
@@ -168,8 +168,9 @@ class JobRun:
         """Say what a member begins with, now that the job can be trained."""
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
         if member.role == "worker":
+            if member.incarnation not in self._training:  # who was expected anyway comes in nobody's place
+                self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined)
             self._training.add(member.incarnation)
-            self.losses.replace(member)
             self._returned.discard(member.incarnation)
             self._left_alone = False
         return beginning
