@@ -14,7 +14,16 @@ import zmqps.errors
 from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS
 from zmqps.core.protocol.messages import Error
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import BY_CODE, DeadlineError, LimitError, PSError, UnknownParameterError, from_wire, printable
+from zmqps.errors import (
+    BY_CODE,
+    DeadlineError,
+    LimitError,
+    PSError,
+    UnknownParameterError,
+    counted,
+    from_wire,
+    printable,
+)
 
 PROTOCOL = Path(__file__).resolve().parents[1] / "docs" / "protocol.md"
 FACTS = {"str": "a text", "int": 7, "float": 1.5}
@@ -123,3 +132,7 @@ def test_an_error_that_names_very_many_can_be_delivered() -> None:
     for facts in ({f"f{i}": 1 for i in range(MAX_FACTS + 1)}, {"reason": "x" * (MAX_FACT_CHARS + 1)}):
         with pytest.raises(LimitError):
             decode([bytes(frame) for frame in encode(Error(1, 1, "x", facts))])
+
+
+def test_one_is_counted_in_the_singular() -> None:
+    assert [counted(number, "worker") for number in (0, 1, 2)] == ["0 workers", "1 worker", "2 workers"]

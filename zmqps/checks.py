@@ -140,7 +140,7 @@ def shown(value: object) -> str:
         return reprlib.repr(value)
     except Exception:
         # Python writes no int of more than 4300 digits, and what an object's own `__repr__` raises is its own
-        return "one of thousands of digits" if isinstance(value, int) else f"a {type(value).__name__}"
+        return "one of thousands of digits" if isinstance(value, int) else f"an object of {type(value).__name__}"
 
 
 def _range(at_least: float | None, above: float | None, at_most: float | None, below: float | None) -> str:

@@ -53,7 +53,10 @@ def split(
     for name, value in numbers.items():
         checks.whole(name, value, 0, MAX_EXAMPLES)
     if rank >= num_workers:
-        raise ConfigurationError(f"ranks of {num_workers} workers are below {num_workers}, not {rank}")
+        raise ConfigurationError(
+            f"rank {rank} is not below the number of workers, {num_workers}; if one was lost or has left meanwhile, "
+            "keep the number of the beginning, or let worker.ranges hand out the examples"
+        )
     start, stop = num_examples * rank // num_workers, num_examples * (rank + 1) // num_workers
     return DataRange(
         data=DataSpec(

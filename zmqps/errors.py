@@ -59,6 +59,11 @@ def listed(names: Sequence[str], most: int, number: int | None = None) -> str:
     return ", ".join(named) + (f" and {more} more" if named and more else "")
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number of something in words: ``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """Return a text of a peer as it may be logged, shown and raised: in one line, and of printable characters.
 

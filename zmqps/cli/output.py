@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import IO, TextIO
 
-from zmqps.errors import printable
+from zmqps.errors import counted, printable
 from zmqps.launch.logs import NAME_WIDTH, read_line, without_date, write_line
 from zmqps.nodes.files import Folder
 
@@ -93,7 +93,7 @@ class Terminal:
             while (line := self._lines.get()) is not None:
                 left_out, self._left_out = self._left_out, 0
                 if left_out:
-                    self._painter.print(f"({left_out} lines left out here, the log files have them)")
+                    self._painter.print(f"({counted(left_out, 'line')} left out here; the log files have all)")
                 self._painter.print(line)
 
 

@@ -18,7 +18,7 @@ from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.cli.state import Claim, State
 from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.protocol import exits
-from zmqps.errors import PSError, listed
+from zmqps.errors import PSError, counted, listed
 from zmqps.gpu.pinning import pin
 from zmqps.launch.cluster import GRACE_S, ClusterConfig, Nodes
 from zmqps.launch.processes import (
@@ -176,7 +176,8 @@ class Supervisor:
             return exits.FAILED
         failures = [f"{w.name} ({describe_exit(code)})" for w, code in zip(self._workers, codes, strict=True) if code]
         if failures:
-            self._verdict = ("warning", f"{len(failures)} of {len(codes)} workers failed: {listed(failures, 8)}")
+            of_all = f"{len(failures)} of {counted(len(codes), 'worker')}"
+            self._verdict = ("warning", f"{of_all} failed: {listed(failures, 8)}")
             return exits.WORKERS_FAILED
         if lost := await self._lost():
             self._verdict = ("error", f"all workers have ended well, but {lost}: its part of the data may be unused")

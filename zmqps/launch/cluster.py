@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar
 from zmqps import checks
 from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.errors import ClosedError, DeadlineError, ForkedError
+from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.launch.logs import LEVELS
 from zmqps.launch.processes import Process, all_exited, end, launched_for, node_command, node_environment, tail
@@ -164,7 +164,7 @@ class Nodes:
 
         def joined(status: Mapping[str, Any]) -> bool:
             here: int = sum(member["role"] == "server" for member in status["members"])
-            self._missing = f"{num_servers - here} of {num_servers} servers to join"
+            self._missing = f"{num_servers - here} of {counted(num_servers, 'server')} to join"
             return here == num_servers
 
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined))
@@ -424,7 +424,7 @@ class LocalCluster:
         where = f" at {self._nodes.address}" if self._state == "running" else ""
         if self._joined:
             return f"<zmqps.LocalCluster: the one at {self._joined} that this worker was launched for, {self._state}>"
-        return f"<zmqps.LocalCluster of {len(self._nodes.servers)} servers{where}, {self._state}>"
+        return f"<zmqps.LocalCluster of {counted(len(self._nodes.servers), 'server')}{where}, {self._state}>"
 
 
 def _disown_all() -> None:

@@ -18,7 +18,7 @@ from zmqps.core.coordinator.membership import (
     Membership,
     Roster,
 )
-from zmqps.core.protocol.messages import Error, Welcome
+from zmqps.core.protocol.messages import Error, Heartbeat, Welcome
 from zmqps.errors import EvictedError, LimitError, PSError
 
 
@@ -236,3 +236,12 @@ def test_when_a_server_is_lost_the_log_says_what_becomes_of_the_cluster(once: bo
     coordinator = Coordinator(once=once)
     coordinator.train("s0", "w0")
     assert says in logged(coordinator.wait(12.0, "w0"))
+
+
+def test_who_has_gone_is_still_called_by_its_name_where_it_is_refused() -> None:
+    coordinator = Coordinator()
+    coordinator.train("s0", "w0", "w1")
+    coordinator.wait(12.0, "s0", "w0")
+    said = logged(coordinator.take("w1", Heartbeat({})))
+    assert said.startswith("refused a request of worker 1 (w1, host, pid 7), lost: ")
+    assert logged(coordinator.take("w9", Heartbeat({}))).startswith("refused a request of peer ")

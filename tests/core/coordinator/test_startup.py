@@ -59,7 +59,7 @@ def test_the_status_names_who_the_start_waits_for_at_each_of_its_stages() -> Non
     coordinator.join("s0", "s1", "w0", "w1")
     coordinator.init("w0", job())
     servers = [f"server {rank} (s{rank}, host, pid 7)" for rank in range(2)]
-    assert waiting() == [f"job 'default': init waits for {', '.join(servers)} to build its shard"]
+    assert waiting() == [f"job 'default': init waits for {', '.join(servers)} to build their shards"]
     coordinator.ready("s0", loaded=False)
     assert waiting() == [f"job 'default': init waits for {servers[1]} to build its shard"]
     coordinator.ready("s1", loaded=False)

@@ -199,7 +199,7 @@ def test_who_waits_is_told_for_whom() -> None:
     (waiting,) = sent(cluster.due(), Waiting)
     assert waiting.request == cluster.requests["w1"]
     assert "worker 0 (w0, host, pid 7), worker 2 (w2, host, pid 7): step 0 has the gradients of 1" in waiting.text
-    assert waiting.text.endswith("2 live workers are awaited, 1 have not joined yet")
+    assert waiting.text.endswith("2 live workers are awaited, 1 has not joined yet")
 
 
 def test_a_worker_that_is_lost_is_awaited_no_more_and_what_it_brought_counts() -> None:
@@ -367,7 +367,7 @@ def test_a_wait_that_fails_names_the_straggler_and_may_be_repeated() -> None:
     actions = cluster.wait(cluster.now + 1.5 * FLOOR_S, "s0", "w0", "w1")
     (error,) = sent(actions, Error, peer("w0"))
     assert (error.request, error.code) == (cluster.requests["w0"], DeadlineError.code)
-    assert "waiting for worker 1 (w1, host, pid 7): step 5 has the gradients of 1 workers" in error.text
+    assert "waiting for worker 1 (w1, host, pid 7): step 5 has the gradients of 1 worker," in error.text
     assert "worker 1" in logged(actions)
     assert errors(cluster.arrive("w0", step, ()), peer("w0")) == [], "it is given time anew"
     (commit,) = sent(cluster.arrive("w1", step, (4,)), Commit)

@@ -34,7 +34,7 @@ def test_what_was_left_out_is_said_when_the_window_is_over_even_if_nothing_else_
     assert throttle.summary(2.0) is None
     throttle.admit("a", 2.0)
     assert throttle.summary(3.0) is None, "more may come"
-    assert throttle.summary(1.0 + WINDOW_S) == "1 lines about members were not logged"
+    assert throttle.summary(1.0 + WINDOW_S) == "1 line about members was not logged"
     assert throttle.summary(1.0 + 2 * WINDOW_S) is None
     assert throttle.admit("b", 1.0 + 2 * WINDOW_S) == "b"
 

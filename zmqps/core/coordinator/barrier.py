@@ -16,7 +16,7 @@ from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.hello import check_length
 from zmqps.core.protocol.messages import Enter, Released, Waiting
-from zmqps.errors import LimitError, PSError, listed
+from zmqps.errors import LimitError, PSError, counted, listed
 
 #: A worker waits at one, or at a few from several threads; so nobody can use up what others need.
 MAX_BARRIERS = 16
@@ -138,8 +138,9 @@ class Barriers:
         workers = islice(everybody, looked_at)
         awaited = (worker.title for worker in workers if worker.incarnation not in barrier.waiters)
         number = len(everybody) - len(barrier.waiters)
-        texts = [listed(list(islice(awaited, MOST_NAMED)), MOST_NAMED, number) or f"{number} workers"] if number else []
-        texts += [f"{missing} workers to join"] if missing else []
+        names = listed(list(islice(awaited, MOST_NAMED)), MOST_NAMED, number)
+        texts = [names or counted(number, "worker")] if number else []
+        texts += [f"{counted(missing, 'worker')} to join"] if missing else []
         return ", ".join(texts)
 
     def waiters(self, missing: int) -> Iterator[Waiter]:

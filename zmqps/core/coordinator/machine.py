@@ -240,7 +240,7 @@ class CoordinatorMachine:
             return [Send(member.peer, member.answered[message.request])]  # the answer was lost
         take = HANDLERS.get((member.role, type(message)))
         if take is None:
-            raise ProtocolError(f"the coordinator does not take {type(message).__name__} from a {member.role}")
+            raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
         return [*take(self, member, message, now), *self._discard_given_up(now)]
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
@@ -442,7 +442,7 @@ class CoordinatorMachine:
     def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
         self.counts["refused"] += 1
         member = self.membership.find(peer)
-        who = member.title if member else f"peer {alias(peer)}"
+        who = member.title if member else self.membership.title_of_gone(peer) or f"peer {alias(peer)}"
         line, host = f"refused a request of {who}: {error}", member.hello.host if member else ""
         return self._throttle.spare([Log("warning", line), Send(peer, Error.of(request, error))], self._now, host)
 

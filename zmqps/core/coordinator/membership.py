@@ -166,7 +166,8 @@ def no_place(servers: Roster, heartbeat_interval: float, heartbeat_timeout: floa
     if not silent:
         here = listed([server.title for server in servers], 4)
         more = "start the coordinator with more --servers"
-        return JobError(f"all {len(servers)} servers are here: {here}; {more}")
+        all_ = "the server is" if len(servers) == 1 else f"all {len(servers)} servers are"
+        return JobError(f"{all_} here: {here}; {more}")
     longest = max(silent, key=lambda server: now - server.seen_at)
     silent_s = now - longest.seen_at
     return JobError(
@@ -230,6 +231,10 @@ class Membership:
         """Return the member behind a connection."""
         incarnation = self._peers.get(peer)
         return None if incarnation is None else self.members[incarnation]
+
+    def title_of_gone(self, peer: Peer) -> str:
+        """Return how the member is called that was behind a connection; empty where none was, or long ago."""
+        return next((f"{d.member.title}, {d.how}" for d in reversed(self.gone) if d.member.peer == peer), "")
 
     def remove(self, member: MemberInfo, how: str, now: float, barred: PSError | None = None) -> None:
         """A member has gone; ``barred`` is the error that it gets if it sends anything again."""

@@ -14,7 +14,7 @@ from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 from zmqps.core.protocol.messages import Assign, Init, Job
-from zmqps.errors import LimitError, PSError
+from zmqps.errors import LimitError, PSError, counted
 
 
 class Beginning(NamedTuple):
@@ -144,8 +144,8 @@ class Startup:
         self._rows = self.placement.rows()
         self.epoch = self._new_epoch()
         nbytes = self.placement.keyspace.nbytes
-        text = f"job {self.name!r} of {self.owner}: {len(self.job.parameters)} parameters, {nbytes / 1e6:.3f} MB, "
-        text += self.job.mode
+        text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
+        text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
         return [Log("info", text), *self._assign(servers)]
 
     def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
@@ -258,10 +258,10 @@ class Startup:
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""
         if len(servers) < self.num_servers:
-            return f"{self.num_servers - len(servers)} of {self.num_servers} servers to join"
+            return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
         if self.placement is not None and len(self.built) < self.num_servers:
             names = [server.title for server in self.servers if server.rank not in self.built]
-            return f"{', '.join(names)} to build its shard"
+            return f"{', '.join(names)} to build {'its shard' if len(names) == 1 else 'their shards'}"
         if self.loader is not None and self.loader in self.parked:
             return f"{self.parked[self.loader].member.title} to upload the initial values"
         return "a worker to upload the initial values"

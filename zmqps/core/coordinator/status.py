@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zmqps.core.coordinator.membership import Departure, MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Exit
-from zmqps.errors import LimitError
+from zmqps.errors import LimitError, counted
 
 if TYPE_CHECKING:
     from zmqps.core.coordinator.run import JobRun
@@ -54,7 +54,7 @@ _DISPENSABLE: tuple[tuple[str, Any], ...] = (
 
 def waiting(absent: int, servers: int, num_jobs: int, jobs: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
     """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
-    needs = [f"{absent} of {servers} servers"] if absent > 0 else []
+    needs = [f"{absent} of {counted(servers, 'server')}"] if absent > 0 else []
     needs += [] if num_jobs else ["a worker's init"]
     texts = [f"waiting for {' and '.join(needs)}"] if needs else []
     of_jobs = (f"job {name!r}: {text}" for name, of_job in jobs for text in of_job)
@@ -183,7 +183,7 @@ def members_status(
         else:
             silent += 1
     if silent:
-        left_out.append(f"the counters of {silent} members")
+        left_out.append(f"the counters of {counted(silent, 'member')}")
     return listed[0], listed[1]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.protocol.events import Action, Log
+from zmqps.errors import counted
 
 #: So many lines in `WINDOW_S` seconds tell what is going on; more only fill the disk.
 MOST_LINES = 20
@@ -57,7 +58,8 @@ class Throttle:
     def summary(self, now: float) -> str | None:
         """Return a line that says what a window that is over has left out, unless one has said so already."""
         left_out = self._begin(now) if now >= self._until else 0
-        return f"{left_out} lines about {self._what} were not logged" if left_out else None
+        were = "was" if left_out == 1 else "were"
+        return f"{counted(left_out, 'line')} about {self._what} {were} not logged" if left_out else None
 
     def _begin(self, now: float) -> int:
         left_out, self._left_out = self._left_out, 0

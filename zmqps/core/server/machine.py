@@ -76,6 +76,7 @@ from zmqps.errors import (
     PSError,
     ShardBrokenError,
     StaleEpochError,
+    counted,
 )
 
 #: Jobs at the same time; the coordinator accepts no more.
@@ -249,7 +250,7 @@ class ServerMachine:
         else:
             tenant.shard = shard
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
-            text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {len(shard.slices)} slices"
+            text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
             actions += [Log("info", text), *self._report_ready(tenant)]
         return actions + self._builds.next()
 

@@ -183,7 +183,7 @@ class SessionMachine:
         if isinstance(event, Stop):
             return self._stop(event.reason)
         if isinstance(event, Undecodable):
-            return [Log("warning", f"dropped what {event.peer!r} sent: {event.error}")]
+            return [Log("warning", f"dropped what {self.transfers.title_of(event.peer)} sent: {event.error}")]
         if isinstance(event, Unreachable):
             return [Log("error", str(event.error)), *self.transfers.unreachable(event.peer, event.error)]
         if event.peer == COORDINATOR:

@@ -104,6 +104,11 @@ class Transfers:
                 actions += link.on_deadline(now)
         return actions
 
+    def title_of(self, peer: Peer) -> str:
+        """Return how a server is called, by its connection; all others are the coordinator's."""
+        link = self._by_peer.get(peer)
+        return "the coordinator" if link is None else link.title
+
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self.links]

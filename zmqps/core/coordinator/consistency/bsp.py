@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
 from zmqps.core.coordinator.consistency.deadline import ArrivalClock
+from zmqps.errors import counted
 
 
 class Synchronous(Policy):
@@ -143,11 +144,11 @@ class Synchronous(Policy):
     def why(self, missing: int) -> str:
         """Say what is needed."""
         if self.aggregate is not None:
-            return f"step {self.step} has {self._count} of the {self.aggregate} gradients it aggregates"
+            return f"step {self.step} has {self._count} of the {counted(self.aggregate, 'gradient')} it aggregates"
         absent = len(self._absent)
-        text = f"step {self.step} has the gradients of {len(self._arrivals)} workers, "
+        text = f"step {self.step} has the gradients of {counted(len(self._arrivals), 'worker')}, "
         text += f"{absent} live worker{' is' if absent == 1 else 's are'} awaited"
-        return text + (f", {missing} have not joined yet" if missing else "")
+        return text + (f", {missing} {'has' if missing == 1 else 'have'} not joined yet" if missing else "")
 
     def next_deadline(self) -> float | None:
         """Return when those who have not arrived are late."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
+from zmqps.errors import counted
 
 
 class Bounded(Policy):
@@ -115,7 +116,7 @@ class Bounded(Policy):
     def why(self, missing: int) -> str:
         """Say what is needed."""
         if missing:
-            return f"{missing} workers have not joined yet"
+            return f"{counted(missing, 'worker')} {'has' if missing == 1 else 'have'} not joined yet"
         return f"the slowest worker is at clock {self.slowest}, at most {self.staleness} behind is allowed"
 
     def status(self) -> dict[str, object]:
