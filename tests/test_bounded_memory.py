@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 import zmqps
-from zmqps.core.worker.link import RETRY_S, WINDOW_NBYTES
+from zmqps.core.worker.link import WINDOW_NBYTES
+from zmqps.core.worker.probe import PROBE_S
 
 MODEL_NBYTES = 8 << 20
 PUSHES = 64
@@ -27,8 +28,8 @@ def resident(pid: int) -> int:
     [
         ("tcp", 0.3),
         # so long that what is in flight is sent again
-        pytest.param("tcp", RETRY_S + 0.5, marks=pytest.mark.processes),
-        pytest.param("shm", RETRY_S + 0.5, marks=pytest.mark.processes),
+        pytest.param("tcp", PROBE_S + 0.5, marks=pytest.mark.processes),
+        pytest.param("shm", PROBE_S + 0.5, marks=pytest.mark.processes),
     ],
 )
 def test_pushes_to_a_stopped_server_do_not_pile_up(transport: str, seconds: float) -> None:

@@ -14,7 +14,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zmqps.core.protocol.events import COORDINATOR, Reader
+from zmqps.core.protocol.events import COORDINATOR, Connected, Disconnected, Reader
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net import zeromq
 from zmqps.net.dealer import ROUTING_NBYTES
@@ -34,12 +34,16 @@ class End:
         self.inbox: asyncio.Queue[tuple[bytes, list[bytes]]] = asyncio.Queue()
         self.batches = 0
         self.gone: asyncio.Queue[bytes] = asyncio.Queue()
+        self.came: asyncio.Queue[bytes] = asyncio.Queue()
 
     def start(self) -> None:
         def delivered() -> None:
             self.batches += 1
 
-        self.transport.start(self._deliver, delivered, self.gone.put_nowait)
+        def noticed(event: Connected | Disconnected) -> None:
+            (self.gone if isinstance(event, Disconnected) else self.came).put_nowait(event.peer)
+
+        self.transport.start(self._deliver, delivered, noticed)
 
     def _deliver(self, peer: bytes, frames: Sequence[Any]) -> None:
         if frames[0] == HELLO:
@@ -53,7 +57,7 @@ class End:
     def connect(self, peer: bytes, endpoint: str) -> None:
         self.transport.connect(peer, endpoint)
         # the connection is made by ZeroMQ's own thread; nothing can be sent before
-        assert self.transport._dealers[peer].poll(PATIENCE * 1000, zmq.POLLOUT)
+        assert self.transport._dealers.sockets[peer].poll(PATIENCE * 1000, zmq.POLLOUT)
         assert self.transport.send(peer, [HELLO], ())
 
 
@@ -281,7 +285,7 @@ def test_a_flood_of_one_connection_does_not_keep_the_loop_from_its_timers() -> N
 def test_a_message_is_delivered_though_a_send_over_its_connection_has_swallowed_what_announced_it() -> None:
     async def scenario(one: End, two: End, client: End) -> None:
         (peer, _), (other, _) = await introduced(one, two, client)
-        connection = client.transport._dealers[b"server-0"]
+        connection = client.transport._dealers.sockets[b"server-0"]
 
         def deliver(sender: bytes, frames: Sequence[Any]) -> None:
             client.inbox.put_nowait((sender, [bytes(frame) for frame in frames]))

@@ -16,7 +16,7 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.member import Member
-from zmqps.core.protocol.events import Disconnected, Send
+from zmqps.core.protocol.events import Action, Disconnected, Send
 from zmqps.core.protocol.messages import Commit, Departed, Error, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
@@ -24,6 +24,7 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.undo import Undo
+from zmqps.core.worker.link import Link
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
@@ -510,3 +511,39 @@ def test_a_server_that_takes_what_comes_after_a_client_has_left(monkeypatch: Pat
 def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
     monkeypatch.setattr("zmqps.core.protocol.guard.same", lambda ours, theirs: True)
     caught("async-attacked", "strangers ended the job")
+
+
+# --- what is sent twice -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", ["async-slow", "ssp-slow", "sync-slow"])
+def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch, scenario: str) -> None:
+    def on_deadline(original: Any, link: Link, now: float) -> list[Action]:
+        if link.probe.due is None or now < link.probe.due:
+            return list(original(link, now))
+        link.probe.ask(now, 0, 0)  # only to wait longer the next time
+        return [link._again(request) for request in link.in_flight.values() if not request.transfer.done]
+
+    wrap(monkeypatch, Link, "on_deadline", on_deadline)
+    caught(scenario, "are needed")
+
+
+def test_a_worker_that_does_not_ask_what_a_silent_server_has(monkeypatch: Patch) -> None:
+    def on_deadline(original: Any, link: Link, now: float) -> list[Action]:
+        link.probe.stop()
+        return list(original(link, now))
+
+    wrap(monkeypatch, Link, "on_deadline", on_deadline)
+    monkeypatch.setattr(Link, "validate", lambda link: None)
+    caught("async-drops", "waits although all is well")
+
+
+def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkeypatch: Patch) -> None:
+    def on_welcome(original: Any, link: Link, *rest: Any) -> list[Action]:
+        link._broken = False
+        return list(original(link, *rest))
+
+    wrap(monkeypatch, Link, "on_welcome", on_welcome)
+    monkeypatch.setattr(Link, "_doubt", lambda *rest, **options: None)  # nor when it asks the server
+    monkeypatch.setattr(Link, "validate", lambda link: None)
+    caught("async-breaks", "waits although all is well")

@@ -19,7 +19,9 @@ RESERVE = 32
 #: An address of no family: who "connects" to it ends a connection at once (connect(2)).
 _NOBODY = bytes(16)
 _libc = ctypes.CDLL(None)
-_BYTES_RECEIVED = struct.Struct("=128xQ")  # in Linux's `struct tcp_info`
+# in Linux's `struct tcp_info`: how often the same was sent again, in vain; milliseconds since something was confirmed
+_REPEATS = struct.Struct("=2xBB52xI")
+_BYTES_RECEIVED = struct.Struct("=128xQ")
 _CREDENTIALS = struct.Struct("=3i")
 
 
@@ -44,12 +46,12 @@ class Address(NamedTuple):
         return f"from {self.host} port {self.port}"
 
 
-def address_of(connection: socket.socket) -> Credentials | Address:
-    """Return who is at the other end of a connection."""
+def address_of(connection: socket.socket, *, ours: bool = False) -> Credentials | Address:
+    """Return who is at the other end of a connection, or, over TCP, at this one."""
     if connection.family == socket.AF_UNIX:
         packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Credentials(*_CREDENTIALS.unpack(packed))
-    return Address(*connection.getpeername()[:2])
+    return Address(*(connection.getsockname() if ours else connection.getpeername())[:2])
 
 
 def end_now(connection: socket.socket) -> None:
@@ -68,6 +70,24 @@ def received(descriptor: int) -> int:
             return int(_BYTES_RECEIVED.unpack(info)[0])
     except OSError:
         return 0  # it has ended meanwhile
+
+
+def silence(descriptor: int) -> tuple[float, int]:
+    """Return for how many seconds the other host has confirmed nothing, and how often it was asked to since then.
+
+    A host confirms what comes whether its processes read it or not. Zeros where the system does not tell.
+    """
+    if sys.platform != "linux":
+        return 0.0, 0
+    try:
+        with borrowed(descriptor) as connection:
+            if connection.family == socket.AF_UNIX:
+                return 0.0, 0
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _REPEATS.size)
+            sent_again, asked_for_room, silent_ms = _REPEATS.unpack(info)
+            return silent_ms / 1000, max(sent_again, asked_for_room)
+    except OSError:
+        return 0.0, 0  # it has ended meanwhile
 
 
 def waiting(descriptor: int) -> int:

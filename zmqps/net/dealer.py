@@ -1,37 +1,193 @@
-"""The sockets of connections that this node opens: one DEALER for each."""
+"""The connections that this node opens: one DEALER for each, and what becomes of it.
+
+A connection comes back by itself when it breaks. That it is broken TCP finds out late, and that the network has
+healed even later: after a cut of a minute it tries again once in a minute. So a connection over which nothing is
+confirmed any more is ended here after `SILENCE_S`, and a new one is asked for every second, which is there as soon as
+the network is. What decides is what the other *host* confirms: a slow connection or a busy process is none that is
+broken.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from typing import Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
+from zmqps.core.protocol.events import Connected, Disconnected, Peer
+from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.errors import ConfigurationError
-from zmqps.net.sockets import limit_frames
+from zmqps.net.connections import Address, Credentials, address_of, borrowed, end_now, silence
+from zmqps.net.sockets import keep_alive, limit_frames
+from zmqps.net.transport import Noticed
 
 #: Random bytes of a routing id.
 ROUTING_NBYTES = 16
+#: Between two attempts to connect, in milliseconds: at first, and at most.
+RECONNECT_MS, MAX_RECONNECT_MS = 50, 200
+#: An attempt is given up after so long: TCP asks twice in this time, then ever more rarely.
+CONNECT_MS = 2000
+#: A connection is ended when the other host has confirmed nothing for so long, however often it was sent.
+SILENCE_S = 3.0
+MIN_REPEATS = 4
+#: Between two looks at the connections.
+LOOK_S = 0.5
+
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_OPEN, _UP, _GONE = int(zmq.EVENT_CONNECTED), int(zmq.EVENT_HANDSHAKE_SUCCEEDED), int(zmq.EVENT_DISCONNECTED)
 
 
-def new_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
-    """Return a socket whose connection is made in the background, and comes back by itself when it breaks.
+class Dealer:
+    """One connection.
+
+    Parameters
+    ----------
+    context
+        Of the socket.
+    peer
+        What the connection is called.
+    endpoint
+        Where to.
 
     Raises
     ------
     ConfigurationError
         The endpoint is invalid.
     """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], peer: Peer, endpoint: str) -> None:
+        self.peer = peer
+        self.socket = new_dealer(context)
+        address = f"inproc://zmqps-dealer-{id(self)}"
+        self.socket.monitor(address, _OPEN | _UP | _GONE)
+        self.monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        self.monitor.setsockopt(zmq.LINGER, 0)
+        self.monitor.connect(address)
+        self._up = False
+        self._descriptor = -1
+        self._address: Credentials | Address | None = None  # by which the connection of the descriptor is recognised
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close(0)
+            raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
+
+    def settle(self, noticed: Noticed) -> None:
+        """Take what the monitor tells."""
+        while not self.monitor.closed and int(self.monitor.getsockopt(_EVENTS)) & _POLLIN:
+            event: Any = recv_monitor_message(self.monitor)
+            kind = int(event["event"])
+            if kind == _OPEN:
+                self._open(int(event["value"]))
+            elif kind == _UP:
+                self._up = True
+                self.socket.getsockopt(_EVENTS)  # ZeroMQ may not have looked yet: nothing could be sent
+                noticed(Connected(self.peer))
+            elif kind == _GONE:
+                self._descriptor = -1
+                if self._up:
+                    self._up = False
+                    noticed(Disconnected(self.peer))
+
+    def _open(self, descriptor: int) -> None:
+        try:
+            with borrowed(descriptor) as connection:
+                self._descriptor, self._address = descriptor, address_of(connection, ours=True)
+        except OSError:
+            self._descriptor = -1  # it has ended meanwhile
+
+    def look(self) -> None:
+        """End the connection if the other host does not confirm anything any more."""
+        if self._descriptor < 0:
+            return
+        silent_s, repeats = silence(self._descriptor)
+        if silent_s < SILENCE_S or repeats < MIN_REPEATS:
+            return
+        try:
+            with borrowed(self._descriptor) as found, found.dup() as connection:  # the same one until the end
+                if address_of(connection, ours=True) == self._address:
+                    end_now(connection)
+        except OSError:
+            self._descriptor = -1
+
+    def close(self, linger: float) -> None:
+        """Close it, and its monitor."""
+        self.socket.disable_monitor()
+        self.socket.close(int(linger * 1000))
+        self.monitor.close(0)
+
+
+def new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    """Return a socket that is not connected yet."""
     dealer = context.socket(zmq.DEALER)
     # nobody can know it, and so take this connection over; nor are two the same, which would starve each other
     dealer.setsockopt(zmq.IDENTITY, b"z" + secrets.token_bytes(ROUTING_NBYTES))
     dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
     dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message tells who has come back
-    dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
+    dealer.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+    dealer.setsockopt(zmq.SNDHWM, 2 * PUSH_WINDOW)  # or what a worker may have in flight is dropped on a slow link
+    keep_alive(dealer, idle_s=1, interval_s=1, times=3)
     limit_frames(dealer)
-    try:
-        dealer.connect(endpoint)
-    except zmq.ZMQError as error:
-        dealer.close(0)
-        raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
     return dealer
+
+
+class Dealers:
+    """The connections of one transport."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.sockets: dict[Peer, zmq.Socket[bytes]] = {}
+        self._context = context
+        self._dealers: list[Dealer] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._noticed: Noticed = lambda event: None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop, noticed: Noticed) -> None:
+        """Begin to tell what becomes of connections."""
+        self._loop, self._noticed = loop, noticed
+        for dealer in self._dealers:
+            self._watch(dealer)
+
+    def open(self, peer: Peer, endpoint: str) -> zmq.Socket[bytes]:
+        """Open a connection in the background.
+
+        Raises
+        ------
+        ConfigurationError
+            The endpoint is invalid.
+        """
+        dealer = Dealer(self._context, peer, endpoint)
+        self._dealers.append(dealer)
+        self.sockets[peer] = dealer.socket
+        if self._loop is not None:
+            self._watch(dealer)
+        return dealer.socket
+
+    def _watch(self, dealer: Dealer) -> None:
+        assert self._loop is not None
+        self._loop.add_reader(dealer.monitor.FD, dealer.settle, self._noticed)
+        self._loop.call_soon(dealer.settle, self._noticed)  # what was told before is not announced
+        if self._timer is None:
+            self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        assert self._loop is not None
+        self._timer = self._loop.call_later(LOOK_S, self._look)
+        for dealer in self._dealers:
+            dealer.settle(self._noticed)
+            dealer.look()
+
+    def close(self, linger: float) -> None:
+        """Close all of them; queued messages get ``linger`` seconds."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for dealer in self._dealers:
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(dealer.monitor.FD)
+            dealer.close(linger)
+        self._dealers.clear()
+        self.sockets.clear()

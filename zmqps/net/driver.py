@@ -19,7 +19,6 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
     Connect,
-    Disconnected,
     Exit,
     Landed,
     Log,
@@ -103,7 +102,7 @@ class Driver:
         loop = asyncio.get_running_loop()
         self._exit, self._time = loop.create_future(), loop.time
         try:
-            self.transport.start(self._deliver, self._arm, lambda peer: self.submit(Disconnected(peer)))
+            self.transport.start(self._deliver, self._arm, self.submit)
             self._do(self.machine.start)  # type: ignore[attr-defined]
             self._arm()
             return await self._exit

@@ -15,6 +15,14 @@ def limit_frames(socket: zmq.Socket[bytes], arrays: bool = True) -> None:
     socket.setsockopt(zmq.LINGER, 0)
 
 
+def keep_alive(socket: zmq.Socket[bytes], *, idle_s: int, interval_s: int, times: int) -> None:
+    """Let the kernel ask the other host over a quiet connection; without an answer to so many questions it ends."""
+    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, idle_s)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, interval_s)
+    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, times)
+
+
 def bind_socket(socket: zmq.Socket[bytes], endpoint: str) -> str:
     """Bind and return the endpoint, in which a port is not 0 any more."""
     try:

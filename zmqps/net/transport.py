@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from zmqps.core.protocol.events import Peer, Reader
+from zmqps.core.protocol.events import Connected, Disconnected, Peer, Reader
 
 #: Peers that connected here are named by this and their routing id, so that nobody can choose an
 #: identity that is the name of a connection we opened.
@@ -15,6 +15,9 @@ INBOUND = b"@"
 #: long as somebody refers to them.
 Deliver = Callable[[Peer, Sequence[Any]], None]
 
+#: Is told of connections: of those that we open, and of the end of those over which a peer was welcomed.
+Noticed = Callable[[Connected | Disconnected], None]
+
 
 class Transport(Protocol):
     """Carries frames; all calls come from the thread of the loop it was started in.
@@ -22,8 +25,8 @@ class Transport(Protocol):
     Messages between two peers arrive whole and in order, or not at all.
     """
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
-        """Begin to deliver; ``delivered`` is called after each batch, ``disconnected`` when a known peer goes."""
+    def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
+        """Begin to deliver; ``delivered`` is called after each batch, ``noticed`` when a connection comes or goes."""
 
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""

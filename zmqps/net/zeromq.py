@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from zmqps.core.protocol.events import Peer, Reader
+from zmqps.core.protocol.events import Disconnected, Peer, Reader
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.wire import (
     MAX_FRAME_NBYTES,
@@ -19,11 +19,11 @@ from zmqps.core.protocol.wire import (
     MAX_STRANGE_HEADER_NBYTES,
 )
 from zmqps.errors import AddressInUseError
-from zmqps.net.dealer import new_dealer
+from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.memory import keep_freed_memory
-from zmqps.net.sockets import bind_socket, descriptor_of, limit_frames
-from zmqps.net.transport import INBOUND, Deliver
+from zmqps.net.sockets import bind_socket, descriptor_of, keep_alive, limit_frames
+from zmqps.net.transport import INBOUND, Deliver, Noticed
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
@@ -35,6 +35,8 @@ PORTION = 2048
 MARK_NBYTES = 1 << 20
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
 STUCK_S = 10.0
+#: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
+DEAD_S = 60.0
 
 # plain integers: to combine the members of an enumeration costs more than the call that they are for
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -146,7 +148,7 @@ class ZmqTransport:
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
         self._router: zmq.Socket[bytes] | None = None
-        self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
+        self._dealers = Dealers(self._context)
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
         self._side_door, self._side_door_shut = "", False  # where those come in who are on this host
@@ -159,15 +161,16 @@ class ZmqTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver | None = None
         self._delivered: Callable[[], None] | None = None
-        self._disconnected: Callable[[Peer], None] | None = None
+        self._noticed: Noticed | None = None
         self._scheduled = False
         self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
         self._unsure = False  # something was done to another meanwhile that may have swallowed an edge
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+    def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
         """Begin to deliver in the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._deliver, self._delivered, self._disconnected = deliver, delivered, disconnected
+        self._deliver, self._delivered, self._noticed = deliver, delivered, noticed
+        self._dealers.start(self._loop, noticed)
         for _, socket in self._sockets:
             self._watch(socket)
 
@@ -205,6 +208,8 @@ class ZmqTransport:
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
         router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
+        keep_alive(router, idle_s=10, interval_s=10, times=5)
+        router.setsockopt(zmq.TCP_MAXRT, int(1000 * DEAD_S))
         limit_frames(router, self._arrays)
         zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
@@ -227,9 +232,7 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is invalid.
         """
-        dealer = new_dealer(self._context, endpoint)
-        self._dealers[peer] = dealer
-        self._add(peer, dealer)
+        self._add(peer, self._dealers.open(peer, endpoint))
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))
@@ -244,7 +247,7 @@ class ZmqTransport:
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
         """Queue a message; large frames are not copied and stay in use until their reader is done."""
-        socket, backlog = self._dealers.get(peer), None
+        socket, backlog = self._dealers.sockets.get(peer), None
         if socket is None and peer.startswith(INBOUND) and self._router is not None:
             socket, frames = self._router, [peer[len(INBOUND) :], *frames]
             backlog = self._backlogs.get(peer) or self._backlogs[b""]
@@ -431,8 +434,8 @@ class ZmqTransport:
         if peer not in self._known or self._door is None or self._door.is_here(peer):
             return  # it has come back already
         self._forget(peer)
-        assert self._disconnected is not None
-        self._disconnected(peer)
+        assert self._noticed is not None
+        self._noticed(Disconnected(peer))
 
     def _refuse(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         """Throw a message of too many frames away, and whoever sent it."""
@@ -473,11 +476,12 @@ class ZmqTransport:
         """Close the sockets and end the context; queued messages get ``linger`` seconds."""
         if self._door is not None:
             self._door.close()
-        for _, socket in self._sockets:
+        for peer, socket in self._sockets:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(socket.FD)
-            socket.close(int(linger * 1000))
+            if not peer:
+                socket.close(int(linger * 1000))
+        self._dealers.close(linger)
         self._sockets.clear()
-        self._dealers.clear()
         self._router = None
         self._context.term()

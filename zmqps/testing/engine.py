@@ -17,6 +17,7 @@ from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
     Connect,
+    Connected,
     Disconnected,
     Exit,
     Log,
@@ -86,7 +87,7 @@ class Engine:
     def __init__(self, rng: Random, network: Network, message_s: float) -> None:
         self.rng = rng
         self.network = network
-        network.ended = self._disconnected
+        network.ended, network.at = self._disconnected, self.at
         self.now = 0.0
         self.nodes: dict[str, Node] = {}
         self.counters: Counter[str] = Counter()
@@ -153,7 +154,9 @@ class Engine:
         if node.name in self.nodes:
             node.connections.update(self.network.revive(node.name, self.now))
         self.nodes[node.name] = node
-        node.connections.update(self._early.pop(node.name, {}))
+        node.connections.update(early := self._early.pop(node.name, {}))
+        for connection in early.values():
+            self.at(connection.up_at, partial(self._back, connection, connection.life))
         self.note(node.name, "starts")
         self._do(node, lambda: node.machine.start(self.now))
         if node.program is not None:
@@ -234,7 +237,11 @@ class Engine:
                 link = self.network.connect(node.name, acceptor, names, acceptor == "coordinator", self.now)
                 node.connections[peer] = link
                 there = self.nodes.get(acceptor)
-                (there.connections if there and there.alive else self._early.setdefault(acceptor, {}))[names[1]] = link
+                if there and there.alive:
+                    there.connections[names[1]] = link
+                    self.at(link.up_at, partial(self._back, link, link.life))
+                else:
+                    self._early.setdefault(acceptor, {})[names[1]] = link
             case Run(tag, work):
                 seconds = self.run_s()
                 self.at(self.now + seconds, lambda: self.event(node, Returned(tag, _outcome(work))))
@@ -281,12 +288,22 @@ class Engine:
             self._work(node)
 
     def _disconnected(self, connection: Connection) -> None:
-        """Let the one who accepted a connection notice its end, after what has come over it."""
-        node = self.nodes.get(connection.ends[1])
-        if node is not None and node.alive and connection.names[1] in node.connections:
-            node.inbox.append((connection, 1, None))
-            if len(node.inbox) == 1:
-                self.at(self.now, partial(self._work, node))
+        """Let both ends of a connection notice its end, after what has come over it; and one that it is back."""
+        for end, name in enumerate(connection.ends):
+            node = self.nodes.get(name)
+            if node is not None and node.alive and connection.names[end] in node.connections:
+                node.inbox.append((connection, end, None))
+                if len(node.inbox) == 1:
+                    self.at(self.now, partial(self._work, node))
+        if connection.up_at < float("inf"):
+            self.at(connection.up_at, partial(self._back, connection, connection.life))
+
+    def _back(self, connection: Connection, life: int) -> None:
+        """Let the one that opens a connection notice that it is there, if the other one is."""
+        opener, acceptor = (self.nodes.get(name) for name in connection.ends)
+        if opener is not None and acceptor is not None and acceptor.alive and connection.life == life:
+            self.note(opener.name, f"is connected to {acceptor.name}")
+            self.event(opener, Connected(connection.names[0]))
 
     def _work(self, node: Node) -> None:
         """Take the messages that wait, as fast as a node can."""
@@ -305,7 +322,7 @@ class Engine:
         peer = connection.names[receiver]
         connection.missed = packet is None if receiver == 1 else connection.missed
         if packet is None:
-            self.note(node.name, f"{peer[1:5].hex()} is disconnected")
+            self.note(node.name, f"{peer.decode() if receiver == 0 else peer[1:5].hex()} is disconnected")
             return self.event(node, Disconnected(peer))
         message = decode(packet.copies)
         self.note(node.name, (peer, message))

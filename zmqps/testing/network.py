@@ -1,21 +1,23 @@
 """A simulated network: delays, bandwidth, and the faults a test asks for.
 
-By default a connection is what ZeroMQ over TCP is: messages arrive whole and in order, or not at
-all. A *loss* therefore breaks the connection: everything on its way is gone, and what is sent
-before the connection is back is dropped. Duplication and reordering do what TCP never does; the
-data plane has to bear them anyway, because a request is sent again when its answer is late.
+A connection is what ZeroMQ over TCP is: while it lives all messages arrive, whole and in order, however long it
+takes. A *loss* therefore breaks the connection: everything on its way is gone, what is sent before the connection is
+back is dropped, and both ends are told. A *drop* loses one message although the connection lives: the receiver had no
+memory for it. Duplication and reordering do what TCP never does; the data plane has to bear them anyway, because a
+request is sent again over a new connection when its answer was on its way over the old one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 from zmqps.core.protocol.events import Peer, Reader
 
-#: How long a broken connection takes to come back: ZeroMQ tries again after 50 ms to 2 s.
+#: How long a broken connection takes to come back once it can.
 RECONNECT_S = (0.05, 2.0)
 #: What ZeroMQ, TCP and IP add to a message.
 OVERHEAD_NBYTES = 90
@@ -31,6 +33,8 @@ class Faults:
         Mean of the seconds that each message takes longer, exponentially distributed.
     loss
         Probability that a message breaks its connection.
+    drop
+        Probability that a message between workers and servers is lost although its connection lives.
     duplication, reordering
         Probability that a message arrives twice, or after messages sent later. Only between workers
         and servers: what goes to and from the coordinator relies on the order of a connection.
@@ -53,6 +57,7 @@ class Faults:
 
     delay: float = 0.0
     loss: float = 0.0
+    drop: float = 0.0
     duplication: float = 0.0
     reordering: float = 0.0
     partition: float = 0.0
@@ -141,8 +146,10 @@ class Network:
         self.faults = faults
         self.quiet = False  # no faults any more
         self.lost = 0
-        #: Called when a connection has ended, for the one who accepted it to notice.
+        #: Called when a connection has ended, for both ends to notice; it is back at its ``up_at``.
         self.ended: Callable[[Connection], None] = lambda connection: None
+        #: Does something at a simulated time.
+        self.at: Callable[[float, Callable[[], object]], None] = lambda time, do: None
         self._rng = rng
         self._latency = latency
         self._bandwidth = bandwidth
@@ -159,6 +166,7 @@ class Network:
         for inside, until, loses in self._cut:
             if now < until and (opener in inside) != (acceptor in inside):
                 connection.blocked_until, connection.blocked_loses = until, loses
+                connection.up_at = until + self._rng.uniform(*RECONNECT_S)
         return connection
 
     def arrivals(self, connection: Connection, receiver: int, nbytes: int, now: float) -> list[float]:
@@ -169,8 +177,12 @@ class Network:
         if self.happens(self.faults.loss):
             self.reset(connection, now)
             return self._none()
-        leaves = max(now, self._sent_by.get(sender, 0.0)) + nbytes / self._bandwidth
-        self._sent_by[sender] = leaves
+        if connection.control:  # which is little, and has its share of a link beside other connections
+            leaves = now + nbytes / self._bandwidth
+        else:
+            leaves = self._sent_by[sender] = max(now, self._sent_by.get(sender, 0.0)) + nbytes / self._bandwidth
+            if self.happens(self.faults.drop):
+                return self._none()
         arrival = max(leaves, connection.blocked_until) + self._latency + self._extra()
         if connection.control or not self.happens(self.faults.reordering):
             arrival = connection.last_arrival[receiver] = max(arrival, connection.last_arrival[receiver])
@@ -183,17 +195,24 @@ class Network:
     def reset(self, connection: Connection, now: float) -> None:
         """Break a connection; it comes back after a while."""
         connection.life += 1
-        connection.up_at = now + self._rng.uniform(*RECONNECT_S)
+        connection.up_at = max(now, connection.blocked_until) + self._rng.uniform(*RECONNECT_S)
         connection.last_arrival[:] = [0.0, 0.0]
         self.ended(connection)
 
     def partition(self, inside: Collection[str], seconds: float, now: float) -> None:
-        """Cut nodes off from all others: what is sent meanwhile arrives later or, where connections break, never."""
+        """Cut nodes off from all others: what is sent meanwhile arrives later, or is lost as connections break."""
         until, loses = now + seconds, self._rng.random() < 0.5
         self._cut = [cut for cut in self._cut if now < cut[1]] + [(frozenset(inside), until, loses)]
         for connection in dict.fromkeys(c for name in inside for c in self._of.get(name, ())):
             if (connection.ends[0] in inside) != (connection.ends[1] in inside):
                 connection.blocked_until, connection.blocked_loses = max(connection.blocked_until, until), loses
+                if loses:
+                    self.at(until, partial(self._break, connection, connection.life, until))
+
+    def _break(self, connection: Connection, life: int, now: float) -> None:
+        """What was sent while a connection was cut is lost: so it has broken."""
+        if connection.life == life and connection.up_at < float("inf"):
+            self.reset(connection, now)
 
     def forget(self, name: str, now: float, *, killed: bool) -> None:
         """A node is gone. If it was killed, each of its connections lost the last of what it had sent or none of it."""

@@ -16,6 +16,7 @@ from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.training import Training
 
 LOSS = Faults(delay=0.004, loss=0.004)
+LOSSES = Faults(delay=0.004, loss=0.03)
 BREAKS = Faults(delay=0.004, loss=0.03, crash=0.3)
 TWISTED = Faults(delay=0.01, duplication=0.15, reordering=0.15)
 CRASHES = Faults(delay=0.002, crash=0.4)
@@ -25,12 +26,17 @@ RESTARTS = Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0
 EVERYTHING = Faults(
     delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1, stop=0.1
 )
+DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
-    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY,
+    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY, "drops": DROPS,
 }  # fmt: skip
+#: Bytes a second that a node sends.
+BANDWIDTH = 1.25e9
+#: The same where a slice takes longer than the longest silence before a server is asked what it has.
+SLOW_BANDWIDTH = 1e3
 #: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
 CALM_S = 8.0
 #: The same where it takes as long as a timeout until what matters goes wrong.
@@ -57,6 +63,8 @@ class Scenario:
         Whether it dies once, and another one is started at its address.
     calm_s
         After so many seconds nothing goes wrong any more.
+    bandwidth
+        Bytes a second that a node sends; where it is little, nothing may be sent twice.
     """
 
     faults: Faults
@@ -67,12 +75,14 @@ class Scenario:
     orphaned: bool = False
     succeeded: bool = False
     calm_s: float = CALM_S
+    bandwidth: float = BANDWIDTH
 
     def simulation(self, seed: int) -> Simulation:
         """Return the run of a seed."""
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
-            attacked=self.attacked, orphaned=self.orphaned, succeeded=self.succeeded,
+            attacked=self.attacked, orphaned=self.orphaned, succeeded=self.succeeded, bandwidth=self.bandwidth,
+            thrifty=self.bandwidth < BANDWIDTH,
         )  # fmt: skip
 
 
@@ -130,6 +140,22 @@ def _scenarios() -> Mapping[str, Scenario]:
     }
     for mode, training in slow.items():
         found[f"{mode}-departures"] = Scenario(faults=DEPARTURES, training=training, calm_s=LATE_CALM_S)
+    # nobody gives up and tries again what was lost: it has to come by itself
+    patient = {
+        "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, compute_s=0.2, timeout=200.0),
+        "sync": _synchronous(timeout=200.0),
+    }
+    for mode, training in patient.items():
+        found[f"{mode}-drops"] = Scenario(faults=DROPS, training=training)
+        found[f"{mode}-breaks"] = Scenario(faults=LOSSES, training=training)
+    large = {"size": 1024, "slice_nbytes": 8 << 10, "timeout": 2000.0}
+    starved = {
+        "async": lambda: AsyncTraining(steps=3, parameters=2, **large),  # type: ignore[arg-type]
+        "ssp": lambda: BoundedTraining(1, steps=3, parameters=2, **large),  # type: ignore[arg-type]
+        "sync": _synchronous(steps=3, parameters=2, **large),
+    }
+    for mode, training in starved.items():
+        found[f"{mode}-slow"] = Scenario(faults=Faults(), training=training, workers=2, bandwidth=SLOW_BANDWIDTH)
     lasting = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=8, compute_s=4.0),

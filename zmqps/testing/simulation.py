@@ -30,6 +30,7 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.successors import Successors
+from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
 
 #: No partition and no stop takes longer.
@@ -99,6 +100,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    thrifty
+        Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
 
     Examples
     --------
@@ -125,6 +128,7 @@ class Simulation(SimulatedCluster):
         attacked: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        thrifty: bool = False,
     ) -> None:
         self.seed = seed
         self.faults = faults
@@ -150,6 +154,7 @@ class Simulation(SimulatedCluster):
             self._departures = Departures(self, faults.departure, calm_s)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
+        self._thrift = Thrift(self) if thrifty else None
         self._attackers = Attackers(self, seed, self.training.name) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -186,6 +191,8 @@ class Simulation(SimulatedCluster):
                 self._departures.check_end()
             if self._successors is not None:
                 self._successors.check_end()
+            if self._thrift is not None:
+                self._thrift.check_end()
             if self._attackers is not None:
                 self._attackers.check_end(nobody_lost=not self.faults.may_lose)
         except Exception as error:
@@ -348,7 +355,9 @@ class Simulation(SimulatedCluster):
             self._successors.resolved(node, operation, value)
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
-        if isinstance(value, DeadlineError) and operation.started_at > self._calm_s + SETTLED_S and self._is_whole:
+        began, settled_at = operation.started_at, self._calm_s + SETTLED_S
+        long = began > settled_at or (self.now > settled_at and self.now - began > LONGEST_S + SETTLED_S)
+        if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
 
     # --- faults that come by themselves --------------------------------------------------------

@@ -16,8 +16,9 @@ from zmqps.core.protocol.events import Action, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome
 from zmqps.core.worker import transfer as transfers
-from zmqps.core.worker.link import RETRY_S, SLOWEST_RETRY_S, WINDOW_NBYTES, Link
+from zmqps.core.worker.link import WINDOW_NBYTES, Link
 from zmqps.core.worker.plan import plan
+from zmqps.core.worker.probe import MAX_OUT, PROBE_S, SLOWEST_PROBE_S
 from zmqps.core.worker.transfer import Source, Target, Transfer
 from zmqps.errors import PeerLostError, ProtocolError
 from zmqps.optim import sgd
@@ -61,6 +62,33 @@ class Connection:
         transfer = self.link.on_answer(message, self.now)
         self.link.validate()
         return transfer
+
+    def break_(self) -> list[Action]:
+        """Let the connection break and come back; return what is sent before the next Welcome."""
+        self.link.on_disconnected()
+        self.link.validate()
+        actions = self.link.on_connected(self.now)
+        self.link.validate()
+        return actions
+
+    def welcome(self) -> list[Action]:
+        actions = self.link.on_welcome(WELCOME, self.now)
+        self.link.validate()
+        return actions
+
+    def probe(self) -> Pull:
+        """Wait until the server is asked what it has."""
+        assert self.link.probe.due is not None
+        (question,) = sent(self.wait(self.link.probe.due), Pull)
+        assert not question.parts
+        return question
+
+    def has(self, question: Pull) -> list[Action]:
+        """The server answers a question; return what is sent thereupon."""
+        assert self.answer(Values(question.request, "raw", (), (), ())) is None
+        actions = self.link.pump(self.now)
+        self.link.validate()
+        return actions
 
     def wait(self, until: float) -> list[Action]:
         actions: list[Action] = []
@@ -116,51 +144,151 @@ def test_one_message_larger_than_the_window_goes_alone() -> None:
     assert actions == []
 
 
-def test_what_is_not_answered_is_sent_again_ever_more_slowly() -> None:
+def test_a_silent_server_is_asked_ever_more_rarely_and_nothing_is_sent_twice() -> None:
     connection = Connection()
-    _, actions = connection.transfer("push", atomic=True)
-    (first,) = sent(actions, Push)
+    connection.transfer("push", atomic=True)
     times = []
     while len(times) < 7:
-        due = connection.link.next_deadline()
-        assert due is not None
-        (again,) = sent(connection.wait(due), Push)
-        assert (again.request, again.seq) == (first.request, first.seq)
-        times.append(due)
-    gaps = np.diff([0.0, *times])
-    assert gaps.tolist() == [min(RETRY_S * 2**i, SLOWEST_RETRY_S) for i in range(7)]
+        connection.probe()
+        times.append(connection.now)
+    assert np.diff([0.0, *times]).tolist() == [min(PROBE_S * 2**i, SLOWEST_PROBE_S) for i in range(7)]
+    assert connection.link.counts["retries"] == 0
 
 
-def test_after_an_answer_a_loss_is_noticed_as_soon_as_the_first_one_was() -> None:
+def test_after_an_answer_a_silence_is_noticed_as_soon_as_the_first_one_was() -> None:
     connection = Connection()
     _, actions = connection.transfer("push")
     first = sent(actions, Push)[0]
-    connection.wait(RETRY_S + 1.0)
+    connection.wait(PROBE_S + 1.0)
     connection.answer(Ack(first.request, [1], [0]))
     times = [connection.now]
     while len(times) < 4:
-        due = connection.link.next_deadline()
-        assert due is not None
-        assert len(sent(connection.wait(due), Push)) == 2
-        times.append(due)
-    assert np.diff(times).tolist() == [RETRY_S, 2 * RETRY_S, 4 * RETRY_S]
+        connection.probe()
+        times.append(connection.now)
+    assert np.diff(times).tolist() == [PROBE_S, 2 * PROBE_S, 4 * PROBE_S]
+
+
+def test_answers_that_come_slowly_are_waited_for() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push")
+    asked: list[Pull] = []
+    for push in sent(actions, Push):
+        asked += sent(connection.wait(connection.now + 10 * PROBE_S), Pull)
+        connection.answer(Ack(push.request, [1], [0]))
+    assert len(asked) > 3
+    for question in asked:
+        assert connection.has(question) == [], "a slow connection has delivered everything"
+    assert connection.link.counts["retries"] == 0
+    assert connection.link.next_deadline() is None
+
+
+@pytest.mark.parametrize("kind", ["pull", "push", "load"])
+def test_what_a_server_has_not_had_is_sent_again(kind: str) -> None:
+    connection = Connection()
+    _, actions = connection.transfer(kind)
+    again = connection.has(connection.probe())
+    assert [type(message) for message in messages(again)] == [type(message) for message in messages(actions)]
+    assert [m.request for m in messages(again)] == [m.request for m in messages(actions)]
+    assert connection.link.counts["retries"] == len(actions)
+
+
+def test_values_that_a_push_asks_for_may_leave_after_the_answer_to_a_later_question() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push_pull")
+    assert connection.has(connection.probe()) == []
+    assert len(connection.has(connection.probe())) == len(actions)
+
+
+def test_what_was_sent_after_a_question_is_not_in_its_answer() -> None:
+    connection = Connection()
+    _, actions = connection.transfer("push", 0)
+    question = connection.probe()
+    connection.transfer("push", 1)
+    assert [m.request for m in messages(connection.has(question))] == [m.request for m in messages(actions)]
+
+
+def test_a_question_is_answered_once() -> None:
+    connection = Connection()
+    connection.transfer("pull")
+    question = connection.probe()
+    assert connection.has(question)
+    assert connection.has(question) == []
+
+
+def test_a_server_that_answers_nothing_but_questions_is_asked_ever_more_rarely_too() -> None:
+    connection = Connection()
+    connection.transfer("pull")
+    times = []
+    while len(times) < 4:
+        assert connection.has(connection.probe())
+        times.append(connection.now)
+    assert np.diff([0.0, *times]).tolist() == [PROBE_S * 2**i for i in range(4)]
+
+
+def test_of_questions_without_answers_the_oldest_are_forgotten() -> None:
+    connection = Connection()
+    connection.transfer("push")
+    first = connection.probe()
+    for _ in range(MAX_OUT):
+        last = connection.probe()
+    assert connection.has(first) == []
+    assert connection.has(last)
 
 
 @pytest.mark.parametrize("kind", ["pull", "push", "push_pull", "load"])
-def test_the_first_message_on_an_idle_connection_is_retried_too(kind: str) -> None:
+def test_over_a_new_connection_all_that_is_in_flight_is_sent_again_once_the_server_has_welcomed_us(kind: str) -> None:
     connection = Connection()
     _, actions = connection.transfer(kind)
-    assert len(connection.wait(RETRY_S)) == len(actions)
+    assert [type(message) for message in sent(connection.break_(), Hello)] == [Hello]
+    assert connection.transfer(kind)[1] == [], "nothing leaves before"
+    requests = [m.request for m in messages(connection.welcome())]
+    assert requests[: len(actions)] == [m.request for m in messages(actions)]
+    assert len(requests) == 2 * len(actions)
+    assert connection.link.counts["retries"] == len(actions)
+    assert connection.welcome() == [], "a second Welcome, to a Hello that was said again, changes nothing"
 
 
-def test_an_answer_starts_the_wait_anew() -> None:
+def test_over_a_broken_connection_no_question_is_asked_and_hellos_are_repeated_over_the_new_one() -> None:
+    connection = Connection()
+    connection.transfer("push")
+    connection.link.on_disconnected()
+    assert connection.wait(100.0) == []
+    connection.break_()
+    assert 10 < len(sent(connection.wait(110.0), Hello)) < 20
+    assert connection.welcome()
+    connection.probe()
+
+
+def test_an_answer_that_came_over_the_old_connection_counts() -> None:
     connection = Connection()
     _, actions = connection.transfer("push")
-    first = sent(actions, Push)[0]
-    connection.wait(2.0)
+    first, *others = sent(actions, Push)
+    connection.link.on_disconnected()
     connection.answer(Ack(first.request, [1], [0]))
-    assert connection.wait(4.9) == []
-    assert len(sent(connection.wait(5.0), Push)) == 2
+    assert connection.link.next_deadline() is None
+    connection.break_()
+    assert [m.request for m in messages(connection.welcome())] == [m.request for m in others]
+
+
+def test_a_first_connection_says_hello_at_once() -> None:
+    connection = Connection(welcome=False)
+    connection.wait(10.0)
+    assert len(sent(connection.link.on_connected(10.0), Hello)) == 1
+    assert connection.link.next_deadline() == 10.0 + FIRST_RETRY_S
+
+
+def test_a_lost_server_is_not_greeted_again() -> None:
+    connection = Connection()
+    connection.link.fail(PeerLostError(role="server", name="server 0", silent_s=1.0, advice=""))
+    assert connection.break_() == []
+
+
+def test_while_the_connection_is_broken_this_is_what_a_transfer_waits_for() -> None:
+    connection = Connection()
+    push, _ = connection.transfer("push")
+    assert connection.link.waiting_for(push, 1.0).startswith("3 answers from server 0")
+    connection.link.on_disconnected()
+    assert "connection to server 0" in connection.link.waiting_for(push, 1.0)
 
 
 def test_what_was_given_up_is_never_sent_again_and_makes_room() -> None:
@@ -169,16 +297,25 @@ def test_what_was_given_up_is_never_sent_again_and_makes_room() -> None:
     given_up.done = True
     _, actions = connection.transfer("pull")
     assert actions == [], "what was sent is still on its way"
-    later = connection.wait(RETRY_S)
+    later = connection.has(connection.probe())
     assert sent(later, Push) == []
     assert len(sent(later, Pull)) == WINDOW_NBYTES >> 20
+
+
+def test_what_was_given_up_is_not_sent_over_a_new_connection() -> None:
+    connection = Connection()
+    given_up, _ = connection.transfer("push")
+    given_up.done = True
+    connection.break_()
+    assert connection.welcome() == []
+    assert not connection.link.in_flight
 
 
 def test_with_nothing_left_to_wait_for_nothing_is_due() -> None:
     connection = Connection()
     transfer, _ = connection.transfer("push")
     transfer.done = True
-    connection.wait(RETRY_S)
+    assert connection.has(connection.probe()) == []
     assert connection.link.next_deadline() is None
 
 
@@ -316,9 +453,9 @@ def test_a_cargo_larger_than_a_message_in_place_has_one_of_its_own() -> None:
 # --- what overtakes what ------------------------------------------------------------------------
 
 
-def messages(actions: list[Action]) -> list[Push | Pull]:
-    """Return the pushes and pulls among what a link says."""
-    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Push | Pull)]
+def messages(actions: list[Action]) -> list[Push | Pull | Load]:
+    """Return the requests among what a link says."""
+    return [a.message for a in actions if isinstance(a, Send) and isinstance(a.message, Push | Pull | Load)]
 
 
 def values(request: int, version: int = 1) -> Values:

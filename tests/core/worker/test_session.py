@@ -10,7 +10,19 @@ import pytest
 
 from tests.core.machines import errors, exits_of, identity, job, logged, placement, resolved, sent, zeros
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Received, Stop, Undecodable, server_peer
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Connected,
+    Disconnected,
+    Log,
+    Received,
+    Send,
+    Stop,
+    Undecodable,
+    server_peer,
+)
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -34,6 +46,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Exchange, Finish, Init, Join, Operation
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
@@ -288,10 +301,47 @@ def test_what_was_given_up_is_never_sent_again_and_what_was_not_is() -> None:
     session.attach()
     session.ask(session.transfer("push"), timeout=2.0)
     session.ask(session.transfer("pull"), timeout=30.0)
-    again = session.wait(20.0, hear=True)
+    asked = session.wait(20.0, hear=True)
+    assert sent(asked, Push) == []
+    assert session.machine.statistics().retries == 0
+    again: list[Action] = []
+    for server in (S0, S1):  # has had all that was sent before
+        question = sent(asked, Pull, server)[-1]
+        assert not question.parts
+        again += session.get(Values(question.request, "raw", (), (), ()), server)
     assert sent(again, Push) == []
     assert len(sent(again, Pull)) >= 4
     assert session.machine.statistics().retries == len(sent(again, Pull))
+
+
+def test_after_a_connection_broke_what_it_may_have_lost_is_said_again() -> None:
+    session = Session()
+    session.attach()
+    actions = session.ask(session.transfer("push"), timeout=60.0)
+    session.handle(Disconnected(S0))
+    assert sent(session.wait(20.0, hear=True), Push) == []
+    assert sent(session.handle(Connected(S0)), Hello, S0)
+    again = sent(session.get(WELCOME, S0), Push, S0)
+    assert [push.seq for push in again] == [push.seq for push in sent(actions, Push, S0)]
+    assert session.handle(Connected(b"server-7")) == []
+    assert session.handle(Disconnected(b"server-7")) == []
+
+
+def test_over_a_new_connection_to_the_coordinator_a_sign_of_life_and_all_questions_are_sent_at_once() -> None:
+    session = Session()
+    session.attach()
+    enter = Enter(0.0, barrier="b")
+    session.ask(enter)
+    assert session.handle(Disconnected(COORDINATOR)) == []
+    actions = session.handle(Connected(COORDINATOR))
+    assert len(sent(actions, Heartbeat, COORDINATOR)) == 1
+    assert [message.barrier for message in sent(actions, EnterMessage, COORDINATOR)] == ["b"]
+
+
+def test_a_worker_that_has_not_joined_says_hello_as_soon_as_there_is_a_connection() -> None:
+    session = Session()
+    actions = session.handle(Connected(COORDINATOR))
+    assert [type(action.message) for action in actions if isinstance(action, Send)] == [Hello]
 
 
 def test_a_lost_server_fails_its_own_operations_only() -> None:

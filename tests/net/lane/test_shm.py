@@ -39,7 +39,7 @@ class Wire:
         self.sent: list[list[bytes]] = []
         self.readers: list[Any] = []
 
-    def start(self, deliver: Callable[..., None], delivered: Callable[[], None], disconnected: Any = None) -> None:
+    def start(self, deliver: Callable[..., None], delivered: Callable[[], None], noticed: Any = None) -> None:
         self.deliver = deliver
 
     def bind(self, endpoint: str) -> str:

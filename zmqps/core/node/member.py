@@ -72,6 +72,11 @@ class Handshake:
         """Open the connection and say hello."""
         return [Connect(self.peer, self.endpoint), *self.on_deadline(now)]
 
+    def again(self, now: float) -> list[Action]:
+        """Say hello over a connection that is there (again), as often as it takes."""
+        self._retry_s = FIRST_RETRY_S
+        return self.on_deadline(now)
+
     def on_welcome(self, welcome: Welcome) -> None:
         """The other side knows us."""
         self.welcome = welcome
@@ -169,6 +174,19 @@ class Member:
             self._goodbye_due = None
             self._set_due()
         return []
+
+    def on_connected(self, now: float) -> list[Action]:
+        """The connection is there, perhaps again: say what may have been lost with the one before it."""
+        actions: list[Action] = []
+        if self._goodbye_due is not None:
+            actions = self._say_goodbye(now)
+        elif self.welcome is None and not self.left:
+            actions = self.handshake.again(now)
+        elif self.welcome is not None and self._heartbeat_due is not None:
+            self._heartbeat_due = now + self.welcome.heartbeat_interval
+            actions = [Send(COORDINATOR, Heartbeat(dict(self._counters())))]
+        self._set_due()
+        return actions
 
     def leave(self, reason: str, now: float) -> list[Action]:
         """Say goodbye, also to a coordinator that has not answered yet: it may know us anyway."""

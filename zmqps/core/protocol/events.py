@@ -65,10 +65,24 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection of a peer that was welcomed has ended; the peer may come back, under the same name."""
+class Connected:
+    """A connection that this node opens is there, perhaps again: what was sent before may be lost."""
 
     peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """A connection has ended that this node opened, or over which a peer was welcomed; it may come back.
+
+    The peer has the same name then.
+    """
+
+    peer: Peer
+
+
+#: What a transport tells.
+NetworkEvent = Received | Undecodable | Connected | Disconnected
 
 
 @dataclass(frozen=True, slots=True)

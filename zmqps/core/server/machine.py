@@ -15,12 +15,13 @@ from zmqps.core.protocol.encoding import RAW, check_for_values, choose, named
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
+    Connected,
     Disconnected,
     Exit,
     Log,
+    NetworkEvent,
     Peer,
     Reader,
-    Received,
     Returned,
     Send,
     Stop,
@@ -136,7 +137,7 @@ class ServerMachine:
             "jobs": of_jobs,
         }
 
-    def handle(self, event: Received | Undecodable | Disconnected | Returned | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Returned | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
@@ -148,6 +149,8 @@ class ServerMachine:
             if client is not None:
                 self.tenants[client.epoch].parked.drop(client.hello.incarnation)
             return []
+        if isinstance(event, Connected):
+            return self.member.on_connected(now)
         if isinstance(event, Returned):
             return self._built(event.tag, event.value)
         message = event.message

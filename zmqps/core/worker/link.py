@@ -21,24 +21,22 @@ from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.probe import Probe
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: No answer of any kind for this long, and what is in flight is sent again; doubled each time.
-RETRY_S = 3.0
-SLOWEST_RETRY_S = 30.0
-
 
 class Link:
     """The connection to one server.
 
     Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any
-    order. A request is sent again when nothing was answered for a while; and at once where a later one
-    was answered before a push, which servers answer in order: so the push was lost with a connection that
-    broke. A pull that was answered without a push that had been asked for before it is asked again behind it.
+    order. All that is in flight is sent again when the connection broke and the server has welcomed us over the new
+    one. While it lives, only what the server turns out not to have: it is asked after a silence (`Probe`). And at once
+    where a later request was answered before a push, which servers answer in order: so the push was lost. A pull that
+    was answered without a push that had been asked for before it is asked again behind it.
 
     Parameters
     ----------
@@ -84,8 +82,8 @@ class Link:
         self._next_seq = 1
         self._num_sent = 0
         self._overtaken: list[Request] = []  # to be sent again, in this order
-        self._retry_s = RETRY_S
-        self.retry_due: float | None = None
+        self.probe = Probe()
+        self._broken = False  # the connection, since the last Welcome
 
     def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
@@ -101,7 +99,7 @@ class Link:
     def pump(self, now: float) -> list[Action]:
         """Send what the window has room for."""
         actions: list[Action] = []
-        if self.handshake.welcome is None or self.lost is not None:
+        if self.handshake.welcome is None or self._broken or self.lost is not None:
             return actions
         if self._overtaken:
             actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
@@ -123,8 +121,8 @@ class Link:
             request.number = next(self._numbers)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
-            if self.retry_due is None:
-                self._restart_retry(now)
+            if self.probe.due is None:
+                self.probe.rest(now, waiting=True)
             actions.append(self._send(request))
         return actions
 
@@ -183,11 +181,43 @@ class Link:
             self._left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
         return [self._left_out[slice_.index][start:stop] for start, stop in cargo.bounds]
 
+    def on_connected(self, now: float) -> list[Action]:
+        """The connection is there, perhaps again: say hello, for what was sent before may be lost."""
+        if self.lost is not None:
+            return []
+        self.on_disconnected()
+        return self.handshake.again(now)
+
+    def on_disconnected(self) -> None:
+        """The connection has ended: nothing leaves until the server has welcomed us over the next one."""
+        self._broken = self.handshake.welcome is not None
+        self._overtaken.clear()  # with all the others, then
+        self.probe.stop()
+
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
-        """The server knows us: start to send."""
+        """The server knows us: begin to send, or to send again what a broken connection may have lost."""
         self.handshake.on_welcome(welcome)
         self.heard_at = now
+        if self._broken:
+            self._broken = False
+            self._doubt(self._num_sent, everything=True)
+            self.probe.rest(now, waiting=bool(self.in_flight))
         return self.pump(now)
+
+    def _doubt(self, num_sent: int, *, everything: bool = False) -> None:
+        """Note to be sent again what the server has not answered of so many first messages: it has had them all."""
+        for number, request in list(self.in_flight.items()):
+            push = request.transfer
+            if request.sent_as > num_sent:
+                continue
+            if push.done:  # given up: make room, never send it again
+                del self.in_flight[number]
+                self.in_flight_nbytes -= request.nbytes
+            elif isinstance(push, Push) and push.target is not None and not request.doubted and not everything:
+                request.doubted = True  # its values may yet be copied, and leave later
+            else:
+                request.doubted = False
+                self._overtaken.append(request)
 
     def on_answer(self, message: Ack | Values, now: float) -> Push | Pull | Load | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
@@ -239,7 +269,11 @@ class Link:
         request = self.in_flight.pop(number, None)
         if request is not None:
             self.in_flight_nbytes -= request.nbytes
-        self._restart_retry(now)
+        elif num_sent := self.probe.answered(number):
+            self._doubt(num_sent)
+            if self.in_flight:
+                return None  # the silence goes on
+        self.probe.rest(now, waiting=bool(self.in_flight) and not self._broken)
         return request
 
     def _land(self, request: Request, target: Target, message: Values) -> None:
@@ -261,49 +295,42 @@ class Link:
         self._overtaken.clear()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
-        self.retry_due = None
+        self.probe.stop()
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
         """Say what a transfer still waits for here, or nothing."""
         if self.handshake.welcome is None:
             return f"{self.title} to accept the connection"
+        if self._broken:
+            return f"the connection to {self.title} to come back, last heard from {now - self.heard_at:.1f} s ago"
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
         if not missing:
             return ""
         answers = "answer" if missing == 1 else "answers"
         return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
 
-    def _restart_retry(self, now: float) -> None:
-        self._retry_s = RETRY_S
-        self.retry_due = now + RETRY_S if self.in_flight else None
-
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        return min([due for due in (self.retry_due, self.handshake.due) if due is not None], default=None)
+        return min([due for due in (self.probe.due, self.handshake.due) if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Say hello again, or send again what was not answered."""
+        """Say hello again, or for the first time since a server fell silent."""
         due = self.handshake.due
-        actions: list[Action] = self.handshake.on_deadline(now) if due is not None and now >= due else []
-        if self.retry_due is None or now < self.retry_due:
-            return actions
-        for number, request in list(self.in_flight.items()):
-            if request.transfer.done:  # given up: make room, never send it again
-                del self.in_flight[number]
-                self.in_flight_nbytes -= request.nbytes
-            else:
-                actions.append(self._again(request))
-        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        self.retry_due = now + self._retry_s if self.in_flight else None
-        return actions + self.pump(now)
+        if due is not None and now >= due:
+            return self.handshake.on_deadline(now)
+        if self.probe.due is None or now < self.probe.due:
+            return []
+        number = next(self._numbers)
+        self.probe.ask(now, number, self._num_sent)
+        return [Send(self.peer, PullMessage(number, self._epoch, 0, 0, RAW, ()))]
 
     def validate(self) -> None:
         """Assert that the window holds."""
         self.queue.validate()
         assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
-        assert (self.retry_due is not None) == bool(self.in_flight)
+        assert (self.probe.due is not None) == (bool(self.in_flight) and not self._broken)
         assert all(number == request.number for number, request in self.in_flight.items())
 
 

@@ -23,6 +23,7 @@ class Request:
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None
     sent_as: int = 0  # ordinal of the last send among those of the connection
+    doubted: bool = False  # the server has answered a question that was asked after it, and not this
     place: int = 0  # in the order asked
     behind: int = 0  # a pull's: the place of the last push before it that touches its slices
 

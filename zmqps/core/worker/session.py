@@ -16,10 +16,12 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
+    Connected,
+    Disconnected,
     Exit,
     Log,
+    NetworkEvent,
     Peer,
-    Received,
     Resolve,
     Send,
     Stop,
@@ -45,7 +47,6 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.messages import Init as InitMessage
 from zmqps.core.protocol.messages import Leave as LeaveMessage
-from zmqps.core.worker.link import RETRY_S
 from zmqps.core.worker.operations import (
     Advance,
     AskStatus,
@@ -61,6 +62,7 @@ from zmqps.core.worker.operations import (
 )
 from zmqps.core.worker.orphaned import Orphaned, advice
 from zmqps.core.worker.plan import plan
+from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Statistics, Tally
 from zmqps.core.worker.transfer import Load, Pull, Source
 from zmqps.core.worker.transfers import Transfers
@@ -117,8 +119,7 @@ class SessionMachine:
         self.transfers = Transfers(self, all_finite, coding)
         self.now = 0.0  # of the event being handled
         self._requests: dict[int, Operation] = {}  # at the coordinator
-        self._unanswered: dict[int, Message] = {}  # what was asked there, arrivals included
-        self._resend_due: float | None = None
+        self._questions = Questions()  # what was asked there, arrivals included
         self._farewell_due: float | None = None
         self._next_request = 1
         self._fatal: PSError | None = None
@@ -161,9 +162,7 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(
-        self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
-    ) -> list[Action]:
+    def handle(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
         actions = self._take(event, now)
@@ -172,9 +171,7 @@ class SessionMachine:
             actions += self._go_on(now)
         return actions
 
-    def _take(
-        self, event: Received | Undecodable | Unreachable | Stop | Operation | Cancelled, now: float
-    ) -> list[Action]:
+    def _take(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Cancelled):
@@ -186,15 +183,21 @@ class SessionMachine:
             return [Log("warning", f"dropped what {self.transfers.title_of(event.peer)} sent: {event.error}")]
         if isinstance(event, Unreachable):
             return [Log("error", str(event.error)), *self.transfers.unreachable(event.peer, event.error)]
+        if isinstance(event, Connected):
+            if event.peer != COORDINATOR:
+                return self.transfers.connected(event.peer, now)
+            return [*self.member.on_connected(now), *(self._questions.again(now) if self.member.joined else [])]
+        if isinstance(event, Disconnected):
+            return self.transfers.disconnected(event.peer)
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
         return self.transfers.handle(event.peer, event.message, now)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.member.due, self._reminder_due, self._resend_due, self._farewell_due, self._orphaned.due]
+        dues = [self.member.due, self._reminder_due, self._questions.due, self._farewell_due, self._orphaned.due]
         for link in self.transfers.links:
-            dues += (link.handshake.due, link.retry_due)
+            dues += (link.handshake.due, link.probe.due)
         dues += [operation.deadline for operation in self.operations]
         return min([due for due in dues if due is not None], default=None)
 
@@ -213,9 +216,7 @@ class SessionMachine:
                 actions += self.resolve(self._finishing, None)
             if self._stopping:
                 actions.append(Exit(0, ""))
-        if self._resend_due is not None and now >= self._resend_due:
-            self._resend_due = now + RETRY_S if self._unanswered else None
-            actions += [Send(COORDINATOR, message) for message in self._unanswered.values()]
+        actions += self._questions.on_deadline(now)
         if self._reminder_due is not None and now >= self._reminder_due:
             actions += self._remind(now)
         if self._orphaned.due is not None and now >= self._orphaned.due:
@@ -281,10 +282,7 @@ class SessionMachine:
 
     def ask(self, message: Any, now: float) -> list[Action]:
         """Send a request to the coordinator, and again until it is answered."""
-        self._unanswered[message.request] = message
-        if self._resend_due is None:
-            self._resend_due = now + RETRY_S
-        return [Send(COORDINATOR, message)]
+        return self._questions.ask(message, now)
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done; ``value`` is its result or the exception to raise."""
@@ -293,7 +291,7 @@ class SessionMachine:
         self.operations.pop(operation, None)
         if isinstance(operation, (Init, Enter, Take, AskStatus)):
             self._requests.pop(operation.request, None)
-            self._unanswered.pop(operation.request, None)
+            self._questions.answered(operation.request)
         actions: list[Action] = [Resolve(operation, value)]
         if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
             actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
@@ -424,7 +422,7 @@ class SessionMachine:
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
         elif self.transfers.pace.waits_for(message):
             if not isinstance(message, Waiting):
-                del self._unanswered[message.request]  # type: ignore[attr-defined]
+                self._questions.answered(message.request)  # type: ignore[attr-defined]
             actions += self.transfers.proceed(message)
         else:
             operation = self._requests.get(getattr(message, "request", 0))

@@ -346,6 +346,18 @@ class Transfers:
         error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
         return [Log("error", str(error)), *self._fail_link(link, error)]
 
+    def connected(self, peer: Peer, now: float) -> list[Action]:
+        """The connection to a server is there, perhaps again."""
+        link = self._by_peer.get(peer)
+        return [] if link is None else link.on_connected(now)
+
+    def disconnected(self, peer: Peer) -> list[Action]:
+        """The connection to a server has ended; it comes back by itself."""
+        link = self._by_peer.get(peer)
+        if link is not None:
+            link.on_disconnected()
+        return []
+
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
         """A server cannot be talked to."""
         link = self._by_peer.get(peer)

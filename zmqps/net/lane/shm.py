@@ -25,7 +25,7 @@ from zmqps.net.lane.lending import LaneLoan
 from zmqps.net.lane.ring import RingError
 from zmqps.net.lane.segment import Segment, SegmentError, sweep
 from zmqps.net.routes import choose
-from zmqps.net.transport import Deliver, Transport
+from zmqps.net.transport import Deliver, Noticed, Transport
 
 #: What is in flight fits, with room for the odd end of the ring; so does the usual limit of a
 #: container's shared memory, 64 MiB, for both rings.
@@ -185,12 +185,12 @@ class LaneTransport:
         self._deliver: Deliver | None = None
         self._reaper: asyncio.TimerHandle | None = None
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+    def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
         """Begin to deliver in the running loop; a lane outlives the connections that it goes with."""
         if swept := sweep():
             log.info("removed %d shared-memory segments of processes that were killed", swept)
         self._deliver = deliver
-        self._inner.start(self._receive, delivered, disconnected)
+        self._inner.start(self._receive, delivered, noticed)
 
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""

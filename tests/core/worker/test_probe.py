@@ -1,0 +1,31 @@
+"""When a silent server is asked what it has, and what its answer says."""
+
+from __future__ import annotations
+
+from zmqps.core.worker.probe import MAX_OUT, PROBE_S, Probe
+
+
+def test_an_answer_says_how_much_was_sent_before_its_question_and_only_once() -> None:
+    probe = Probe()
+    probe.ask(0.0, number=7, num_sent=3)
+    probe.ask(1.0, number=9, num_sent=5)
+    assert [probe.answered(number) for number in (9, 8, 7, 9, 7)] == [5, 0, 3, 0, 0]
+
+
+def test_as_many_questions_are_remembered_as_can_be_on_their_way() -> None:
+    probe = Probe()
+    for number in range(MAX_OUT + 1):
+        probe.ask(0.0, number, num_sent=1)
+    assert [probe.answered(number) for number in (0, 1, MAX_OUT)] == [0, 1, 1]
+
+
+def test_nothing_is_due_where_nothing_is_awaited() -> None:
+    probe = Probe()
+    assert probe.due is None
+    probe.rest(1.0, waiting=True)
+    assert probe.due == 1.0 + PROBE_S
+    probe.rest(2.0, waiting=False)
+    assert probe.due is None
+    probe.rest(3.0, waiting=True)
+    probe.stop()
+    assert probe.due is None

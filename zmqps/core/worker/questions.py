@@ -1,0 +1,49 @@
+"""What a worker has asked the coordinator, until it is answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqps.core.protocol.events import COORDINATOR, Action, Send
+from zmqps.core.protocol.messages import Message
+
+#: What is not answered is asked again after so long: it may be lost with a coordinator's memory, or on a busy one. Then
+#: after twice as long each time, for it may be a question that takes its time, up to
+RETRY_S = 3.0
+SLOWEST_RETRY_S = 30.0
+
+
+class Questions:
+    """The questions that are not answered yet; each is asked again as soon as a broken connection is back."""
+
+    def __init__(self) -> None:
+        self.due: float | None = None
+        self._unanswered: dict[int, Message] = {}
+        self._wait_s = RETRY_S
+
+    def ask(self, message: Any, now: float) -> list[Action]:
+        """Ask, and again until it is answered."""
+        self._unanswered[message.request] = message
+        if self.due is None:
+            self._wait_s, self.due = RETRY_S, now + RETRY_S
+        return [Send(COORDINATOR, message)]
+
+    def answered(self, request: int) -> None:
+        """A question was answered, or need not be any more."""
+        self._unanswered.pop(request, None)
+        if not self._unanswered:
+            self.due = None
+
+    def again(self, now: float) -> list[Action]:
+        """Ask all of them again: the connection is a new one."""
+        self._wait_s = RETRY_S
+        self.due = now + RETRY_S if self._unanswered else None
+        return [Send(COORDINATOR, message) for message in self._unanswered.values()]
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask again what is not answered, if it is time."""
+        if self.due is None or now < self.due:
+            return []
+        self._wait_s = min(2 * self._wait_s, SLOWEST_RETRY_S)
+        self.due = now + self._wait_s if self._unanswered else None
+        return [Send(COORDINATOR, message) for message in self._unanswered.values()]
