@@ -30,8 +30,8 @@ class Proxy:
 
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             there = await _connect(endpoint)
-            for source, sink in ((reader, there[1]), (there[0], writer)):
-                pump = asyncio.create_task(self._pump(source, sink))
+            for way, (source, sink) in enumerate(((reader, there[1]), (there[0], writer))):
+                pump = asyncio.create_task(self._pump(source, sink, way))
                 self._pumps.add(pump)
                 pump.add_done_callback(self._pumps.discard)
 
@@ -45,7 +45,8 @@ class Proxy:
         self._servers.append(server)
         return entrance
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: int) -> None:
+        """Pass on what comes; ``way``: 0 to where the connection leads, 1 back."""
         rng = self._rng
         with contextlib.suppress(ConnectionError), contextlib.closing(sink):
             while data := await source.read(1 << 17):

@@ -21,6 +21,7 @@ _NOBODY = bytes(16)
 _libc = ctypes.CDLL(None)
 # in Linux's `struct tcp_info`: how often the same was sent again, in vain; milliseconds since something was confirmed
 _REPEATS = struct.Struct("=2xBB52xI")
+_BYTES_CONFIRMED = struct.Struct("=120xQ")
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 _CREDENTIALS = struct.Struct("=3i")
 
@@ -62,14 +63,12 @@ def end_now(connection: socket.socket) -> None:
 
 def received(descriptor: int) -> int:
     """Return the bytes that have come over a connection; 0 where the system does not count them."""
-    try:
-        with borrowed(descriptor) as connection:
-            if connection.family == socket.AF_UNIX:
-                return 0
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-            return int(_BYTES_RECEIVED.unpack(info)[0])
-    except OSError:
-        return 0  # it has ended meanwhile
+    return _told(descriptor, _BYTES_RECEIVED)[0]
+
+
+def confirmed(descriptor: int) -> int:
+    """Return the bytes sent over a connection that the other host has confirmed; 0 where the system does not tell."""
+    return _told(descriptor, _BYTES_CONFIRMED)[0]
 
 
 def silence(descriptor: int) -> tuple[float, int]:
@@ -77,17 +76,22 @@ def silence(descriptor: int) -> tuple[float, int]:
 
     A host confirms what comes whether its processes read it or not. Zeros where the system does not tell.
     """
+    sent_again, asked_for_room, silent_ms = _told(descriptor, _REPEATS)
+    return silent_ms / 1000, max(sent_again, asked_for_room)
+
+
+def _told(descriptor: int, facts: struct.Struct) -> tuple[int, ...]:
+    """Return what Linux tells of a TCP connection; zeros of any other, and of one that has ended meanwhile."""
+    nothing = facts.unpack(bytes(facts.size))
     if sys.platform != "linux":
-        return 0.0, 0
+        return nothing
     try:
         with borrowed(descriptor) as connection:
             if connection.family == socket.AF_UNIX:
-                return 0.0, 0
-            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _REPEATS.size)
-            sent_again, asked_for_room, silent_ms = _REPEATS.unpack(info)
-            return silent_ms / 1000, max(sent_again, asked_for_room)
+                return nothing
+            return facts.unpack(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, facts.size))
     except OSError:
-        return 0.0, 0  # it has ended meanwhile
+        return nothing
 
 
 def waiting(descriptor: int) -> int:

@@ -28,7 +28,17 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.net.connections import Address, Credentials, address_of, are_scarce, borrowed, end_now, received, waiting
+from zmqps.net.connections import (
+    Address,
+    Credentials,
+    address_of,
+    are_scarce,
+    borrowed,
+    confirmed,
+    end_now,
+    received,
+    waiting,
+)
 from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
@@ -251,6 +261,11 @@ class Door:
         """Whether a peer has a connection."""
         with self._lock:
             return peer in self._descriptors
+
+    def confirmed(self, peer: Peer) -> int:
+        """Return how many bytes the host of a peer has confirmed; 0 where that is not known."""
+        with self._lock:
+            return confirmed(self._descriptors.get(peer, -1))
 
     def shut(self, descriptor: int, why: str) -> None:
         """End the connection of a stranger; ZeroMQ throws away what has not been delivered of it."""

@@ -72,13 +72,19 @@ def _send(
 class Backlog:
     """How many bytes wait in ZeroMQ for a peer to read them: no less, and until it is asked more."""
 
-    __slots__ = ("_marks", "fresh", "nbytes", "stuck_since")
+    __slots__ = ("_confirmed", "_marks", "fresh", "nbytes", "stuck_since")
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.fresh = 0  # of these since the last mark
         self.stuck_since: float | None = None
+        self._confirmed = 0  # bytes of the connection, when that was noted last
         self._marks: list[tuple[zmq.MessageTracker, int]] = []
+
+    def note(self, confirmed: int, now: float) -> None:
+        """Take note of the bytes of the connection that have arrived: one large message leaves no mark on its way."""
+        if confirmed >= self._confirmed + MARK_NBYTES:
+            self._confirmed, self.stuck_since = confirmed, now
 
     def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
         """A message was queued; with a mark it tells when it has left, and all before it with it."""
@@ -279,6 +285,7 @@ class ZmqTransport:
         if not backlog.is_full(now):
             return False
         if self._door is not None:
+            backlog.note(self._door.confirmed(peer), now)
             assert backlog.stuck_since is not None
             if peer not in self._backlogs:
                 self._door.shut(self._current[1], "it does not read what it has asked for")
