@@ -516,8 +516,7 @@ def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
 # --- what is sent twice -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scenario", ["async-slow", "ssp-slow", "sync-slow"])
-def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch, scenario: str) -> None:
+def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch) -> None:
     def on_deadline(original: Any, link: Link, now: float) -> list[Action]:
         if link.probe.due is None or now < link.probe.due:
             return list(original(link, now))
@@ -525,7 +524,7 @@ def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch
         return [link._again(request) for request in link.in_flight.values() if not request.transfer.done]
 
     wrap(monkeypatch, Link, "on_deadline", on_deadline)
-    caught(scenario, "are needed")
+    caught("sync-slow", "are needed")
 
 
 def test_a_worker_that_does_not_ask_what_a_silent_server_has(monkeypatch: Patch) -> None:

@@ -83,7 +83,7 @@ def silence(descriptor: int) -> tuple[float, int]:
 def _told(descriptor: int, facts: struct.Struct) -> tuple[int, ...]:
     """Return what Linux tells of a TCP connection; zeros of any other, and of one that has ended meanwhile."""
     nothing = facts.unpack(bytes(facts.size))
-    if sys.platform != "linux":
+    if descriptor < 0 or sys.platform != "linux":
         return nothing
     try:
         with borrowed(descriptor) as connection:

@@ -31,7 +31,7 @@ DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
-    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY, "drops": DROPS,
+    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY,
 }  # fmt: skip
 #: Bytes a second that a node sends.
 BANDWIDTH = 1.25e9
