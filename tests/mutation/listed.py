@@ -33,9 +33,9 @@ WRITTEN = (
         harm="a pull lands values without a push that had been asked for before it",
     ),
     Written(
-        path="zmqps/core/worker/probe.py",
-        old="        self._wait_s = PROBE_S\n        self.due = now + PROBE_S if waiting else None",
-        new="        self.due = now + PROBE_S if waiting else None",
+        path="zmqps/core/worker/link.py",
+        old="        self.probe.wait_s = PROBE_S\n",
+        new="",
         harm="after one silence, every later loss on the connection is noticed ever more slowly",
     ),
     Written(

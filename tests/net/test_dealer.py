@@ -15,7 +15,7 @@ from tests.net.cluster import running
 from tests.net.slowlink import SlowLink
 from tests.net.test_zeromq import ANYWHERE, PATIENCE, End, with_ends
 from zmqps.core.protocol.events import COORDINATOR
-from zmqps.core.worker import probe
+from zmqps.core.worker import link
 from zmqps.net import dealer
 from zmqps.net.connections import confirmed, silence
 from zmqps.net.zeromq import MARK_NBYTES, Backlog
@@ -118,31 +118,30 @@ def test_of_what_is_no_tcp_connection_nothing_is_known() -> None:
 
 
 def test_over_a_slow_link_nothing_is_sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "PROBE_S", 0.1)
-    link, values = SlowLink(8e6), np.zeros(SIZE, np.float32)
-    with running(1, slice_nbytes=2 << 20, proxy=link) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
+    monkeypatch.setattr(link, "PROBE_S", 0.1)
+    slow, values = SlowLink(8e6), np.zeros(SIZE, np.float32)
+    with running(1, slice_nbytes=2 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
         w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0))
-        before = link.nbytes[0]
+        before = slow.nbytes[0]
         w.push({"w": np.ones_like(values)}, timeout=PATIENCE)
-        assert link.nbytes[0] - before <= 1.05 * values.nbytes
+        assert slow.nbytes[0] - before <= 1.05 * values.nbytes
         assert w.statistics().retries == 0
         w.finish()
 
 
-def test_what_is_lost_with_a_connection_is_sent_again_and_counts_once() -> None:
-    link, values = SlowLink(16e6), np.zeros(SIZE, np.float32)
-    with running(1, slice_nbytes=1 << 20, proxy=link) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
+def test_what_is_lost_with_a_connection_is_sent_again_and_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "PROBE_S", 1000.0)  # the connection itself says that it is back
+    slow, values = SlowLink(16e6), np.zeros(SIZE, np.float32)
+    with running(1, slice_nbytes=1 << 20, proxy=slow) as cluster, zmqps.connect(cluster.address, transport="tcp") as w:
         w.init({"w": values}, optimizer=zmqps.optim.sgd(1.0))
-        link.cut()
-        before = link.nbytes[0]
+        slow.cut()
+        before = slow.nbytes[0]
         pushed = w.push_async({"w": np.ones_like(values)}, timeout=PATIENCE)
-        link.heal()
-        while link.nbytes[0] < before + values.nbytes // 2:
+        slow.heal()
+        while slow.nbytes[0] < before + values.nbytes // 2:
             time.sleep(0.001)
-        link.break_connections()
-        begin = time.monotonic()
+        slow.break_connections()
         pushed.result()
-        assert time.monotonic() - begin < probe.PROBE_S, "a connection that is back says so"
         assert w.statistics().retries > 0
         w.pull(out={"w": values}, timeout=PATIENCE)
         assert set(np.unique(values)) == {-1.0}

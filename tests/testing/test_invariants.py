@@ -529,7 +529,7 @@ def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch
 
 def test_a_worker_that_does_not_ask_what_a_silent_server_has(monkeypatch: Patch) -> None:
     def on_deadline(original: Any, link: Link, now: float) -> list[Action]:
-        link.probe.stop()
+        link.probe.due = None
         return list(original(link, now))
 
     wrap(monkeypatch, Link, "on_deadline", on_deadline)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.worker.probe import MAX_OUT, PROBE_S, Probe
+from zmqps.core.worker.probe import MAX_OUT, PROBE_S, SLOWEST_PROBE_S, Probe
 
 
 def test_an_answer_says_how_much_was_sent_before_its_question_and_only_once() -> None:
@@ -19,13 +19,10 @@ def test_as_many_questions_are_remembered_as_can_be_on_their_way() -> None:
     assert [probe.answered(number) for number in (0, 1, MAX_OUT)] == [0, 1, 1]
 
 
-def test_nothing_is_due_where_nothing_is_awaited() -> None:
-    probe = Probe()
-    assert probe.due is None
-    probe.rest(1.0, waiting=True)
-    assert probe.due == 1.0 + PROBE_S
-    probe.rest(2.0, waiting=False)
-    assert probe.due is None
-    probe.rest(3.0, waiting=True)
-    probe.stop()
-    assert probe.due is None
+def test_questions_are_asked_ever_more_rarely() -> None:
+    probe, dues = Probe(), []
+    for _ in range(5):
+        probe.ask(10.0, number=1, num_sent=1)
+        assert probe.due is not None
+        dues.append(probe.due - 10.0)
+    assert dues == [min(PROBE_S * 2**i, SLOWEST_PROBE_S) for i in range(1, 6)]

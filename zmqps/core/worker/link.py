@@ -21,7 +21,7 @@ from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.probe import Probe
+from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError
 
@@ -122,7 +122,7 @@ class Link:
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
             if self.probe.due is None:
-                self.probe.rest(now, waiting=True)
+                self._rest(now)
             actions.append(self._send(request))
         return actions
 
@@ -192,7 +192,7 @@ class Link:
         """The connection has ended: nothing leaves until the server has welcomed us over the next one."""
         self._broken = self.handshake.welcome is not None
         self._overtaken.clear()  # with all the others, then
-        self.probe.stop()
+        self.probe.due = None
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
         """The server knows us: begin to send, or to send again what a broken connection may have lost."""
@@ -201,7 +201,7 @@ class Link:
         if self._broken:
             self._broken = False
             self._doubt(self._num_sent, everything=True)
-            self.probe.rest(now, waiting=bool(self.in_flight))
+            self._rest(now)
         return self.pump(now)
 
     def _doubt(self, num_sent: int, *, everything: bool = False) -> None:
@@ -273,7 +273,7 @@ class Link:
             self._doubt(num_sent)
             if self.in_flight:
                 return None  # the silence goes on
-        self.probe.rest(now, waiting=bool(self.in_flight) and not self._broken)
+        self._rest(now)
         return request
 
     def _land(self, request: Request, target: Target, message: Values) -> None:
@@ -295,7 +295,7 @@ class Link:
         self._overtaken.clear()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
-        self.probe.stop()
+        self.probe.due = None
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
@@ -309,6 +309,11 @@ class Link:
             return ""
         answers = "answer" if missing == 1 else "answers"
         return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
+
+    def _rest(self, now: float) -> None:
+        """Something was answered, or is awaited from now on."""
+        self.probe.wait_s = PROBE_S
+        self.probe.due = now + PROBE_S if self.in_flight and not self._broken else None
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""

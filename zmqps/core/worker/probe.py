@@ -19,26 +19,17 @@ class Probe:
     """
 
     def __init__(self) -> None:
-        self.due: float | None = None
-        self._wait_s = PROBE_S
+        self.due: float | None = None  # when to ask; the link sets it anew at every answer
+        self.wait_s = PROBE_S  # the silence before it
         self._out: dict[int, int] = {}  # question -> how much was sent before it
-
-    def rest(self, now: float, *, waiting: bool) -> None:
-        """Something was answered; ``waiting``: something else was not yet."""
-        self._wait_s = PROBE_S
-        self.due = now + PROBE_S if waiting else None
-
-    def stop(self) -> None:
-        """Do not ask: nothing is awaited, or the connection is broken."""
-        self.due = None
 
     def ask(self, now: float, number: int, num_sent: int) -> None:
         """Note that a question leaves, after so many messages."""
         if len(self._out) >= MAX_OUT:
             del self._out[next(iter(self._out))]
         self._out[number] = num_sent
-        self._wait_s = min(2 * self._wait_s, SLOWEST_PROBE_S)
-        self.due = now + self._wait_s
+        self.wait_s = min(2 * self.wait_s, SLOWEST_PROBE_S)
+        self.due = now + self.wait_s
 
     def answered(self, number: int) -> int:
         """Return how much was sent before a question that is answered; 0 if it is none."""
