@@ -85,7 +85,7 @@ PURE_MAY_IMPORT = {
         "string",
         "struct",
     ),
-    *("struct", "types", "typing"),
+    *("ipaddress", "struct", "types", "typing"),  # what is an address can be seen without asking anybody
     "numpy",
     *("zmqps.errors", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
 }
@@ -115,7 +115,12 @@ ONLY_IN = {
     },
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
-    "psutil": {"zmqps/launch/processes.py", "zmqps/net/ports.py", "zmqps/nodes/host.py"},
+    "psutil": {
+        "zmqps/launch/processes.py",
+        "zmqps/net/ports.py",
+        "zmqps/net/addresses.py",  # the interfaces of this host
+        "zmqps/nodes/host.py",
+    },
 }
 #: What gives a library away where nothing is imported, as text or attribute: it -> the only files that say it.
 SAID_ONLY_IN = {

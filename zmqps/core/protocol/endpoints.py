@@ -1,0 +1,76 @@
+"""Endpoints as text: ``tcp://HOST:PORT``, ``tcp://[IPV6]:PORT``, ``ipc://PATH``. Nothing here asks the system."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from zmqps.errors import ConfigurationError
+
+MAX_PORT = (1 << 16) - 1
+#: libzmq's own way to say: all IPv4 addresses of this host.
+STAR = "*"
+_TCP = "tcp://"
+
+
+def split(endpoint: str) -> tuple[str, int]:
+    """Return host and port of a ``tcp://`` endpoint; the host without brackets.
+
+    Raises
+    ------
+    ConfigurationError
+        It is none.
+    """
+    refusal = ConfigurationError(f"{endpoint!r:.200} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+    if not endpoint.startswith(_TCP):
+        raise refusal
+    rest = endpoint[len(_TCP) :]
+    if rest.startswith("["):
+        host, _, port = rest[1:].partition("]:")
+        if not isinstance(address_of(host), IPv6Address):
+            raise refusal
+    else:
+        host, _, port = rest.rpartition(":")
+        if ":" in host:
+            raise ConfigurationError(
+                f"{endpoint!r:.200} is not an endpoint; write an IPv6 address in brackets: tcp://[fd00::1]:5570"
+            )
+        if host != STAR and not (host and all(c.isascii() and (c.isalnum() or c in "-._") for c in host)):
+            raise refusal
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) <= MAX_PORT):
+        raise refusal
+    return host, int(port)
+
+
+def join(host: str, port: int) -> str:
+    """Return the endpoint of a host and a port; an IPv6 address gets its brackets."""
+    return f"{_TCP}[{host}]:{port}" if ":" in host else f"{_TCP}{host}:{port}"
+
+
+def host_of(endpoint: str) -> str:
+    """Return the host of an endpoint; nothing for one that is not of TCP."""
+    try:
+        return split(endpoint)[0]
+    except ConfigurationError:
+        return ""
+
+
+def address_of(host: str) -> IPv4Address | IPv6Address | None:
+    """Return a host as an address, one of IPv4 in IPv6's dress without it; None for a name."""
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this host by itself: ``127.0.0.0/8``, ``::1``, ``localhost``. Other names are not looked up."""
+    found = address_of(host)
+    name = host.lower().rstrip(".")
+    return found.is_loopback if found is not None else name == "localhost" or name.endswith(".localhost")
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a host stands for all addresses of this one: ``0.0.0.0``, ``::`` or ``*``."""
+    found = address_of(host)
+    return host == STAR if found is None else found.is_unspecified

@@ -1,0 +1,171 @@
+"""Addresses of this host and of others: names that resolve, interfaces, the way to somebody, ports to choose from."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from zmqps.core.protocol.endpoints import (
+    MAX_PORT,
+    STAR,
+    address_of,
+    host_of,
+    is_loopback,
+    is_wildcard,
+    join,
+    split,
+)
+from zmqps.errors import ConfigurationError
+
+__all__ = (
+    "address_of",
+    "address_of_interface",
+    "host_of",
+    "interfaces",
+    "is_loopback",
+    "is_wildcard",
+    "join",
+    "local_address_towards",
+    "parse_ports",
+    "resolve",
+    "split",
+)
+
+#: The system's resolver asks each of its servers for 5 seconds; whoever waits for it wants to hear before.
+RESOLVE_TIMEOUT = 4.0
+LOOPBACK = "127.0.0.1"
+#: More ports than any firewall opens for one host's nodes, and few enough to try them all.
+MAX_PORTS = 10_000
+
+
+def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
+    """Return the addresses of a host, in the order the system prefers; an address is its own.
+
+    Parameters
+    ----------
+    host
+        A name or an address, without brackets.
+    timeout
+        Seconds to wait for the system's resolver, which may take tens of them.
+
+    Raises
+    ------
+    ConfigurationError
+        The name does not resolve; says so, and what to do.
+    """
+    if address_of(host) is not None:
+        return [host]
+    found: list[str] = []
+    reason = [f"no answer within {timeout:.0f} s"]
+
+    def ask() -> None:
+        try:
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            reason[0] = getattr(error, "strerror", None) or str(error)
+        else:
+            found.extend(dict.fromkeys(str(answer[4][0]) for answer in answers))
+
+    asking = threading.Thread(target=ask, name="zmqps-resolve", daemon=True)  # nothing can interrupt the resolver
+    asking.start()
+    asking.join(timeout)
+    if found:
+        return list(found)
+    raise ConfigurationError(
+        f"the name {host!r:.255} does not resolve on {socket.gethostname()} ({reason[0]}); "
+        "check its spelling, enter it in DNS or /etc/hosts, or write the address"
+    )
+
+
+def local_address_towards(endpoint: str, timeout: float = RESOLVE_TIMEOUT) -> str:
+    """Return the address of this host that the routing table takes on the way to an endpoint; sends nothing.
+
+    Raises
+    ------
+    ConfigurationError
+        The endpoint's name does not resolve, or there is no way to it.
+    """
+    if not endpoint.startswith("tcp://"):
+        return LOOPBACK
+    host, port = split(endpoint)
+    reasons = []
+    for address in resolve(LOOPBACK if host == STAR else host, timeout):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(socket.getaddrinfo(address, port or MAX_PORT, family, socket.SOCK_DGRAM)[0][4])
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            reasons.append(f"{address}: {error.strerror or error}")
+    raise ConfigurationError(
+        f"there is no way from {socket.gethostname()} to {endpoint} ({'; '.join(reasons)}); "
+        "check its address and this host's network, or say with --advertise how others reach this node"
+    )
+
+
+def interfaces() -> dict[str, list[str]]:
+    """Return the addresses of each network interface of this host, IPv4 first."""
+    import psutil
+
+    found: dict[str, list[str]] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        addresses = [e.address for family in (socket.AF_INET, socket.AF_INET6) for e in entries if e.family == family]
+        found[name] = addresses
+    return found
+
+
+def address_of_interface(name: str, family: int = socket.AF_UNSPEC) -> str:
+    """Return an address of a network interface, one that other hosts can use if it has any.
+
+    Parameters
+    ----------
+    name
+        Of the interface, such as ``eth1``.
+    family
+        ``socket.AF_INET`` or ``socket.AF_INET6``; by default IPv4 where the interface has it.
+
+    Raises
+    ------
+    ConfigurationError
+        This host has no such interface, or it has no such address; names those there are.
+    """
+    known = interfaces()
+    addresses = [a for a in known.get(name, ()) if family in (socket.AF_UNSPEC, family_of(a))]
+    if addresses:
+        # a link-local one means nothing without the name of an interface of whoever uses it
+        return next((a for a in addresses if not is_link_local(a)), addresses[0])
+    there = ", ".join(f"{n} ({', '.join(known[n]) or 'no address'})" for n in sorted(known)) or "none"
+    kind = {socket.AF_INET: "IPv4 ", socket.AF_INET6: "IPv6 "}.get(socket.AddressFamily(family), "")
+    what = f"the interface {name!r:.60} has no {kind}address" if name in known else f"no interface {name!r:.60}"
+    raise ConfigurationError(f"{what} on {socket.gethostname()}; there are {there}")
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return ``AF_INET6`` for an address of IPv6, ``AF_INET`` for any other and for names."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def is_link_local(host: str) -> bool:
+    """Whether an address is good on one cable only."""
+    found = address_of(host)
+    return found is not None and found.is_link_local
+
+
+def parse_ports(text: str) -> range:
+    """Return the ports of ``5571-5580``, or of ``5571``.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither, or names too many.
+    """
+    first, dash, last = text.strip().partition("-")
+    ends = [first, last if dash else first]
+    if not all(end.strip().isascii() and end.strip().isdecimal() and len(end.strip()) <= 5 for end in ends):
+        raise ConfigurationError(f"ports={text!r:.60} is neither a port nor a range; write 5571 or 5571-5580")
+    low, high = int(ends[0]), int(ends[1])
+    if not 1 <= low <= high <= MAX_PORT or high - low >= MAX_PORTS:
+        raise ConfigurationError(
+            f"ports={text!r:.60}: write the lower port first, both of them 1 to {MAX_PORT}, at most {MAX_PORTS} in all"
+        )
+    return range(low, high + 1)
