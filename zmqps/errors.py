@@ -4,7 +4,9 @@
 
     PSError
     ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
-    │   └── UnsafeFileError                  a file or directory that another user may have put there
+    │   ├── UnsafeFileError                  a file or directory that another user may have put there
+    │   ├── UnresolvedNameError              a host's name that stands for no address
+    │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
     ├── AddressInUseError (OSError)          the port is taken, and by whom
     ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
@@ -16,6 +18,7 @@
     ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
     ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
     ├── IdentityError (PermissionError)      a node cannot prove that it is who it says; says what to do
+    │   └── WrongPeerError                   another process listens where a server should
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
@@ -145,6 +148,30 @@ class UnsafeFileError(ConfigurationError):
     advice: str
 
 
+class UnresolvedNameError(ConfigurationError):
+    """A host's name stands for no address, at the moment or at all."""
+
+    code = 15
+    text = (
+        "the name {name!r} does not resolve on {host} ({why}); check its spelling, enter it in DNS or /etc/hosts, or "
+        "write the address"
+    )
+    name: str
+    host: str
+    why: str
+
+
+class UnreachableAddressError(ConfigurationError):
+    """A server tells others an address by which they cannot reach it."""
+
+    code = 17
+    text = "{node} advertises {endpoint}, {why}; {advice}"
+    node: str
+    endpoint: str
+    why: str
+    advice: str
+
+
 class AddressInUseError(PSError, OSError):
     """The endpoint cannot be bound because somebody holds its port."""
 
@@ -224,6 +251,19 @@ class IdentityError(PSError, PermissionError):
     """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed."""
 
     code = 11
+
+
+class WrongPeerError(IdentityError):
+    """What listens at a server's endpoint is not that server; nothing was sent there."""
+
+    code = 16
+    text = (
+        "what listens at the endpoint of {server} is not the server that the coordinator named ({why}): another "
+        "process has that address, on this host or where the name leads, or has taken the place of a server that has "
+        "ended; look what listens there, and which address the server advertises (zmqps server --advertise)"
+    )
+    server: str
+    why: str
 
 
 class ForkedError(ClosedError):

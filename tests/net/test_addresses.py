@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnresolvedNameError
 from zmqps.net import addresses
 from zmqps.net.addresses import address_of_interface, interfaces, local_address_towards, parse_ports, resolve
 
@@ -62,7 +62,7 @@ def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch, 
         raise error
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    with pytest.raises(ConfigurationError, match=r"the name 'host-b' does not resolve on .*; check its spelling"):
+    with pytest.raises(UnresolvedNameError, match=r"the name 'host-b' does not resolve on .*; check its spelling"):
         resolve("host-b")
 
 
@@ -70,7 +70,7 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.M
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60) and [])
     begun = time.monotonic()
-    with pytest.raises(ConfigurationError, match="no answer within 0 s"):
+    with pytest.raises(UnresolvedNameError, match="no answer within 0 s"):
         resolve("host-b", timeout=0.05)
     over.set()
     assert time.monotonic() - begun < 5

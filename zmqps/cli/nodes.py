@@ -16,7 +16,12 @@ from zmqps.launch.logs import set_up_logging
 
 
 @click.command()
-@setting("--address", shared=False, default="tcp://127.0.0.1:5570", help="Where to listen; port 0 takes a free one.")
+@setting(
+    "--address", shared=False, show_default="tcp://127.0.0.1:5570",
+    help="Where to listen: tcp://HOST:PORT, tcp://0.0.0.0:PORT or tcp://[::]:PORT for all; port 0 takes a free one.",
+)  # fmt: skip
+@settings.advertise
+@settings.interface
 @settings.cluster_settings
 @setting(
     "--workers",
@@ -29,7 +34,9 @@ from zmqps.launch.logs import set_up_logging
 @settings.log_settings
 @settings.parent_fd
 def coordinator(
-    address: str,
+    address: str | None,
+    advertise: str | None,
+    interface: str | None,
     servers: int,
     heartbeat_interval: float,
     heartbeat_timeout: float,
@@ -56,7 +63,15 @@ def coordinator(
     )  # fmt: skip
     return _run(
         lambda: run(
-            CoordinatorConfig(bind=address, options=options, name=name, insecure=insecure, job_secret=job_secret),
+            CoordinatorConfig(
+                bind=address or "",
+                advertise=advertise or "",
+                interface=interface or "",
+                options=options,
+                name=name,
+                insecure=insecure,
+                job_secret=job_secret,
+            ),
             parent_fd,
         ),
         parent_fd,
@@ -66,8 +81,12 @@ def coordinator(
 @click.command()
 @setting("--coordinator", default="tcp://127.0.0.1:5570", help="The coordinator's endpoint.")
 @setting(
-    "--address", shared=False, default="tcp://127.0.0.1:0", help="Where workers reach it; port 0 takes a free one."
-)
+    "--address", shared=False, show_default="the address by which it reaches the coordinator",
+    help="Where to listen: tcp://HOST:PORT, tcp://0.0.0.0:PORT or tcp://[::]:PORT for all; port 0 takes a free one.",
+)  # fmt: skip
+@settings.advertise
+@settings.interface
+@settings.ports
 @settings.kernels
 @settings.apply_threads
 @settings.device
@@ -79,7 +98,10 @@ def coordinator(
 @settings.parent_fd
 def server(
     coordinator: str,
-    address: str,
+    address: str | None,
+    advertise: str | None,
+    interface: str | None,
+    ports: str | None,
     kernels: str,
     apply_threads: int,
     device: str,
@@ -99,7 +121,10 @@ def server(
         lambda: run(
             ServerConfig(
                 coordinator=coordinator,
-                bind=address,
+                bind=address or "",
+                advertise=advertise or "",
+                interface=interface or "",
+                ports=ports or "",
                 name=name,
                 kernels=kernels,
                 insecure=insecure,

@@ -142,6 +142,18 @@ def cluster_settings(command: F) -> F:
 
 
 insecure = setting("--insecure", is_flag=True, help="Allow binding beyond this host, without encryption or passwords.")
+advertise = setting(
+    "--advertise", shared=False, metavar="HOST[:PORT]",
+    help="What others are told to connect to, where that is not the address it listens at.",
+)  # fmt: skip
+interface = setting(
+    "--interface", metavar="NAME",
+    help="The network interface to listen on, say eth1, and whose address others are told.",
+)  # fmt: skip
+ports = setting(
+    "--ports", metavar="FIRST-LAST",
+    help="Servers take the first free port of these, say 5571-5580; by default any. For firewalls.",
+)  # fmt: skip
 kernels = setting(
     "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
 )

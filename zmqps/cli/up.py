@@ -32,9 +32,11 @@ if TYPE_CHECKING:
     help="How many workers a job expects; with COMMAND they are started.",
 )
 @setting(
-    "--address", shared=False, default="tcp://127.0.0.1:5570",
+    "--address", shared=False, show_default="tcp://127.0.0.1:5570",
     help="Where the coordinator listens; port 0 takes a free one.",
 )  # fmt: skip
+@settings.interface
+@settings.ports
 @settings.kernels
 @settings.apply_threads
 @settings.device
@@ -99,7 +101,9 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     )  # fmt: skip
     cluster = ClusterConfig(
         options=options,
-        address=told["address"],
+        address=told["address"] or "",
+        interface=told["interface"] or "",
+        ports=told["ports"] or "",
         kernels=told["kernels"],
         insecure=told["insecure"],
         log_level=told["log_level"],

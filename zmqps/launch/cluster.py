@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 from zmqps import checks
 from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.endpoints import host_of, is_wildcard, join
 from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.launch.logs import LEVELS
@@ -49,7 +50,11 @@ class ClusterConfig:
     options
         The coordinator's.
     address
-        Where the coordinator is reached; port 0 takes a free one.
+        Where the coordinator is reached; port 0 takes a free one. Empty: at its own default.
+    interface
+        The network interface that all listen on.
+    ports
+        The range whose first free ports the servers take.
     kernels
         ``numba`` or ``numpy``, for the servers.
     insecure
@@ -70,6 +75,8 @@ class ClusterConfig:
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     address: str = "tcp://127.0.0.1:0"
+    interface: str = ""
+    ports: str = ""
     kernels: str = "numba"
     insecure: bool = False
     log_level: str = "info"
@@ -91,17 +98,26 @@ class ClusterConfig:
         return node_command("coordinator", *flags, *self._common("coordinator"))
 
     def server(self, index: int, coordinator: str) -> list[str]:
-        """Return the command that runs a server, on the same interface as the coordinator."""
-        bind = f"{coordinator.rpartition(':')[0]}:0" if coordinator.startswith("tcp://") else "tcp://127.0.0.1:0"
+        """Return the command that runs a server, which listens on the same addresses as the coordinator."""
         flags = [
-            f"--coordinator={coordinator}", f"--address={bind}", f"--kernels={self.kernels}",
-            f"--apply-threads={self.apply_threads}", f"--device={self.devices[index % len(self.devices)]}",
+            f"--coordinator={coordinator}", f"--address={self._server_address(coordinator)}",
+            f"--kernels={self.kernels}", f"--apply-threads={self.apply_threads}",
+            f"--device={self.devices[index % len(self.devices)]}",
             *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
+            *([f"--ports={self.ports}"] if self.ports else []),
         ]  # fmt: skip
         return node_command("server", *flags, *self._common(f"server-{index}"))
 
+    def _server_address(self, coordinator: str) -> str:
+        if self.interface:
+            return ""
+        if is_wildcard(host_of(self.address)):
+            return join(host_of(self.address), 0)
+        return join(host_of(coordinator) or "127.0.0.1", 0)
+
     def _common(self, name: str) -> list[str]:
         switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
+        switches += [f"--interface={self.interface}"] if self.interface else []
         switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
         return [f"--name={name}", f"--log-level={self.log_level}", *switches]
 

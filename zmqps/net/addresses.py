@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+from collections.abc import Sequence
 
 from zmqps.core.protocol.endpoints import (
     MAX_PORT,
     STAR,
-    address_of,
     host_of,
+    ip_of,
     is_loopback,
     is_wildcard,
     join,
     split,
 )
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnresolvedNameError
 
 __all__ = (
-    "address_of",
     "address_of_interface",
+    "family_of",
     "host_of",
     "interfaces",
+    "ip_of",
+    "ipv4_first",
+    "is_link_local",
     "is_loopback",
     "is_wildcard",
     "join",
     "local_address_towards",
+    "outward_address",
     "parse_ports",
+    "places",
     "resolve",
     "split",
+    "usable_addresses",
 )
 
 #: The system's resolver asks each of its servers for 5 seconds; whoever waits for it wants to hear before.
 RESOLVE_TIMEOUT = 4.0
 LOOPBACK = "127.0.0.1"
+#: Documentation's own networks (RFC 5737, RFC 3849): nobody has them, so the way there is the default route.
+FAR_AWAY = ("tcp://192.0.2.1:9", "tcp://[2001:db8::1]:9")
 #: More ports than any firewall opens for one host's nodes, and few enough to try them all.
-MAX_PORTS = 10_000
+MAX_PORTS = 1000
 
 
 def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
@@ -50,10 +60,10 @@ def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
 
     Raises
     ------
-    ConfigurationError
-        The name does not resolve; says so, and what to do.
+    UnresolvedNameError
+        It stands for none, or nobody knows in time.
     """
-    if address_of(host) is not None:
+    if ip_of(host) is not None:
         return [host]
     found: list[str] = []
     reason = [f"no answer within {timeout:.0f} s"]
@@ -71,10 +81,7 @@ def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
     asking.join(timeout)
     if found:
         return list(found)
-    raise ConfigurationError(
-        f"the name {host!r:.255} does not resolve on {socket.gethostname()} ({reason[0]}); "
-        "check its spelling, enter it in DNS or /etc/hosts, or write the address"
-    )
+    raise UnresolvedNameError(name=host[:255], host=socket.gethostname(), why=reason[0])
 
 
 def local_address_towards(endpoint: str, timeout: float = RESOLVE_TIMEOUT) -> str:
@@ -82,8 +89,10 @@ def local_address_towards(endpoint: str, timeout: float = RESOLVE_TIMEOUT) -> st
 
     Raises
     ------
+    UnresolvedNameError
+        The endpoint's name stands for no address.
     ConfigurationError
-        The endpoint's name does not resolve, or there is no way to it.
+        There is no way to it.
     """
     if not endpoint.startswith("tcp://"):
         return LOOPBACK
@@ -101,6 +110,45 @@ def local_address_towards(endpoint: str, timeout: float = RESOLVE_TIMEOUT) -> st
         f"there is no way from {socket.gethostname()} to {endpoint} ({'; '.join(reasons)}); "
         "check its address and this host's network, or say with --advertise how others reach this node"
     )
+
+
+def outward_address() -> str:
+    """Return the address by which others most likely reach this host; a loopback one where it has no other."""
+    for endpoint in FAR_AWAY:
+        with contextlib.suppress(ConfigurationError):
+            return local_address_towards(endpoint)
+    usable = usable_addresses()  # no default route: a network by itself
+    return usable[0] if usable else LOOPBACK
+
+
+def usable_addresses() -> list[str]:
+    """Return the addresses of this host that others can use, IPv4 first."""
+    found = [a for addresses in interfaces().values() for a in addresses if not is_loopback(a) and not is_link_local(a)]
+    return sorted(found, key=lambda address: family_of(address) == socket.AF_INET6)
+
+
+def places(endpoint: str) -> list[str]:
+    """Return the endpoints that one to bind stands for, with addresses in the place of names, IPv4 first.
+
+    A name may be that of a network interface.
+
+    Raises
+    ------
+    ConfigurationError
+        It is the name of nothing.
+    """
+    if not endpoint.startswith("tcp://"):
+        return [endpoint]
+    host, port = split(endpoint)
+    if host == STAR or ip_of(host) is not None:
+        return [endpoint]
+    found = [address_of_interface(host)] if host in interfaces() else resolve(host)
+    return [join(address, port) for address in ipv4_first(found)]
+
+
+def ipv4_first(addresses: Sequence[str]) -> list[str]:
+    """Return addresses in their order, but those of IPv6 last: where a name has both, all nodes take the same."""
+    return sorted(addresses, key=lambda address: family_of(address) == socket.AF_INET6)
 
 
 def interfaces() -> dict[str, list[str]]:
@@ -147,7 +195,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 def is_link_local(host: str) -> bool:
     """Whether an address is good on one cable only."""
-    found = address_of(host)
+    found = ip_of(host)
     return found is not None and found.is_link_local
 
 

@@ -14,6 +14,8 @@ import termios
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from zmqps.core.protocol.endpoints import ip_of, is_loopback
+
 #: With no more descriptors than these left, or an eighth of those there may be, they are scarce.
 RESERVE = 32
 #: An address of no family: who "connects" to it ends a connection at once (connect(2)).
@@ -52,7 +54,24 @@ def address_of(connection: socket.socket, *, ours: bool = False) -> Credentials 
     if connection.family == socket.AF_UNIX:
         packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Credentials(*_CREDENTIALS.unpack(packed))
-    return Address(*(connection.getsockname() if ours else connection.getpeername())[:2])
+    host, port = (connection.getsockname() if ours else connection.getpeername())[:2]
+    return Address(_plain(host), port)
+
+
+def origin_of(descriptor: int) -> str:
+    """Return the address of the host at the other end; empty if that is this one, or the connection has ended."""
+    with contextlib.suppress(OSError, ValueError), borrowed(descriptor) as connection:
+        if connection.family == socket.AF_UNIX:
+            return ""
+        ours, theirs = connection.getsockname()[0], connection.getpeername()[0]
+        # whoever reaches this host by one of its own addresses is on it, and comes from that address
+        return "" if ours == theirs or is_loopback(theirs) else _plain(theirs)
+    return ""
+
+
+def _plain(host: str) -> str:
+    """Return an address as others write it: of IPv4 without the dress that it wears at a socket of IPv6."""
+    return str(ip_of(host) or host)
 
 
 def end_now(connection: socket.socket) -> None:

@@ -10,7 +10,10 @@ broken.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
@@ -20,7 +23,8 @@ from zmqps.core.protocol.events import Connected, Disconnected, Peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.errors import ConfigurationError
 from zmqps.net.connections import Address, Credentials, address_of, borrowed, end_now, silence
-from zmqps.net.sockets import keep_alive, limit_frames
+from zmqps.net.names import Dialer, has_name
+from zmqps.net.sockets import keep_alive, limit_frames, speak_to
 from zmqps.net.transport import Noticed
 
 #: Random bytes of a routing id.
@@ -51,6 +55,10 @@ class Dealer:
     endpoint
         Where to.
 
+    Where the endpoint has a name in the place of an address it is not connected yet: that is for `Dialer` to do.
+
+    Where the endpoint has a name in the place of an address it is connected once that was looked up.
+
     Raises
     ------
     ConfigurationError
@@ -59,6 +67,7 @@ class Dealer:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], peer: Peer, endpoint: str) -> None:
         self.peer = peer
+        self.endpoint = endpoint
         self.socket = new_dealer(context)
         address = f"inproc://zmqps-dealer-{id(self)}"
         self.socket.monitor(address, _OPEN | _UP | _GONE)
@@ -69,10 +78,24 @@ class Dealer:
         self._descriptor = -1
         self._address: Credentials | Address | None = None  # by which the connection of the descriptor is recognised
         try:
-            self.socket.connect(endpoint)
+            if not has_name(endpoint):
+                self.dial(endpoint)
         except zmq.ZMQError as error:
             self.close(0)
             raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a connection."""
+        return self._up
+
+    def dial(self, endpoint: str, before: str = "") -> None:
+        """Connect, to what a name stands for now in the place of what it stood for before."""
+        if before:
+            with contextlib.suppress(zmq.ZMQError):
+                self.socket.disconnect(before)
+        speak_to(self.socket, endpoint)
+        self.socket.connect(endpoint)
 
     def settle(self, noticed: Noticed) -> None:
         """Take what the monitor tells."""
@@ -144,11 +167,13 @@ class Dealers:
         self._dealers: list[Dealer] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._noticed: Noticed = lambda event: None
+        self._touched: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
+        self._dialers: list[Dialer] = []
 
-    def start(self, loop: asyncio.AbstractEventLoop, noticed: Noticed) -> None:
-        """Begin to tell what becomes of connections."""
-        self._loop, self._noticed = loop, noticed
+    def start(self, loop: asyncio.AbstractEventLoop, noticed: Noticed, touched: Callable[[], None]) -> None:
+        """Begin to tell what becomes of connections, and when what was done to one may have swallowed an edge."""
+        self._loop, self._noticed, self._touched = loop, noticed, touched
         for dealer in self._dealers:
             self._watch(dealer)
 
@@ -171,8 +196,14 @@ class Dealers:
         assert self._loop is not None
         self._loop.add_reader(dealer.monitor.FD, dealer.settle, self._noticed)
         self._loop.call_soon(dealer.settle, self._noticed)  # what was told before is not announced
+        if has_name(dealer.endpoint):
+            self._dialers.append(Dialer(dealer.endpoint, self._loop, lambda: dealer.is_up, partial(self._dial, dealer)))
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _dial(self, dealer: Dealer, endpoint: str, before: str) -> None:
+        dealer.dial(endpoint, before)
+        self._touched()
 
     def _look(self) -> None:
         assert self._loop is not None
@@ -185,6 +216,8 @@ class Dealers:
         """Close all of them; queued messages get ``linger`` seconds."""
         if self._timer is not None:
             self._timer.cancel()
+        for dialer in self._dialers:
+            dialer.close()
         for dealer in self._dealers:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(dealer.monitor.FD)

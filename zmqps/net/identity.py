@@ -7,17 +7,16 @@ import secrets
 import socket
 import uuid
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from zmqps import checks
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol.endpoints import is_loopback, is_wildcard, split
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError
 
 #: A job secret is to be guessed by nobody; one in hex is twice as long as the bytes that it is made of.
 MIN_SECRET_NBYTES = 16
 MAX_SECRET_NBYTES = 4096
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 def new_identity(
@@ -72,7 +71,7 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
     """
     check_endpoint(endpoint)
     checks.flag("insecure", insecure)
-    if endpoint.startswith("tcp://") and urlsplit(endpoint).hostname not in LOOPBACK_HOSTS and not insecure:
+    if endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0]) and not insecure:
         raise ConfigurationError(
             f"{endpoint} can be reached from other hosts, and this version neither encrypts nor authenticates; "
             "bind to 127.0.0.1, or pass --insecure on a network you trust"
@@ -82,8 +81,10 @@ def check_bind(endpoint: str, *, insecure: bool) -> None:
 def check_peer(endpoint: object) -> str:
     """Return an endpoint to connect to; raise `ConfigurationError` for any other."""
     endpoint = check_endpoint(endpoint)
-    if endpoint.startswith("tcp://") and (urlsplit(endpoint).hostname in (None, "*") or not urlsplit(endpoint).port):
-        raise ConfigurationError(f"{endpoint!r:.200} cannot be connected to; write the coordinator's host and port")
+    if endpoint.startswith("tcp://"):
+        host, port = split(endpoint)
+        if is_wildcard(host) or not port:
+            raise ConfigurationError(f"{endpoint!r:.200} cannot be connected to; write the coordinator's host and port")
     return endpoint
 
 
@@ -93,12 +94,6 @@ def check_endpoint(endpoint: object) -> str:
         raise ConfigurationError(
             f"{checks.shown(endpoint):.60} is not an endpoint; write tcp://HOST:PORT or ipc://PATH"
         )
-    scheme, _, rest = endpoint.partition("://")
-    try:
-        if scheme == "tcp" and rest and urlsplit(endpoint).port is not None:
-            return endpoint
-    except ValueError:
-        pass  # a port that is no number, or out of range
-    if scheme == "ipc" and rest:
-        return endpoint
-    raise ConfigurationError(f"{endpoint!r:.200} is not an endpoint; write tcp://HOST:PORT or ipc://PATH")
+    if not endpoint.startswith("ipc://") or endpoint == "ipc://":
+        split(endpoint)
+    return endpoint

@@ -28,7 +28,8 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
 from zmqps.net.frames import readable
-from zmqps.net.sockets import bind_socket
+from zmqps.net.names import find
+from zmqps.net.sockets import bind_socket, speak_to
 
 log = logging.getLogger("zmqps.pipeline")
 
@@ -234,6 +235,7 @@ class DialledPair(Pair):
         self._proven = False
         self._retry_s = RETRY_S
         self._retry_at = math.inf  # when a broken connection is given up for a new one
+        self._unnamed = False  # has said that the endpoint's name does not resolve
         try:
             self._dial()
         except BaseException:
@@ -278,7 +280,16 @@ class DialledPair(Pair):
         self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         self._monitor = self._socket.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
-            self._socket.connect(self.endpoint)
+            where = find(self.endpoint)
+        except ConfigurationError as error:  # the name may resolve later
+            if not self._unnamed:
+                log.warning("waiting for the stage at %s: %s", self.endpoint, error)
+            self._unnamed = True
+            self._break_off()
+            return
+        try:
+            speak_to(self._socket, where)
+            self._socket.connect(where)
         except zmq.ZMQError as error:
             raise ConfigurationError(f"cannot connect to {self.endpoint!r}: {error}") from None
 

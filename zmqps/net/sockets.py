@@ -6,6 +6,7 @@ import zmq
 
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
 from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.net.addresses import places, split, usable_addresses
 from zmqps.net.ports import owner_of
 
 
@@ -23,16 +24,48 @@ def keep_alive(socket: zmq.Socket[bytes], *, idle_s: int, interval_s: int, times
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, times)
 
 
+def speak_to(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """Let a socket speak what the next endpoint it binds or connects to takes: IPv6, where that is an address of it."""
+    socket.setsockopt(zmq.IPV6, int(endpoint.startswith("tcp://[")))
+
+
 def bind_socket(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the endpoint, in which a port is not 0 any more."""
+    """Bind and return the endpoint, in which a port is not 0 any more, and a host no name.
+
+    ``tcp://[::]:5570`` takes IPv4, too.
+
+    Raises
+    ------
+    AddressInUseError
+        Somebody has the port.
+    ConfigurationError
+        The endpoint is none, or not of this host.
+    """
+    reason = ""
     try:
-        socket.bind(endpoint)
-    except zmq.ZMQError as error:
-        if error.errno == zmq.EADDRINUSE:
-            port = int(endpoint.rpartition(":")[2]) if endpoint.startswith("tcp:") else 0
-            raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
-        raise ConfigurationError(f"cannot bind {endpoint!r}: {error}") from None
-    return str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+        found = places(endpoint)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"cannot bind {endpoint!r:.200}: {error}") from None
+    for place in found:
+        speak_to(socket, place)
+        try:
+            socket.bind(place)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EADDRINUSE:
+                port = split(place)[1] if place.startswith("tcp:") else 0
+                raise AddressInUseError(endpoint=endpoint, port=port, owner=owner_of(port)) from None
+            reason = reason or f"{error}{_instead(place, error.errno)}"
+        else:
+            return str(socket.getsockopt_string(zmq.LAST_ENDPOINT)).rstrip("\0")
+    raise ConfigurationError(f"cannot bind {endpoint!r}: {reason}")
+
+
+def _instead(place: str, number: int | None) -> str:
+    """Say which addresses this host has, where somebody has asked for another one."""
+    if number != zmq.EADDRNOTAVAIL:
+        return ""
+    ours = ", ".join(usable_addresses()) or "none but loopback"
+    return f"; {split(place)[0]} is no address of this host, which has {ours}"
 
 
 def descriptor_of(frame: zmq.Frame) -> int:

@@ -55,6 +55,9 @@ class Transport(Protocol):
             The connection cannot be what was asked for.
         """
 
+    def origin(self, peer: Peer) -> str:
+        """Return the address of the other host that a peer's `Hello` came from; empty: from this one, or unknown."""
+
     def facts(self) -> Mapping[str, Any]:
         """Return what to show in the status."""
 

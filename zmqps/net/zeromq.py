@@ -15,6 +15,7 @@ from zmqps.core.protocol.events import Disconnected, Peer, Reader
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
+from zmqps.net.connections import origin_of
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.frames import Backlog, discard_frames, readable, receive_frames, send_frames
@@ -76,7 +77,7 @@ class ZmqTransport:
         """Begin to deliver in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._deliver, self._delivered, self._noticed = deliver, delivered, noticed
-        self._dealers.start(self._loop, noticed)
+        self._dealers.start(self._loop, noticed, self._schedule)
         for _, socket in self._sockets:
             self._watch(socket)
 
@@ -373,6 +374,10 @@ class ZmqTransport:
 
     def greeted(self, peer: Peer, capabilities: Sequence[str]) -> None:
         """Nothing was negotiated."""
+
+    def origin(self, peer: Peer) -> str:
+        """Return the address of another host that a stranger's message comes from."""
+        return origin_of(self._current[1]) if self._current[0] == peer else ""
 
     def facts(self) -> Mapping[str, Any]:
         """Nothing but the counters."""

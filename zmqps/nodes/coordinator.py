@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, listed
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import offer_end_key
+from zmqps.nodes.listening import Place, other_addresses
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
@@ -27,7 +28,9 @@ class CoordinatorConfig:
     Parameters
     ----------
     bind
-        Where everybody reaches it; port 0 takes a free one.
+        The endpoint to listen at; port 0 takes a free one.
+    advertise, interface
+        By which address others reach it, see `Place`; by default the one where it listens.
     options
         What the cluster consists of, and its timeouts.
     name
@@ -38,14 +41,18 @@ class CoordinatorConfig:
         The file with what everybody who joins has to know; None: nothing.
     """
 
-    bind: str = f"tcp://127.0.0.1:{DEFAULT_PORT}"
+    bind: str = ""
+    advertise: str = ""
+    interface: str = ""
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
     name: str | None = None
     insecure: bool = False
     job_secret: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        check_bind(self.bind, insecure=self.insecure)
+        self.place.check()
+        if self.bind:
+            check_bind(self.bind, insecure=self.insecure)
         read_job_secret(self.job_secret)
         o = self.options
         checks.whole("servers", o.servers, 1)
@@ -60,6 +67,11 @@ class CoordinatorConfig:
                 f"the heartbeat timeout ({o.heartbeat_timeout} s) must exceed the interval ({o.heartbeat_interval} s)"
             )
 
+    @property
+    def place(self) -> Place:
+        """Where it listens."""
+        return Place(self.bind, self.advertise, self.interface)
+
 
 async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) -> int:
     """Run a coordinator until its cluster ends; return the exit code.
@@ -69,18 +81,24 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
     """
+    log = logging.getLogger("zmqps.coordinator")
+    where = config.place.binds(DEFAULT_PORT)
+    check_bind(where, insecure=config.insecure)
     transport = ZmqTransport(arrays=False)
     try:
-        endpoint = transport.bind(config.bind)
+        bound = transport.bind(where)
+        endpoint = config.place.advertises(bound)
     except BaseException:
         transport.close(0)
         raise
+    if others := other_addresses(bound, endpoint):
+        log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
     secret = read_job_secret(config.job_secret)
     identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret)
     with offer_end_key(endpoint) as end_key:
         identity = replace(identity, end_key=end_key)
         machine = CoordinatorMachine(identity, config.options)
-        driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"))
+        driver = Driver(*watch(machine, transport, identity), log)
         return await run_node(driver, endpoint, parent_fd)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import UnsafeFileError
+from zmqps.net.addresses import split
 from zmqps.nodes.files import Folder
 
 log = logging.getLogger("zmqps.coordinator")
@@ -64,7 +65,7 @@ def _folder(*, make: bool = False) -> Folder:
 
 def _name(endpoint: str) -> str:
     """Return the name of the file: by the port, for a coordinator is reached under several names."""
-    place = endpoint.rpartition(":")[2] if endpoint.startswith("tcp://") else endpoint
+    place = str(split(endpoint)[1]) if endpoint.startswith("tcp://") else endpoint
     return f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.key"
 
 

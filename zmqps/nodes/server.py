@@ -15,6 +15,7 @@ import numpy as np
 from zmqps import checks, codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
@@ -33,6 +34,7 @@ from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.host import available_nbytes
+from zmqps.nodes.listening import Place, resolved
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
 from zmqps.trace.record import watch, watch_rules, watched_coding
 
@@ -51,7 +53,10 @@ class ServerConfig:
     coordinator
         The coordinator's endpoint.
     bind
-        Where workers reach this server; port 0 takes a free one.
+        The endpoint to listen at; port 0 takes a free one. By default the address by which this host reaches the
+        coordinator.
+    advertise, interface, ports
+        Where workers reach this server, see `Place`; by default where it listens.
     name
         Its name in logs and errors; by default made of host and pid.
     kernels
@@ -69,7 +74,10 @@ class ServerConfig:
     """
 
     coordinator: str
-    bind: str = "tcp://127.0.0.1:0"
+    bind: str = ""
+    advertise: str = ""
+    interface: str = ""
+    ports: str = ""
     name: str | None = None
     kernels: str = "numba"
     insecure: bool = False
@@ -80,12 +88,19 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
-        check_bind(self.bind, insecure=self.insecure)
+        self.place.check()
+        if self.bind:
+            check_bind(self.bind, insecure=self.insecure)
         parse(self.device)
         read_job_secret(self.job_secret)
         checks.one_of("kernels", self.kernels, KERNELS)
         checks.whole("memory_nbytes", self.memory_nbytes, 1, optional=True)
         checks.whole("apply_threads", self.apply_threads, 1, MAX_APPLY_THREADS)
+
+    @property
+    def place(self) -> Place:
+        """Where it listens."""
+        return Place(self.bind, self.advertise, self.interface, self.ports)
 
 
 class CompiledRules:
@@ -211,10 +226,19 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     if streams is not None:
         streams.enter()
         log.info("computing on %s", streams.device.name)
+    where = await resolved(lambda: config.place.binds(0, config.coordinator), parent_fd, log)
+    if where is None:
+        return exits.OK
+    check_bind(where, insecure=config.insecure)
     sockets = ZmqTransport(IO_THREADS)
     transport = LaneTransport(sockets)
     try:
-        endpoint = advertised = transport.bind(config.bind)
+        bound = config.place.bind(transport.bind, where)
+        found = await resolved(lambda: config.place.advertises(bound, config.coordinator), parent_fd, log)
+        if found is None:
+            transport.close(0)
+            return exits.OK
+        endpoint = advertised = found
         if endpoint.startswith("tcp://") and (local := new_local_endpoint()):
             advertised += f" {transport.bind(local)}"
     except BaseException:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.protocol.endpoints import MAX_PORT, address_of, host_of, is_loopback, is_wildcard, join, split
+from zmqps.core.protocol.endpoints import MAX_PORT, host_of, ip_of, is_loopback, is_wildcard, join, split
 from zmqps.errors import ConfigurationError
 
 
@@ -100,5 +100,5 @@ def test_wildcards() -> None:
 
 
 def test_an_ipv4_address_in_ipv6s_dress_is_itself() -> None:
-    assert str(address_of("::ffff:10.0.0.1")) == "10.0.0.1"
-    assert address_of("host") is None
+    assert str(ip_of("::ffff:10.0.0.1")) == "10.0.0.1"
+    assert ip_of("host") is None

@@ -60,6 +60,9 @@ class Wire:
 
     def greeted(self, peer: bytes, capabilities: Sequence[str]) -> None: ...
 
+    def origin(self, peer: bytes) -> str:
+        return ""
+
     def facts(self) -> Mapping[str, Any]:
         return {}
 

@@ -26,7 +26,7 @@ def split(endpoint: str) -> tuple[str, int]:
     rest = endpoint[len(_TCP) :]
     if rest.startswith("["):
         host, _, port = rest[1:].partition("]:")
-        if not isinstance(address_of(host), IPv6Address):
+        if not isinstance(ip_of(host), IPv6Address):
             raise refusal
     else:
         host, _, port = rest.rpartition(":")
@@ -54,7 +54,7 @@ def host_of(endpoint: str) -> str:
         return ""
 
 
-def address_of(host: str) -> IPv4Address | IPv6Address | None:
+def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return a host as an address, one of IPv4 in IPv6's dress without it; None for a name."""
     try:
         found = ip_address(host)
@@ -65,12 +65,12 @@ def address_of(host: str) -> IPv4Address | IPv6Address | None:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this host by itself: ``127.0.0.0/8``, ``::1``, ``localhost``. Other names are not looked up."""
-    found = address_of(host)
+    found = ip_of(host)
     name = host.lower().rstrip(".")
     return found.is_loopback if found is not None else name == "localhost" or name.endswith(".localhost")
 
 
 def is_wildcard(host: str) -> bool:
     """Whether a host stands for all addresses of this one: ``0.0.0.0``, ``::`` or ``*``."""
-    found = address_of(host)
+    found = ip_of(host)
     return host == STAR if found is None else found.is_unspecified

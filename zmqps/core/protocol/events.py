@@ -42,10 +42,11 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came."""
+    """A message came; of a `Hello` the transport says from which other host, if any, by its address."""
 
     peer: Peer
     message: Message
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,14 @@ class Returned:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The answer to a `Look`: why a peer does not answer, in words."""
+
+    peer: Peer
+    why: str
+
+
 # --- out of a machine -------------------------------------------------------------------------
 
 
@@ -122,6 +131,14 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Connect:
     """Open a connection and call it ``peer`` from now on."""
+
+    peer: Peer
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Find out why nobody answers at an endpoint; `Looked` comes back, some time."""
 
     peer: Peer
     endpoint: str
@@ -167,7 +184,7 @@ class Landed:
     parameters: tuple[int, ...]
 
 
-Action = Landed | Send | Connect | Log | Exit | Run | Resolve
+Action = Landed | Send | Connect | Look | Log | Exit | Run | Resolve
 
 
 class Machine(Protocol):

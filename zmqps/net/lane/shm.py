@@ -335,6 +335,10 @@ class LaneTransport:
         lanes = [self._lanes.get(peer) for peer in list(self._schemes) if peer != COORDINATOR]
         return bool(lanes) and all(lane is not None and lane.active and lane.segment.borrower.knows for lane in lanes)
 
+    def origin(self, peer: Peer) -> str:
+        """Return the address of the other host that a peer's `Hello` came from."""
+        return self._inner.origin(peer)
+
     def facts(self) -> Mapping[str, Any]:
         """Return what the status shows: how the connections opened here carry their payloads."""
         proven = {peer for peer, lane in self._lanes.items() if lane.proven}
