@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,12 @@ import pytest
 import zmq
 
 import zmqps
+from tests import inprocess
 from tests.fuzz.cluster import hello
 from tests.inprocess import InProcessCluster
 from zmqps.core.protocol.messages import Error, Leave, Left, Load, Message, Pull, Push, Welcome
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import IdentityError, NotJoinedError
+from zmqps.errors import IdentityError, NotJoinedError, WrongPeerError
 from zmqps.nodes.inquiry import ask_status, end_job, inquire, run_blocking
 
 PATIENCE = 60.0
@@ -152,3 +155,23 @@ def test_a_job_secret_that_can_be_guessed_is_none(tmp_path: Path, text: str) -> 
         zmqps.connect("tcp://127.0.0.1:1", job_secret=tmp_path / "secret")
     with pytest.raises(zmqps.ConfigurationError, match="cannot read"):
         zmqps.LocalCluster(job_secret=tmp_path / "nothing")
+
+
+def test_a_worker_that_meets_another_clusters_server_is_told_and_sends_it_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two hosts' servers on the same loopback port look like this to a worker of one of them."""
+    with training() as (_, theirs, endpoint, _, _):
+        make = inprocess.make_node
+
+        def advertising(role: str, name: str) -> tuple[Any, Any]:
+            transport, identity = make(role, name)
+            return transport, replace(identity, endpoint=endpoint) if role == "server" else identity
+
+        monkeypatch.setattr(inprocess, "make_node", advertising)
+        with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
+            begun = time.monotonic()
+            with pytest.raises(WrongPeerError, match="is not the server that the coordinator named"):
+                worker.init({"w": np.ones(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+            assert time.monotonic() - begun < 5
+        assert theirs.pull()["w"].tolist() == [0.0] * 4

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 from zmqps.core.node.throttle import Throttle
@@ -22,6 +23,8 @@ from zmqps.core.protocol.events import (
     Exit,
     Landed,
     Log,
+    Look,
+    Looked,
     Machine,
     Peer,
     Pending,
@@ -37,6 +40,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, printable
+from zmqps.net.reach import why_silent
 from zmqps.net.transport import INBOUND, Transport
 
 #: How long the last messages of a node (goodbyes) may take to leave.
@@ -194,12 +198,20 @@ class Driver:
                     self.transport.connect(peer, endpoint)
                 except PSError as error:
                     self._unreachable(peer, error)
+            case Look(peer, endpoint):
+                # nobody waits for this thread: the system's resolver may take a minute
+                Thread(target=self._look, args=(asyncio.get_running_loop(), peer, endpoint), daemon=True).start()
             case Run(tag, work):
                 self._spawn(self._run(tag, work))
             case Exit():
                 assert self._exit is not None
                 if not self._exit.done():
                     self._exit.set_result(action)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, peer: Peer, endpoint: str) -> None:
+        looked = Looked(peer, why_silent(endpoint))
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self.submit, looked)
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
@@ -208,7 +220,7 @@ class Driver:
             self.transport.greeted(peer, message.capabilities)
         except PSError as error:
             return Unreachable(peer, error)
-        return Received(peer, message)
+        return Received(peer, message, self.transport.origin(peer) if isinstance(message, Hello) else "")
 
     def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat) -> Message:
         """Add what the transport has to say."""

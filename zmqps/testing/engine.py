@@ -21,6 +21,8 @@ from zmqps.core.protocol.events import (
     Disconnected,
     Exit,
     Log,
+    Look,
+    Looked,
     Peer,
     Received,
     Resolve,
@@ -45,6 +47,8 @@ Program: TypeAlias = Generator[tuple[Operation, float] | float, Any, None]
 
 #: Lines of the trace that a failure shows.
 TRACE_LINES = 200
+#: How long it takes to find out why nobody answers.
+LOOK_S = 1.0
 #: A machine whose deadline is due again and again at the same moment would spin forever.
 MOST_RINGS = 5
 
@@ -242,6 +246,8 @@ class Engine:
                     self.at(link.up_at, partial(self._back, link, link.life))
                 else:
                     self._early.setdefault(acceptor, {})[names[1]] = link
+            case Look(peer, _):
+                self.at(self.now + LOOK_S, lambda: self.event(node, Looked(peer, "nobody answers there")))
             case Run(tag, work):
                 seconds = self.run_s()
                 self.at(self.now + seconds, lambda: self.event(node, Returned(tag, _outcome(work))))

@@ -11,6 +11,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
@@ -119,13 +120,14 @@ class CoordinatorMachine:
         message, member = event.message, self.membership.find(event.peer)
         host = member.hello.host if member else getattr(message, "host", "")
         try:
-            return self._news.spare(self._take(event.peer, member, message, now), now, host)
+            return self._news.spare(self._take(event, member, message, now), now, host)
         except PSError as error:
             return self._refuse(event.peer, getattr(message, "request", 0), error)
 
-    def _take(self, peer: Peer, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
+    def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
+        peer = event.peer
         if isinstance(message, Hello):
-            return self._join(peer, message, now)
+            return self._join(event, message, now)
         if isinstance(message, StatusRequest):
             self._inquiries.check(len(self.membership.members), now)
             return [Send(peer, Status(message.request, self.status(now)))]
@@ -191,25 +193,28 @@ class CoordinatorMachine:
 
     # --- members -------------------------------------------------------------------------------
 
-    def _join(self, peer: Peer, hello: Hello, now: float) -> list[Action]:
+    def _join(self, event: Received, hello: Hello, now: float) -> list[Action]:
         check_hello(hello, ("worker", "server", "observer"))
         check_join(self.identity.job_secret, hello)
         self.membership.check_welcome(hello.incarnation)
         if self.ending is not None:
-            return [Send(peer, Shutdown(self.ending.reason))]
+            return [Send(event.peer, Shutdown(self.ending.reason))]
         known = hello.incarnation in self.membership.members
+        check_advertised(hello, event.origin)
         if hello.role != "server":
             check_job(hello)
         run = None if hello.role == "server" else self._run_for(hello.job)
         if run is not None:
+            check_in_reach(hello.role, event.origin, self.servers)
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             if not known and len(roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
-        member = self.membership.join(hello, peer, roster, now)
+        member = self.membership.join(hello, event.peer, roster, now)
         actions: list[Action] = []
         if not known:
+            member.origin = event.origin
             actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
             if run is not None:
                 self.runs[run.name] = run
@@ -224,7 +229,7 @@ class CoordinatorMachine:
             run.num_workers if run else num_workers, self.options.servers,
             proof=welcome_guard(self.identity.job_secret, hello),
         )  # fmt: skip
-        return [Send(peer, welcome), *actions]
+        return [Send(event.peer, welcome), *actions]
 
     def _run_for(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member."""
@@ -246,6 +251,7 @@ class CoordinatorMachine:
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
         self.counts["heartbeats"] += 1
         member.counters, member.counters_nbytes = packed(message.counters)
+        member.unreached = unreached(message.counters) if member.role != "server" else ""
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
         run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]

@@ -34,6 +34,8 @@ class MemberInfo:
     roster: Roster
     rank: int
     seen_at: float
+    origin: str = ""  # the address of the other host that it comes from; empty: from this one
+    unreached: str = ""  # which servers it cannot reach, by what it says
     counters: str = "{}"  # packed, see `zmqps.core.coordinator.status`
     counters_nbytes: int = 0
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job

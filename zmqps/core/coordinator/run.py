@@ -12,6 +12,7 @@ from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.reach import check_in_reach, complaints
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
@@ -215,6 +216,7 @@ class JobRun:
     def init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         """A worker names what it trains, or a member asks for it."""
         self._check_shards()
+        check_in_reach(member.role, member.origin, self._servers)
         actions = self.startup.init(member, message)
         actions += self.move_on(now)
         if (member.incarnation, message.request) in self.startup.parked:
@@ -329,6 +331,7 @@ class JobRun:
     def waiting(self) -> list[str]:
         """Return in words what is waited for: a few of many waits."""
         missing, startup = self.num_missing, self.startup
+        unreached = list(complaints([*self.workers, *self.observers]))
         if startup.ready:
             barriers, waits_for = self.barriers.by_name, self.barriers.waiting_for
             texts = [
@@ -338,10 +341,11 @@ class JobRun:
                 texts.append(f"{len(barriers) - MOST_WAITS} more barriers are waited at")
             step = self.steps.waiting_for(missing)
             texts += [f"step waits for {step}"] if step else []
-            return texts + [f"{who.title} waits for {say()}" for who, _, say in islice(self.data.waiters(), MOST_WAITS)]
+            texts += [f"{who.title} waits for {say()}" for who, _, say in islice(self.data.waiters(), MOST_WAITS)]
+            return unreached + texts
         if startup.parked:
-            return [f"init waits for {startup.waiting_for(list(self._servers))}"]
-        return ["waiting for a worker's init"] if startup.job is None else []
+            return [*unreached, f"init waits for {startup.waiting_for(list(self._servers))}"]
+        return ["waiting for a worker's init"] if startup.job is None else unreached
 
     @property
     def state(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Peer, Send
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Log, Look, Peer, Send
 from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.messages import (
     MAGIC,
@@ -20,12 +20,16 @@ from zmqps.core.protocol.messages import (
     Message,
     Welcome,
 )
-from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PeerLostError, PSError
+from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PeerLostError, PSError, printable
 
 #: A Hello is repeated quickly at first, because the connection comes up in milliseconds, then
 #: slowly, because the other side may take minutes to be started.
 FIRST_RETRY_S = 0.02
 SLOWEST_RETRY_S = 1.0
+#: A Hello that is not answered for so long makes the node look why, and then again so often.
+LOOK_S = 2.0
+LOOK_AGAIN_S = 5.0
+MAX_WHY_CHARS = 300
 #: A goodbye is said again after so long, so many times, unless it is answered: it may be lost with a connection.
 GOODBYE_RETRY_S = 0.5
 MAX_GOODBYES = 4
@@ -58,7 +62,15 @@ class Identity:
 
 
 class Handshake:
-    """Repeats `Hello` on a connection until `Welcome` comes."""
+    """Repeats `Hello` on a connection until `Welcome` comes; where it does not come, finds out why.
+
+    Attributes
+    ----------
+    since
+        When the first `Hello` was sent.
+    why
+        Why it is not answered, in words; empty if that is not known.
+    """
 
     def __init__(self, hello: Hello, peer: Peer, endpoint: str) -> None:
         self.peer = peer
@@ -66,7 +78,10 @@ class Handshake:
         self.welcome: Welcome | None = None
         self.hello = hello
         self.due: float | None = None  # when the next Hello is
+        self.since: float | None = None
+        self.why = ""
         self._retry_s = FIRST_RETRY_S
+        self._look_due = 0.0
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and say hello."""
@@ -81,6 +96,7 @@ class Handshake:
         """The other side knows us."""
         self.welcome = welcome
         self.due = None
+        self.why = ""
 
     def stop(self) -> None:
         """Say nothing any more."""
@@ -90,7 +106,30 @@ class Handshake:
         """Say hello (again)."""
         self.due = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        return [Send(self.peer, self.hello)]
+        if self.since is None:
+            self.since, self._look_due = now, now + LOOK_S
+        actions: list[Action] = [Send(self.peer, self.hello)]
+        if now >= self._look_due:
+            self._look_due = now + LOOK_AGAIN_S
+            actions.append(Look(self.peer, self.endpoint))
+        return actions
+
+    def looked(self, why: str) -> bool:
+        """Take the answer to a `Look`; return whether it says something new."""
+        why = printable(why[:MAX_WHY_CHARS])
+        if self.due is None or why == self.why:  # it has been welcomed meanwhile, or was given up
+            return False
+        self.why = why
+        return True
+
+    def silence(self, now: float) -> float:
+        """Return for how many seconds it has not been welcomed; 0 if it has."""
+        return 0.0 if self.due is None or self.since is None else now - self.since
+
+    @property
+    def because(self) -> str:
+        """Why it is not answered, to be put behind who is waited for."""
+        return f" ({self.why})" if self.why else ""
 
 
 class Member:
@@ -188,6 +227,19 @@ class Member:
         self._set_due()
         return actions
 
+    def looked(self, why: str, now: float) -> list[Action]:
+        """Say why the coordinator does not answer, when that becomes known."""
+        if not self.handshake.looked(why):
+            return []
+        where, waited = self.handshake.endpoint, self.silence(now)
+        return [Log("warning", f"no answer from the coordinator at {where} for {waited:.0f} s: {self.handshake.why}")]
+
+    def report(self, now: float) -> None:
+        """Let the coordinator have the counters soon."""
+        if self._heartbeat_due is not None:
+            self._heartbeat_due = now
+            self._set_due()
+
     def leave(self, reason: str, now: float) -> list[Action]:
         """Say goodbye, also to a coordinator that has not answered yet: it may know us anyway."""
         if self.left:
@@ -243,7 +295,8 @@ class Member:
         if self._reminder_due is not None and now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             where, waited = self.handshake.endpoint, self.silence(now)
-            actions.append(Log("warning", f"waiting for the coordinator at {where}, {waited:.0f} s so far"))
+            text = f"waiting for the coordinator at {where}, {waited:.0f} s so far{self.handshake.because}"
+            actions.append(Log("warning", text))
         if self._heartbeat_due is not None and now >= self._heartbeat_due and self.welcome is not None:
             if now - self._heartbeat_due >= self.welcome.heartbeat_timeout / 2:
                 self.heard_at = now  # this process was stopped: what came meanwhile is yet to be read

@@ -19,6 +19,7 @@ from zmqps.core.protocol.events import (
     Disconnected,
     Exit,
     Log,
+    Looked,
     NetworkEvent,
     Peer,
     Reader,
@@ -137,7 +138,7 @@ class ServerMachine:
             "jobs": of_jobs,
         }
 
-    def handle(self, event: NetworkEvent | Returned | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Returned | Looked | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
@@ -153,6 +154,8 @@ class ServerMachine:
             return self.member.on_connected(now)
         if isinstance(event, Returned):
             return self._built(event.tag, event.value)
+        if isinstance(event, Looked):
+            return self.member.looked(event.why, now)
         message = event.message
         try:
             if event.peer == COORDINATOR:

@@ -301,7 +301,7 @@ class Link:
     def waiting_for(self, transfer: Transfer, now: float) -> str:
         """Say what a transfer still waits for here, or nothing."""
         if self.handshake.welcome is None:
-            return f"{self.title} to accept the connection"
+            return f"{self.title} to accept the connection{self.handshake.because}"
         if self._broken:
             return f"the connection to {self.title} to come back, last heard from {now - self.heard_at:.1f} s ago"
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])

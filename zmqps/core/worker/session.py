@@ -20,6 +20,7 @@ from zmqps.core.protocol.events import (
     Disconnected,
     Exit,
     Log,
+    Looked,
     NetworkEvent,
     Peer,
     Resolve,
@@ -148,7 +149,7 @@ class SessionMachine:
         s = self.statistics()
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
         staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
-        return {**{name: getattr(s, name) for name in names}, **staleness}
+        return {**{name: getattr(s, name) for name in names}, **staleness, **self.transfers.unreached(self.now)}
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
@@ -162,7 +163,9 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
+    def handle(
+        self, event: NetworkEvent | Unreachable | Looked | Stop | Operation | Cancelled, now: float
+    ) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
         actions = self._take(event, now)
@@ -171,7 +174,9 @@ class SessionMachine:
             actions += self._go_on(now)
         return actions
 
-    def _take(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
+    def _take(
+        self, event: NetworkEvent | Unreachable | Looked | Stop | Operation | Cancelled, now: float
+    ) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Cancelled):
@@ -189,6 +194,10 @@ class SessionMachine:
             return [*self.member.on_connected(now), *(self._questions.again(now) if self.member.joined else [])]
         if isinstance(event, Disconnected):
             return self.transfers.disconnected(event.peer)
+        if isinstance(event, Looked):
+            return (
+                self.member.looked(event.why, now) if event.peer == COORDINATOR else self.transfers.looked(event, now)
+            )
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
         return self.transfers.handle(event.peer, event.message, now)
@@ -344,7 +353,7 @@ class SessionMachine:
         if isinstance(operation, Finish) and others:
             return f"operations under way: {', '.join(others)}"
         if isinstance(operation, Join) or not self.member.joined:
-            return f"the coordinator at {self.member.handshake.endpoint}"
+            return f"the coordinator at {self.member.handshake.endpoint}{self.member.handshake.because}"
         return operation.waiting_for or "the coordinator's answer"
 
     def _finish_if_idle(self) -> list[Action]:

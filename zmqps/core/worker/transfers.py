@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
 
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.node.member import Handshake, Identity
+from zmqps.core.node.member import LOOK_S, Handshake, Identity, Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import Coding
-from zmqps.core.protocol.events import Action, Landed, Log, Peer, server_peer
+from zmqps.core.protocol.events import Action, Landed, Log, Looked, Peer, server_peer
 from zmqps.core.protocol.keys import key_of, same
+from zmqps.core.protocol.limits import MAX_FACT_CHARS
 from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import Link
@@ -24,22 +25,30 @@ from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import (
+    ConfigurationError,
     IdentityError,
+    JobError,
     LimitError,
     NonFiniteGradientError,
     PeerLostError,
     ProtocolError,
     PSError,
+    StaleEpochError,
+    WrongPeerError,
     from_wire,
     listed,
     printable,
 )
+
+#: Of the servers that cannot be reached so many are named.
+MOST_UNREACHED = 4
 
 
 class Host(Protocol):
     """What transfers need of the session they belong to."""
 
     now: float
+    member: Member
     attached: Attached | None
     tally: Tally
     operations: dict[Operation, None]
@@ -322,11 +331,17 @@ class Transfers:
             keys = ("name", "endpoint", "ticket", "proof")
             if type(server) is not dict or any(type(server.get(key)) is not str for key in keys):
                 raise ProtocolError("a server has a name and an endpoint, a ticket and a proof")
+        endpoints = [server["endpoint"] for server in servers]
+        if twice := [endpoint for endpoint in endpoints if endpoints.count(endpoint) > 1]:
+            raise ConfigurationError(
+                f"two servers of this job advertise {printable(twice[0])}; give each an address of its own: "
+                "zmqps server --advertise HOST:PORT"
+            )
         actions: list[Action] = []
         self.links = []
         for rank, server in enumerate(servers):
             endpoint = server["endpoint"]
-            title = printable(f"server {rank} ({server['name']}, {endpoint})")
+            title = printable(f"server {rank} ({server['name']}, {endpoint.partition(' ')[0]})")
             is_open = endpoint in self._endpoints  # a second connection would take the first one's place
             peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
             ticket, proof = key_of(server["ticket"]), key_of(server["proof"])
@@ -358,6 +373,21 @@ class Transfers:
             link.on_disconnected()
         return []
 
+    def looked(self, looked: Looked, now: float) -> list[Action]:
+        """Say why a server does not answer, here and to the coordinator."""
+        link = self._by_peer.get(looked.peer)
+        if link is None or not link.handshake.looked(looked.why):
+            return []
+        self._host.member.report(now)
+        silent_s, why = link.handshake.silence(now), link.handshake.why
+        return [Log("warning", f"cannot reach {link.title} for {silent_s:.0f} s: {why}")]
+
+    def unreached(self, now: float) -> Mapping[str, str]:
+        """Return the servers that do not answer, for how long and why, as a counter for the status."""
+        silent = [(link, link.handshake.silence(now)) for link in self.links if link.handshake.welcome is None]
+        texts = [f"{link.title} for {s:.0f} s{link.handshake.because}" for link, s in silent if s >= LOOK_S]
+        return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
+
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
         """A server cannot be talked to."""
         link = self._by_peer.get(peer)
@@ -377,7 +407,8 @@ class Transfers:
             return []
         if isinstance(message, Welcome):
             if not same(message.proof, link.proof):
-                return self._fail_link(link, _stranger(link))
+                wrong = WrongPeerError(server=link.title, why="it does not prove to be that one")
+                return [Log("error", str(wrong)), *self._fail_link(link, wrong)]
             return link.on_welcome(message, now)
         if isinstance(message, (Ack, Values)):
             try:
@@ -394,6 +425,9 @@ class Transfers:
             return actions
         if isinstance(message, Error):
             error = from_wire(message.code, message.text, message.facts)
+            if message.request == 0 and _is_stranger(error):
+                wrong = WrongPeerError(server=link.title, why=f"it says: {error}"[:MAX_FACT_CHARS])
+                return [Log("error", str(wrong)), *self._fail_link(link, wrong)]
             if message.request == 0:
                 return self._fail_link(link, error)
             if isinstance(error, NonFiniteGradientError):
@@ -406,11 +440,12 @@ class Transfers:
         return []
 
 
-def _stranger(link: Link) -> IdentityError:
-    return IdentityError(
-        f"what listens at the endpoint of {link.title} is not the server that the coordinator named: that one has "
-        "probably ended, and another process has taken its place"
-    )
+def _is_stranger(error: PSError) -> bool:
+    """Whether an error that answers a `Hello` shows that the ticket was for another server, which this one is not.
+
+    The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
+    """
+    return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)
 
 
 def _converted(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -1,0 +1,163 @@
+"""A worker whose servers do not answer says which, since when and why; and what is no server of its is told apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.core.machines import logged, resolved, sent, zeros
+from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
+from zmqps.core.node.member import LOOK_AGAIN_S, LOOK_S
+from zmqps.core.protocol.events import COORDINATOR, Action, Look, Looked
+from zmqps.core.protocol.messages import Heartbeat, Push, Welcome
+from zmqps.core.worker.operations import Init, Join
+from zmqps.errors import (
+    ConfigurationError,
+    DeadlineError,
+    EvictedError,
+    IdentityError,
+    JobEndedError,
+    JobError,
+    ProtocolError,
+    PSError,
+    StaleEpochError,
+    WrongPeerError,
+)
+
+REFUSED = "nobody listens at that port (connection refused)"
+
+
+def looks(actions: list[Action]) -> list[tuple[bytes, str]]:
+    return [(action.peer, action.endpoint) for action in actions if isinstance(action, Look)]
+
+
+def half_attached() -> Session:
+    """Return a session of which the second server does not answer."""
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    session.get(session.job(init.request))
+    session.get(WELCOME, S0)
+    return session
+
+
+def test_a_server_that_does_not_answer_is_named_within_five_seconds_with_the_reason() -> None:
+    session = half_attached()
+    actions = session.wait(LOOK_S + 1.0, hear=True)
+    assert looks(actions) == [(S1, "tcp://s1:1")]
+    assert session.now < 5.0
+    said = session.handle(Looked(S1, REFUSED))
+    assert f"cannot reach server 1 (s1, tcp://s1:1) for 3 s: {REFUSED}" in logged(said)
+    beat = sent(session.wait(session.now), Heartbeat, COORDINATOR)  # at once, not at the next interval
+    assert beat[0].counters["unreached"] == f"server 1 (s1, tcp://s1:1) for 3 s ({REFUSED})"
+
+
+def test_the_reason_is_looked_for_again_and_said_when_it_changes() -> None:
+    session = half_attached()
+    session.wait(LOOK_S + 1.0, hear=True)
+    session.handle(Looked(S1, REFUSED))
+    again = looks(session.wait(LOOK_S + LOOK_AGAIN_S + 2.0, hear=True))
+    assert again == [(S1, "tcp://s1:1")]
+    assert logged(session.handle(Looked(S1, REFUSED))) == ""
+    assert "no answer" in logged(session.handle(Looked(S1, "no answer")))
+
+
+def test_an_operation_that_times_out_says_why() -> None:
+    session = half_attached()
+    push = session.transfer("push")
+    session.ask(push, 5.0)
+    session.wait(LOOK_S + 1.0, hear=True)
+    session.handle(Looked(S1, REFUSED))
+    ((_, value),) = resolved(session.wait(6.0, hear=True))
+    assert isinstance(value, DeadlineError)
+    assert f"server 1 (s1, tcp://s1:1) to accept the connection ({REFUSED})" in str(value)
+
+
+def test_nothing_is_said_of_a_server_that_answers_in_time_or_meanwhile() -> None:
+    session = half_attached()
+    session.get(WELCOME, S1)
+    assert looks(session.wait(20.0, hear=True)) == []
+    assert logged(session.handle(Looked(S1, REFUSED))) == ""
+    assert "unreached" not in session.machine.counters()
+    assert logged(session.handle(Looked(b"server-9", REFUSED))) == ""
+
+
+def test_a_coordinator_that_does_not_answer_is_named_with_the_reason() -> None:
+    session = Session()
+    session.ask(Join(0.0), 8.0)
+    assert looks(session.wait(LOOK_S + 1.0)) == [(COORDINATOR, "tcp://coordinator:1")]
+    why = "the name 'coordinator' does not resolve on here (not known)"
+    said = logged(session.handle(Looked(COORDINATOR, why)))
+    assert said == f"no answer from the coordinator at tcp://coordinator:1 for 3 s: {why}"
+    actions = session.wait(8.0)
+    assert f"waiting for the coordinator at tcp://coordinator:1, 5 s so far ({why})" in logged(actions)
+    ((_, value),) = resolved(actions)
+    assert f"the coordinator at tcp://coordinator:1 ({why})" in str(value)
+
+
+def test_the_reason_of_a_peer_is_bounded_and_printable() -> None:
+    session = half_attached()
+    session.wait(3.0, hear=True)
+    text = logged(session.handle(Looked(S1, "\n\x1b[0m" + "x" * 10_000)))
+    assert text.isprintable()
+    assert len(text) < 1000
+
+
+# --- somebody else listens there -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        error(IdentityError, reason="worker w has no ticket for this server and the job of epoch 1"),  # of this cluster
+        error(
+            JobError, reason="this server has no shard yet; call worker.init(...) first"
+        ),  # begun anew, or of another
+        error(StaleEpochError, ours=9, theirs=1),
+        error(ProtocolError, reason="epoch 1 is not of the job 'default'"),
+    ],
+)
+def test_a_server_that_is_not_the_one_that_was_meant_is_named_at_once_and_gets_nothing(refusal: object) -> None:
+    session = half_attached()
+    push = session.transfer("push")
+    session.ask(push)
+    actions = session.get(refusal, S1)
+    ((operation, value),) = resolved(actions)
+    assert operation is push
+    assert isinstance(value, WrongPeerError)
+    assert "what listens at the endpoint of server 1 (s1, tcp://s1:1) is not the server" in str(value)
+    assert str(value) in logged(actions)
+    assert not sent(actions, Push, S1)
+
+
+def test_a_welcome_without_the_proof_is_the_wrong_servers_and_nothing_is_sent_there() -> None:
+    session = half_attached()
+    push = session.transfer("push")
+    session.ask(push)
+    other = Welcome(WELCOME.version, b"x" * 16, "other", 0, 1.0, 10.0, 4, 2, proof=b"q" * 16)
+    actions = session.get(other, S1)
+    ((_, value),) = resolved(actions)
+    assert isinstance(value, WrongPeerError)
+    assert not sent(actions, Push, S1)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [error(EvictedError, reason="evicted"), error(JobEndedError, job="default", reason="its workers have finished")],
+)
+def test_what_the_right_server_says_is_not_taken_for_anothers(refusal: object) -> None:
+    session = half_attached()
+    session.ask(session.transfer("push"))
+    ((_, value),) = resolved(session.get(refusal, S1))
+    assert isinstance(value, PSError)
+    assert not isinstance(value, WrongPeerError)
+
+
+def test_two_servers_of_one_job_at_one_endpoint_fail_the_init() -> None:
+    session = Session()
+    session.get(WELCOME)
+    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    session.ask(init)
+    ((_, value),) = resolved(session.get(session.job(init.request, names="00")))
+    assert isinstance(value, ConfigurationError)
+    assert "two servers of this job advertise tcp://s0:1" in str(value)

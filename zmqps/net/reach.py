@@ -1,0 +1,62 @@
+"""Why nobody answers at an endpoint: what a plain connection there meets. ZeroMQ tries again and again in silence."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+from zmqps.errors import ConfigurationError, UnresolvedNameError
+from zmqps.net.addresses import family_of, resolve, split
+from zmqps.net.routes import is_reachable_locally
+
+#: All in all below three seconds: who asks has waited for two, and somebody wants to know within five.
+RESOLVE_TIMEOUT = 1.5
+CONNECT_TIMEOUT = 1.0
+#: A name may stand for many addresses; these are tried.
+MOST_ADDRESSES = 2
+
+
+def why_silent(advertised: str) -> str:
+    """Return in words why a peer does not answer; blocks for seconds.
+
+    Parameters
+    ----------
+    advertised
+        Its endpoints, separated by spaces.
+    """
+    endpoints = advertised.split()
+    remote = next((endpoint for endpoint in endpoints if not endpoint.startswith("ipc://")), None)
+    if remote is None:
+        here = any(map(is_reachable_locally, endpoints))
+        return "somebody listens there, but does not answer" if here else "nobody listens there on this host"
+    try:
+        host, port = split(remote)
+        addresses = resolve(host, RESOLVE_TIMEOUT)
+    except UnresolvedNameError as error:
+        return f"the name {error.name!r} does not resolve on {error.host} ({error.why})"
+    except ConfigurationError as error:
+        return str(error)
+    answers = [_answer(address, port) for address in addresses[:MOST_ADDRESSES]]
+    if len(addresses) == 1 and addresses[0] == host:
+        return answers[0]
+    return "; ".join(f"{address}: {answer}" for address, answer in zip(addresses, answers, strict=False))
+
+
+def _answer(address: str, port: int) -> str:
+    try:
+        with socket.socket(family_of(address)) as probe:
+            probe.settimeout(CONNECT_TIMEOUT)
+            probe.connect((address, port))
+            ours, theirs = probe.getsockname(), probe.getpeername()
+    except TimeoutError:
+        return "that host sends no answer: it is off, or a firewall drops what is sent to this port"
+    except ConnectionRefusedError:
+        return "nobody listens at that port (connection refused)"
+    except OSError as error:
+        if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
+            return f"there is no way to that host, or a firewall refuses it ({os.strerror(error.errno).lower()})"
+        return str(error.strerror or error).lower()
+    if ours == theirs:  # a free port that the system has lent to this very connection
+        return "nobody listens at that port"
+    return "somebody takes connections there, but does not answer: it is busy, or it is no node of this cluster"
