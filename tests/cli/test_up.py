@@ -7,12 +7,14 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 
 import psutil
 import pytest
 
 import zmqps as zmqps_package
 from tests.inprocess import InProcessCluster
+from tests.net.test_addresses import has_ipv6
 from zmqps.cli.main import run
 from zmqps.cli.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
@@ -82,6 +84,37 @@ def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
         assert log.endswith(" unfinished\n")
         assert set(log.splitlines()) <= set(result.stdout.splitlines())
     assert not state_path(tmp_path).exists()
+
+
+TRAIN = """
+import os, numpy, zmqps
+with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], transport="tcp") as worker:
+    worker.init({"w": numpy.zeros(2, "float32")}, optimizer=zmqps.optim.sgd(1.0))
+    worker.push({"w": numpy.ones(2, "float32")})
+    print("at", worker.address, "is", worker.pull()["w"], [m["endpoint"] for m in worker.status()["members"]])
+    worker.finish()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(4 * STARTING)  # it starts three clusters
+def test_a_cluster_listens_where_it_is_told_and_tells_what_can_be_used(zmqps) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        first = min(probe.getsockname()[1], 65535 - 20)
+    ports = ("--ports", f"{first}-{first + 20}")
+    for where, host in (
+        (("--address", "tcp://0.0.0.0:0", "--insecure"), r"tcp://\d+\.\d+\.\d+\.\d+"),
+        (("--interface", "lo", "--address", "tcp://lo:0", "--insecure"), r"tcp://127\.0\.0\.1"),
+        *([(("--address", "tcp://[::1]:0"), r"tcp://\[::1\]")] if has_ipv6() else []),
+    ):
+        command = ("--workers", "1", "--", sys.executable, "-c", TRAIN)
+        result = zmqps("up", *where, *ports, "--kernels", "numpy", *command)
+        assert result.returncode == exits.OK, result.stdout + result.stderr
+        found = re.search(rf"at ({host}):\d+ is \[-1\. -1\.\] \['({host}):(\d+) ipc", result.stdout)
+        assert found, result.stdout
+        assert "0.0.0.0" not in found[0]
+        assert first <= int(found[3]) <= first + 20
 
 
 @pytest.mark.timeout(2 * STARTING)  # it starts two clusters

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 
+from tests.net.test_addresses import needs_ipv6
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.proof import MARK, NONCE_NBYTES, Asking, door_word
-from zmqps.errors import AddressInUseError, ConfigurationError, PeerLostError, ProtocolError
+from zmqps.errors import AddressInUseError, ConfigurationError, PeerLostError, ProtocolError, UnresolvedNameError
 from zmqps.net import pair
 from zmqps.net.identity import new_identity
 from zmqps.net.pair import HANDSHAKE_S, MAX_FRAME_NBYTES, BoundPair, DialledPair, Pair
@@ -100,6 +101,31 @@ def test_both_learn_who_the_other_is(tmp_path: Path) -> None:
             assert head.peer is not None
             assert tail.peer is not None
             assert (head.peer.name, tail.peer.name) == ("tail", "head")
+
+
+@needs_ipv6
+def test_over_ipv6() -> None:
+    with bound("tcp://[::1]:0") as head, dialled(head.endpoint) as tail:
+        talk(head, tail)
+
+
+def test_by_a_name_that_resolves_later(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with bound() as head:
+        answers: list[str | None] = [None, None, head.endpoint]
+
+        def find(endpoint: str) -> str:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if answer is None:
+                raise UnresolvedNameError(name="stage", host="here", why="not known")
+            return answer
+
+        monkeypatch.setattr(pair, "find", find)
+        with dialled("tcp://stage:5570") as tail:
+            talk(head, tail)
+    assert [record.message for record in caplog.records if "does not resolve" in record.message] == [
+        "waiting for the stage at tcp://stage:5570: the name 'stage' does not resolve on here (not known); check its "
+        "spelling, enter it in DNS or /etc/hosts, or write the address"
+    ]
 
 
 def test_the_end_that_dials_may_be_first(tmp_path: Path) -> None:

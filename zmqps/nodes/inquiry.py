@@ -63,7 +63,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
             await Driver(machine, ZmqTransport(), log).run()
     except TimeoutError:
         awaited = " to answer" if machine.status is None else " to be ready"
-        waited = f"the coordinator at {machine.endpoint}{awaited}"
+        waited = f"the coordinator at {machine.endpoint}{awaited}{f' ({machine.why})' if machine.why else ''}"
         raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
     if machine.error is not None:
         raise machine.error.again()

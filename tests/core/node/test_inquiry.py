@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from zmqps.core.node.inquiry import AGAIN_S, Inquiry
+from zmqps.core.node.inquiry import AGAIN_S, LOOK_S, Inquiry
 from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
-from zmqps.core.protocol.events import COORDINATOR, Connect, Exit, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.events import COORDINATOR, Connect, Exit, Look, Looked, Received, Send, Stop, Undecodable
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Left, Status, StatusRequest
 from zmqps.errors import LimitError, ProtocolError
 
@@ -14,14 +14,21 @@ ASK = Send(COORDINATOR, StatusRequest(1))
 def test_it_asks_again_ever_more_slowly_until_somebody_answers() -> None:
     machine = Inquiry("tcp://127.0.0.1:1")
     assert machine.start(0.0) == [Connect(COORDINATOR, "tcp://127.0.0.1:1"), ASK]
-    waits, now = [], 0.0
+    waits, now, looks = [], 0.0, []
     for _ in range(10):
         due = machine.next_deadline()
         assert due is not None
         waits.append(round(due - now, 9))
         now = due
-        assert machine.on_deadline(now) == [ASK]
+        asked, *others = machine.on_deadline(now)
+        assert asked == ASK
+        looks += [(action, now) for action in others]
         machine.validate()
+    ((look, looked_at),) = looks  # once
+    assert look == Look(COORDINATOR, "tcp://127.0.0.1:1")
+    assert LOOK_S <= looked_at < 3.0
+    assert machine.handle(Looked(COORDINATOR, "nobody\nlistens"), now) == []
+    assert machine.why == "nobody\\nlistens"
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (FIRST_RETRY_S, SLOWEST_RETRY_S)
     assert [type(a) for a in machine.handle(Received(COORDINATOR, Status(1, {"state": "x"})), now)] == [Exit]

@@ -45,7 +45,7 @@ def check_advertised(hello: Hello, origin: str) -> None:
         raise UnreachableAddressError(
             node=node,
             endpoint=endpoints[0],
-            why=f"where only its own host can reach it, but it is on another host than the coordinator ({origin})",
+            why=f"where only its own host can reach it, and it is not on the coordinator's: it comes from {origin}",
             advice=f"start it without --address, or with --advertise {origin}; a name that is a loopback address there "
             "(see its /etc/hosts) is of no use either",
         )

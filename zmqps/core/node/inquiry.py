@@ -7,10 +7,24 @@ from typing import Any
 
 from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Connected, Exit, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Connected,
+    Exit,
+    Look,
+    Looked,
+    Received,
+    Send,
+    Stop,
+    Undecodable,
+)
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
 from zmqps.errors import LimitError, PSError, from_wire, printable
 
+#: Without an answer for so long, it is looked why.
+LOOK_S = 0.8
 #: How soon to ask again after an answer that is not satisfactory yet.
 AGAIN_S = 0.05
 
@@ -40,7 +54,9 @@ class Inquiry:
         self.error: PSError | None = None  # why it is refused
         self._question = question
         self._until = until
+        self.why = ""  # nobody answers, in words
         self._due: float | None = None
+        self._look_due: float | None = None
         self._retry_s = FIRST_RETRY_S
 
     @property
@@ -50,15 +66,21 @@ class Inquiry:
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and ask."""
+        self._look_due = now + LOOK_S
         return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
 
-    def handle(self, event: Received | Undecodable | Connected | Stop, now: float) -> list[Action]:
+    def handle(self, event: Received | Undecodable | Connected | Looked | Stop, now: float) -> list[Action]:
         """Take an answer; anything else is not for us."""
         if isinstance(event, Stop):
             return [Exit(exits.OK, event.reason)]
         if isinstance(event, Connected) and self._due is not None:
             return self.on_deadline(now)  # what was asked before had nowhere to go
+        if isinstance(event, Looked):
+            self.why = printable(event.why)
+            return []
         message = event.message if isinstance(event, Received) else None
+        if message is not None:
+            self._look_due = None
         if isinstance(message, Status):
             self.error = None
             self.status = presented(message.status)
@@ -84,7 +106,11 @@ class Inquiry:
         """Ask (again): the connection may not have been up, or the answer got lost."""
         self._due = now + self._retry_s
         self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        return [Send(COORDINATOR, self._question)]
+        actions: list[Action] = [Send(COORDINATOR, self._question)]
+        if self._look_due is not None and now >= self._look_due:
+            self._look_due = None
+            actions.append(Look(COORDINATOR, self.endpoint))
+        return actions
 
     def validate(self) -> None:
         """Assert the invariants."""
