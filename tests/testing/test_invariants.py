@@ -15,7 +15,7 @@ from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
-from zmqps.core.node.member import Member
+from zmqps.core.node.member import Handshake, Member
 from zmqps.core.protocol.events import Action, Disconnected, Send
 from zmqps.core.protocol.messages import Commit, Departed, Error, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
@@ -60,6 +60,14 @@ def wrap(patch: Patch, owner: type, name: str, change: Callable[..., Any]) -> No
     """Let a method do something else: ``change(original, self, *arguments)``."""
     original = getattr(owner, name)
     patch.setattr(owner, name, lambda self, *a, **k: change(original, self, *a, **k))
+
+
+# --- reach ---------------------------------------------------------------------------------------
+
+
+def test_a_node_that_never_looks_why_nobody_answers(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Handshake, "looked", lambda original, self, why: False)
+    caught("async-partitions", "does not say why")
 
 
 # --- memory -------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ class Place:
             except AddressInUseError as error:
                 taken.append(error)
         if len(taken) == 1:
-            raise taken[0]
+            raise taken[0].again()
         owners = ", ".join(f"{error.port} by {error.owner}" for error in taken[:4])
         raise ConfigurationError(
             f"all ports of {self.ports} are in use on {host_of(endpoint)}: {owners}{' …' if len(taken) > 4 else ''}; "

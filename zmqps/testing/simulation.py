@@ -29,6 +29,7 @@ from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
+from zmqps.testing.reach import check_told
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -307,6 +308,7 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
+            check_told(node, self.now)
             self.training.check(self, node)
             if self._attackers is not None:
                 self._attackers.check(node)
