@@ -203,8 +203,7 @@ class CoordinatorMachine:
         check_advertised(hello, event.origin)
         if hello.role != "server":
             check_job(hello)
-        run = None if hello.role == "server" else self._run_for(hello.job)
-        if run is not None:
+        if (run := None if hello.role == "server" else self._run_for(hello.job)) is not None:
             check_in_reach(hello.role, event.origin, self.servers)
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
         else:
@@ -417,8 +416,7 @@ class CoordinatorMachine:
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other."""
         check_end(self.identity.job_secret, self.identity.end_key, message)
-        known = self.ended.answered(peer, message)
-        if known is not None:
+        if (known := self.ended.answered(peer, message)) is not None:
             return [Send(peer, known)]
         if not message.job:  # all of them, and the cluster
             answer = Send(peer, self.ended.answer(peer, message, "the cluster is ending"))
@@ -429,10 +427,8 @@ class CoordinatorMachine:
             self._note_idle(now)
             text = f"job {message.job!r} has ended"
         elif not (text := self.ended.describe(message.job, now)):
-            names = listed(sorted(map(repr, self.runs)), 8)
-            raise JobError(
-                f"there is no job {message.job[:100]!r}; {f'running: {names}' if names else 'none is running'}"
-            )
+            running = f"running: {listed(sorted(map(repr, self.runs)), 8)}" if self.runs else "none is running"
+            raise JobError(f"there is no job {message.job[:100]!r}; {running}")
         return [*actions, Send(peer, self.ended.answer(peer, message, text))]
 
     # --- failures and the end ------------------------------------------------------------------

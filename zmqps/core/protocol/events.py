@@ -82,10 +82,6 @@ class Disconnected:
     peer: Peer
 
 
-#: What a transport tells.
-NetworkEvent = Received | Undecodable | Connected | Disconnected
-
-
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The process was asked to end (a signal, ``close()``)."""
@@ -107,6 +103,10 @@ class Looked:
 
     peer: Peer
     why: str
+
+
+#: What a transport tells.
+NetworkEvent = Received | Undecodable | Connected | Disconnected | Looked
 
 
 # --- out of a machine -------------------------------------------------------------------------

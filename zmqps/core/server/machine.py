@@ -131,14 +131,10 @@ class ServerMachine:
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
         of_jobs = {str(epoch): tenant.counters() for epoch, tenant in self.tenants.items()}
-        return {
-            **in_all(of_jobs.values()),
-            "refused": self._num_refused,
-            "clients": len(self.clients),
-            "jobs": of_jobs,
-        }
+        here = {"refused": self._num_refused, "clients": len(self.clients)}
+        return {**in_all(of_jobs.values()), **here, "jobs": of_jobs}
 
-    def handle(self, event: NetworkEvent | Returned | Looked | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Returned | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):

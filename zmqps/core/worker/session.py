@@ -163,9 +163,7 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(
-        self, event: NetworkEvent | Unreachable | Looked | Stop | Operation | Cancelled, now: float
-    ) -> list[Action]:
+    def handle(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
         actions = self._take(event, now)
@@ -174,9 +172,7 @@ class SessionMachine:
             actions += self._go_on(now)
         return actions
 
-    def _take(
-        self, event: NetworkEvent | Unreachable | Looked | Stop | Operation | Cancelled, now: float
-    ) -> list[Action]:
+    def _take(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Cancelled):
@@ -195,9 +191,8 @@ class SessionMachine:
         if isinstance(event, Disconnected):
             return self.transfers.disconnected(event.peer)
         if isinstance(event, Looked):
-            return (
-                self.member.looked(event.why, now) if event.peer == COORDINATOR else self.transfers.looked(event, now)
-            )
+            ours = event.peer == COORDINATOR
+            return self.member.looked(event.why, now) if ours else self.transfers.looked(event, now)
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
         return self.transfers.handle(event.peer, event.message, now)
