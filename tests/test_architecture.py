@@ -45,7 +45,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
         "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
-        "launch": "errors checks core/protocol core/coordinator gpu trace nodes",
+        "launch": "errors checks core/protocol core/coordinator net gpu trace nodes",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",

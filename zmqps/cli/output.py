@@ -9,16 +9,15 @@ import queue
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, TextIO
 
 from zmqps.errors import counted, printable
-from zmqps.launch.logs import NAME_WIDTH, read_line, without_date, write_line
+from zmqps.launch.logs import MAX_LINE_NBYTES, NAME_WIDTH, Lines, aligned, read_line, without_date, write_line
 from zmqps.nodes.files import Folder
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
-#: A longer line is broken: a worker that never ends one must not fill the memory.
-MAX_LINE_NBYTES = 64 << 10
 #: Lines the terminal may lag behind before some are left out there; the files have them all.
 MAX_BACKLOG = 10_000
 
@@ -34,18 +33,33 @@ def in_one_line(line: str) -> str:
     return "".join(part if number % 2 else printable(part) for number, part in enumerate(_COLOURS.split(line)))
 
 
-class Painter:
-    """Prints log lines; on a terminal without the date and in one colour a node."""
+#: What begins the line anew on a terminal.
+ANEW = "\r\x1b[K"
 
-    def __init__(self, stream: TextIO) -> None:
+
+class Painter:
+    """Prints log lines; on a terminal without the date and in one colour a node.
+
+    Parameters
+    ----------
+    stream
+        Where to.
+    width
+        How much room the names of nodes take.
+    """
+
+    def __init__(self, stream: TextIO, width: int = NAME_WIDTH) -> None:
         from rich.console import Console
 
         self._stream = stream
+        self._width = width
+        self._state = ""  # stands below the lines, on a terminal only
         self._console = Console(file=stream, highlight=False, soft_wrap=True) if stream.isatty() else None
         self._colours: dict[str, str] = {}
 
     def print(self, line: str) -> None:
         """Print a line."""
+        line = aligned(line, self._width)
         if self._console is None:
             print(line, file=self._stream, flush=True)
             return
@@ -55,8 +69,25 @@ class Painter:
         text = Text.from_ansi(without_date(line))
         if entry is not None and not line.startswith("{"):
             colour = self._colours.setdefault(entry[0], COLOURS[len(self._colours) % len(COLOURS)])
-            text.stylize(colour, 0, max(NAME_WIDTH, len(entry[0])) + 2)
+            text.stylize(colour, 0, max(self._width, len(entry[0])) + 2)
+        if self._state:
+            self._stream.write(ANEW)
         self._console.print(text)
+        self.progress(self._state)
+
+    def progress(self, state: str) -> None:
+        """Show below the lines how far something has come; nothing, if it is done."""
+        if self._console is not None and (state or self._state):
+            self._state = state
+            self._stream.write(ANEW + state)
+            self._stream.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far something has come."""
+
+    state: str
 
 
 class Terminal:
@@ -66,11 +97,13 @@ class Terminal:
     ----------
     stream
         Where to; coloured if it is a terminal.
+    width
+        How much room the names of nodes take.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._painter = Painter(stream)
-        self._lines: queue.Queue[str | None] = queue.Queue(MAX_BACKLOG)
+    def __init__(self, stream: TextIO, width: int = NAME_WIDTH) -> None:
+        self._painter = Painter(stream, width)
+        self._lines: queue.Queue[str | Progress | None] = queue.Queue(MAX_BACKLOG)
         self._left_out = 0
         self._thread = threading.Thread(target=self._main, name="zmqps-terminal", daemon=True)
         self._thread.start()
@@ -82,6 +115,11 @@ class Terminal:
         except queue.Full:
             self._left_out += 1
 
+    def progress(self, state: str) -> None:
+        """Show how far something has come, in a line of its own below the others; nothing, if it is done."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(Progress(state))
+
     def close(self, timeout: float = 1.0) -> None:
         """Show what is waiting, if that takes no longer than ``timeout``."""
         with contextlib.suppress(queue.Full):
@@ -91,6 +129,9 @@ class Terminal:
     def _main(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone: the files go on
             while (line := self._lines.get()) is not None:
+                if isinstance(line, Progress):
+                    self._painter.progress(line.state)
+                    continue
                 left_out, self._left_out = self._left_out, 0
                 if left_out:
                     self._painter.print(f"({counted(left_out, 'line')} left out here; the log files have all)")
@@ -155,7 +196,7 @@ class Pump:
         self.log = log
         self.ended = asyncio.Event()
         self._pipe = pipe
-        self._rest = b""
+        self._lines = Lines()
         os.set_blocking(pipe.fileno(), False)
         asyncio.get_running_loop().add_reader(pipe.fileno(), self._read)
 
@@ -164,13 +205,7 @@ class Pump:
             data = os.read(self._pipe.fileno(), MAX_LINE_NBYTES)
         except BlockingIOError:
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if self._rest and (not data or len(self._rest) > MAX_LINE_NBYTES):
-            lines.append(self._rest)
-            self._rest = b""
-        # of a progress bar, which returns to the start of its line, only the last state
-        texts = [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
-        self.log.take(texts)
+        self.log.take(self._lines.take(data))
         if not data:
             self.close()
 

@@ -86,8 +86,8 @@ class ClusterConfig:
     memory_nbytes: int | None = None
     job_secret: Path | None = None
 
-    def coordinator(self) -> list[str]:
-        """Return the command that runs the coordinator."""
+    def coordinator(self, name: str = "coordinator") -> list[str]:
+        """Return the flags of the coordinator."""
         o = self.options
         flags = [
             f"--address={self.address}", f"--servers={o.servers}", f"--heartbeat-interval={o.heartbeat_interval}",
@@ -95,18 +95,18 @@ class ClusterConfig:
             f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
             *["--once"] * o.once,
         ]  # fmt: skip
-        return node_command("coordinator", *flags, *self._common("coordinator"))
+        return [*flags, *self._common(name)]
 
-    def server(self, index: int, coordinator: str) -> list[str]:
-        """Return the command that runs a server, which listens on the same addresses as the coordinator."""
+    def server(self, index: int, coordinator: str, *, bind: str = "", name: str = "") -> list[str]:
+        """Return the flags of a server, which by default listens on the same addresses as the coordinator."""
         flags = [
-            f"--coordinator={coordinator}", f"--address={self._server_address(coordinator)}",
+            f"--coordinator={coordinator}", f"--address={bind or self._server_address(coordinator)}",
             f"--kernels={self.kernels}", f"--apply-threads={self.apply_threads}",
             f"--device={self.devices[index % len(self.devices)]}",
             *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
             *([f"--ports={self.ports}"] if self.ports else []),
         ]  # fmt: skip
-        return node_command("server", *flags, *self._common(f"server-{index}"))
+        return [*flags, *self._common(name or f"server-{index}")]
 
     def _server_address(self, coordinator: str) -> str:
         if self.interface:
@@ -169,11 +169,11 @@ class Nodes:
             raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
 
     async def _start(self) -> None:
-        self._add("coordinator", self._config.coordinator())
+        self._add("coordinator", node_command("coordinator", *self._config.coordinator()))
         self.address = await self.coordinator.announcement()
         num_servers = self._config.options.servers
         for index in range(num_servers):
-            self._add(f"server-{index}", self._config.server(index, self.address))
+            self._add(f"server-{index}", node_command("server", *self._config.server(index, self.address)))
         for server in self.servers:
             self._missing = f"{server.name} to start"
             await server.announcement()

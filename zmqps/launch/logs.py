@@ -24,6 +24,9 @@ LEVELS = ("debug", "info", "warning", "error")
 NAME_WIDTH = len("coordinator")
 DATE_WIDTH = len("2025-11-21 ")
 
+#: A longer line is broken: a worker that never ends one must not fill the memory.
+MAX_LINE_NBYTES = 64 << 10
+
 _LINE = re.compile(r"(\S+) *\| (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) ")
 
 
@@ -60,6 +63,27 @@ def without_date(line: str) -> str:
     """Return a text line with the time only, for a person who looks on."""
     match = _LINE.match(line)
     return line[: match.start(2)] + line[match.start(2) + DATE_WIDTH :] if match else line
+
+
+def aligned(line: str, width: int) -> str:
+    """Return a text line whose node's name takes so much room."""
+    match = _LINE.match(line)
+    return f"{match[1]:<{width}} | {line[match.start(2) :]}" if match else line
+
+
+class Lines:
+    """Cuts what a process says into lines; of a progress bar, which returns to their start, the last state."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[str]:
+        """Return the lines that are whole now; nothing more said is the end."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > MAX_LINE_NBYTES):
+            lines.append(self._rest)
+            self._rest = b""
+        return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
 
 class NodeFormatter(logging.Formatter):

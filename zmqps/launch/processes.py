@@ -21,7 +21,7 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.launch.logs import read_message
@@ -39,6 +39,23 @@ CHANNEL_SECRET = secrets.token_hex(16)
 MARK = "ZMQPS_SUPERVISOR"
 TAIL_LINES = 10
 TAIL_NBYTES = 16 << 10
+
+
+class Child(Protocol):
+    """A process that is awaited and ended: of this host, or of another one (`zmqps.launch.remote`)."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+
+    async def exited(self) -> int:
+        """Wait until it has."""
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+
+    def kill(self) -> None:
+        """End it at once."""
 
 
 class Process:
@@ -162,7 +179,7 @@ async def _readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-async def all_exited(processes: Iterable[Process], timeout: float) -> bool:
+async def all_exited(processes: Iterable[Child], timeout: float) -> bool:
     """Wait for processes to end; return whether all have."""
     waits = [asyncio.ensure_future(process.exited()) for process in processes if not process.ended]
     if not waits:
@@ -174,7 +191,7 @@ async def all_exited(processes: Iterable[Process], timeout: float) -> bool:
     return not pending
 
 
-async def end(processes: Iterable[Process], number: signal.Signals, grace: float) -> None:
+async def end(processes: Iterable[Child], number: signal.Signals, grace: float) -> None:
     """Ask processes to end, and after ``grace`` seconds make them."""
     processes = [process for process in processes if not process.ended]
     for process in processes:

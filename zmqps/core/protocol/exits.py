@@ -8,5 +8,6 @@ COORDINATOR_LOST = 4  #: no sign of life from the coordinator
 IDLE = 5  #: no worker came within the idle lease
 EVICTED = 6  #: the coordinator had presumed this node dead
 WORKERS_FAILED = 7  #: a worker process failed, or a worker was lost and nobody came instead
+HOST_LOST = 8  #: `zmqps launch`: a host cannot be reached any more
 INTERRUPTED = 130  #: Ctrl-C (128 + SIGINT)
 TERMINATED = 143  #: SIGTERM (128 + SIGTERM)

@@ -1,0 +1,439 @@
+"""Runs a cluster and its workers on many hosts, from their start to their end: what ``zmqps launch`` is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import traceback
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from zmqps import __version__
+from zmqps.cli.output import LogFile, Terminal
+from zmqps.cli.state import Claim, State
+from zmqps.core.protocol import exits
+from zmqps.errors import DeadlineError, NodeFailedError, PSError
+from zmqps.launch.cluster import GRACE_S, ClusterConfig
+from zmqps.launch.far import FILES, pack
+from zmqps.launch.hosts import Place
+from zmqps.launch.logs import NAME_WIDTH
+from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
+from zmqps.launch.reach import is_bound_freely, is_loopback
+from zmqps.launch.remote import RemoteHost, RemoteProcess
+from zmqps.launch.ssh import Shell
+from zmqps.nodes.files import Folder
+from zmqps.trace import VARIABLE as TRACE
+
+#: A code that says how a process was ended by a signal begins here, as shells have it.
+SIGNALLED = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """What ``zmqps launch`` is told.
+
+    Parameters
+    ----------
+    cluster
+        The coordinator and servers; of its address only the port counts.
+    places
+        What runs on each host.
+    shell
+        How they are reached.
+    command
+        What each worker runs.
+    env
+        Variables that the workers get.
+    name
+        The cluster's, for its folder under ``runs/``.
+    directory
+        Where ``runs/`` and ``.zmqps/`` are.
+    remote_directory
+        Where the workers run on their hosts.
+    port
+        The coordinator's; 0 takes a free one.
+    timeout
+        Seconds to wait for the start.
+    restarts
+        How often a worker that fails is started again.
+    sync
+        The folder to copy to each host first, and its name there; None: nothing.
+    """
+
+    cluster: ClusterConfig
+    places: Sequence[Place]
+    shell: Shell
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    name: str
+    directory: Path
+    remote_directory: str
+    port: int = 0
+    timeout: float = 60.0
+    restarts: int = 0
+    sync: tuple[Path, str] | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return sum(len(place.workers) for place in self.places)
+
+    @property
+    def num_servers(self) -> int:
+        """How many servers there are."""
+        return sum(len(place.servers) for place in self.places)
+
+    @property
+    def width(self) -> int:
+        """The length of the longest name of a process."""
+        return max(NAME_WIDTH, *(len(name) for place in self.places for name in names(place)))
+
+
+def names(place: Place) -> list[str]:
+    """Return the names of what runs on a host: role and number, and the host's."""
+    roles = ["coordinator"] * place.coordinator
+    roles += [f"server-{index}" for index in place.servers] + [f"worker-{index}" for index in place.workers]
+    return [f"{role}@{place.host.name}" for role in roles]
+
+
+class Fleet:
+    """Starts everything, watches it, and ends it in order: workers, coordinator, servers, agents.
+
+    Ctrl-C, SIGTERM and SIGHUP end the cluster; a second one does so at once. The first process that fails ends it as
+    well, and so does a host that is lost.
+
+    Parameters
+    ----------
+    config
+        What to run.
+    terminal
+        Shows what happens.
+    """
+
+    def __init__(self, config: LaunchConfig, terminal: Terminal | None) -> None:
+        self._config = config
+        self._terminal = terminal
+        self._hosts: dict[str, RemoteHost] = {}
+        self._addresses: dict[str, str] = {}
+        self._processes: list[RemoteProcess] = []
+        self._logs: contextlib.ExitStack = contextlib.ExitStack()
+        self._first = asyncio.Event()  # something has failed
+        self._code = exits.OK
+        self._asked: signal.Signals | None = None
+        self._ending = False
+        self._address = ""
+        self._missing = "the hosts to answer"
+
+    async def run(self) -> int:
+        """Run the cluster until its end; return the exit code.
+
+        Raises
+        ------
+        PSError
+            What kept the cluster from starting; nothing is left behind.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        config = self._config
+        with Claim(config.directory) as claim, self._logs:
+            where = ("runs", config.name, "logs")
+            self._folder = self._logs.enter_context(Folder(config.directory.absolute(), *where, make=True))
+            for old in os.listdir(self._folder.fd):
+                if old.endswith(".log"):
+                    self._folder.remove(old)
+            self._log = self._new_log("zmqps", "supervisor.log")
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self._ask, number, task)
+            started = datetime.now().astimezone().isoformat(timespec="seconds")
+            facts = {"pid": os.getpid(), "name": config.name, "logs": str(self._folder.path), "started": started}
+            facts["start"] = start_of(os.getpid())
+            claim.write(State(address="", **facts))  # type: ignore[arg-type]
+            try:
+                await self._start()
+                claim.write(State(address=self._address, **facts))  # type: ignore[arg-type]
+                return await self._supervise()
+            except asyncio.CancelledError:
+                if self._asked is None:
+                    raise
+                return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
+            except Exception as error:
+                text = str(error) if isinstance(error, PSError) else traceback.format_exc()
+                self._log.say("error", text, shown=False)  # whoever catches it shows it
+                raise
+            finally:
+                self._ending = True
+                self._progress("")
+                await self._end()
+
+    # --- the start ------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.timeout):
+                await self._reach_hosts()
+                await self._start_nodes()
+        except TimeoutError:
+            logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self._processes)
+            text = self._missing + (f"; the last log lines:{logs}" if logs else "")
+            raise DeadlineError(
+                operation="the start of the cluster", seconds=self._config.timeout, waiting_for=text
+            ) from None
+        hosts = len(self._hosts)
+        self._log.say(
+            "info", f"cluster at {self._address} on {hosts} host{'s' * (hosts != 1)}, logs in {self._folder.path}"
+        )
+
+    async def _reach_hosts(self) -> None:
+        config, shell = self._config, self._config.shell
+        places = [place for place in config.places if place.is_used]
+        for place in places:
+            name = place.host.name
+            self._hosts[name] = RemoteHost(
+                place.host, shell.agent(place.host), __version__, shell.silence, partial(self._heard, name)
+            )
+        await self._each("hosts reached", [self._reach(host) for host in self._hosts.values()])
+        if config.sync is not None:
+            await self._each("hosts have the code", [self._copy(host) for host in self._hosts.values()])
+        await self._each("hosts ready", [self._set_up(place) for place in places])
+        others = [address for address in self._addresses.values() if address]
+        for name, address in self._addresses.items():
+            if not address:  # this host, without ssh: the way to the others tells
+                self._addresses[name] = await self._hosts[name].route(others[0]) if others else "127.0.0.1"
+        beyond = sorted({address for address in self._addresses.values() if not is_loopback(address)})
+        if beyond:
+            self._log.say("warning", f"nothing is encrypted, and who reaches {', '.join(beyond)} can join (--insecure)")
+
+    async def _reach(self, host: RemoteHost) -> None:
+        await host.open()
+        self._watch(host)
+
+    def _watch(self, host: RemoteHost) -> None:
+        async def lost() -> None:
+            await host.gone.wait()
+            if not self._ending:
+                self._fail(exits.HOST_LOST, f"{host.name} is lost: {host.lost}")
+
+        self._logs.callback(asyncio.create_task(lost()).cancel)
+
+    async def _copy(self, host: RemoteHost) -> None:
+        if host.host.is_local:
+            return
+        assert self._config.sync is not None
+        process = await asyncio.create_subprocess_exec(
+            *self._config.shell.copy(host.host, *self._config.sync), stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, process_group=0,
+        )  # fmt: skip
+        try:
+            said, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        if process.returncode:
+            last = "\n".join(f"  {line}" for line in said.decode(errors="replace").splitlines()[-10:])
+            raise NodeFailedError(name=f"rsync to {host.name}", how=describe_exit(process.returncode), tail=last)
+
+    async def _set_up(self, place: Place) -> None:
+        host, config = place.host, self._config
+        env = {"ZMQPS_CHANNEL_SECRET": CHANNEL_SECRET, **config.env}
+        files = {}
+        if config.cluster.job_secret is not None:
+            files["job.secret"] = pack(config.cluster.job_secret)
+            env["ZMQPS_JOB_SECRET"] = f"{FILES}/job.secret"
+        facts = {
+            "directory": config.remote_directory, "files": files, "env": env, "workers": len(place.workers),
+            "trace": bool(os.environ.get(TRACE)), "name": host.name, "local": host.is_local,
+            "address": host.address, "interface": host.interface,
+        }  # fmt: skip
+        self._addresses[host.name] = await self._hosts[host.name].set_up(facts)
+
+    async def _start_nodes(self) -> None:
+        config = self._config
+        self._missing = "the coordinator to start"
+        self._progress("starting the coordinator")
+        (place,) = (place for place in config.places if place.coordinator)
+        name = f"coordinator@{place.host.name}"
+        cluster = self._cluster(place, config.port)
+        coordinator = self._start_node(place, name, "coordinator", cluster.coordinator(name))
+        self._address = await self._while_all_run(coordinator.announcement())
+        self._missing = "the servers to start"
+        servers = []
+        for place in config.places:
+            for index in place.servers:
+                name = f"server-{index}@{place.host.name}"
+                cluster = self._cluster(place, 0)
+                flags = cluster.server(index, self._address, bind=cluster.address, name=name)
+                servers.append(self._start_node(place, name, "server", flags))
+        await self._each("servers started", [self._while_all_run(server.announcement()) for server in servers])
+        all_joined = asyncio.Event()
+
+        def joined(here: int) -> None:
+            self._missing = f"{len(servers) - here} of {len(servers)} servers to join"
+            self._progress(f"{here} of {len(servers)} servers joined")
+            if here >= len(servers):
+                all_joined.set()
+
+        coordinator.host.joined = joined
+        coordinator.host.tell({"do": "joined", "address": self._address, "servers": len(servers)})
+        await self._while_all_run(all_joined.wait())
+        self._progress("")
+
+    def _cluster(self, place: Place, port: int) -> ClusterConfig:
+        """Return what the nodes of a host are told."""
+        address = self._addresses[place.host.name]
+        host = f"[{address}]" if ":" in address else address
+        secret = Path(FILES) / "job.secret" if self._config.cluster.job_secret is not None else None
+        insecure = not is_bound_freely(address)
+        return replace(self._config.cluster, address=f"tcp://{host}:{port}", job_secret=secret, insecure=insecure)
+
+    def _start_node(self, place: Place, name: str, role: str, flags: Sequence[str]) -> RemoteProcess:
+        process = self._begin(place, name, role, {"flags": list(flags)})
+        self._processes.append(process)
+        return process
+
+    def _begin(self, place: Place, name: str, role: str, facts: Mapping[str, Any]) -> RemoteProcess:
+        log = self._new_log(name, f"{name}.log")
+        return self._hosts[place.host.name].start(name, role, log.path, log.take, facts)
+
+    async def _while_all_run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Wait for something, or for the first node that ends before, or the first host that is lost."""
+        task = asyncio.ensure_future(work)
+        ends = {asyncio.ensure_future(process.exited()): process for process in self._processes}
+        try:
+            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+            for ended, process in ends.items():
+                if ended.done() and not task.done():
+                    raise process.failure(ended.result())
+            return await task
+        finally:
+            for future in [task, *ends]:
+                future.cancel()
+            await asyncio.gather(task, *ends, return_exceptions=True)
+
+    async def _each(self, what: str, works: Sequence[Coroutine[Any, Any, Any]]) -> None:
+        """Do several things at once, and show how far that has come; the first that fails ends the others."""
+        tasks = [asyncio.ensure_future(work) for work in works]
+        try:
+            for count, done in enumerate(asyncio.as_completed(tasks)):
+                self._missing = f"{len(tasks) - count} of {len(tasks)} ({what})"
+                self._progress(f"{count} of {len(tasks)} {what}")
+                await done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- training -------------------------------------------------------------------------------
+
+    async def _supervise(self) -> int:
+        watches = [asyncio.create_task(self._watch_node(node)) for node in self._processes]
+        numbers = [(place, index) for place in self._config.places for index in place.workers]
+        workers = [asyncio.create_task(self._watch_worker(place, index)) for place, index in numbers]
+        failed = asyncio.create_task(self._first.wait())
+        done = asyncio.ensure_future(asyncio.gather(*workers))
+        tasks: list[asyncio.Future[Any]] = [failed, done, *watches]
+        try:
+            await asyncio.wait(tasks[:2], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._first.is_set():
+            return self._code
+        self._log.say(
+            "info", f"all {len(workers)} workers have ended well" if len(workers) != 1 else "the worker has ended well"
+        )
+        return exits.OK
+
+    async def _watch_worker(self, place: Place, index: int) -> None:
+        name = f"worker-{index}@{place.host.name}"
+        facts = {"command": list(self._config.command), "address": self._address, "index": index, "env": {}}
+        log = self._new_log(name, f"{name}.log")
+        for restart in range(self._config.restarts + 1):
+            process = self._hosts[place.host.name].start(name, "worker", log.path, log.take, facts)
+            self._processes.append(process)
+            code = await process.exited()
+            if not code or self._ending or code == exits.HOST_LOST:
+                return
+            text = f"{name} failed with {describe_exit(code)}; its last lines:\n{tail(process.log)}"
+            if restart == self._config.restarts:
+                self._fail(code, text)
+            else:
+                left = self._config.restarts - restart
+                self._log.say(
+                    "error",
+                    f"{text}\n  it starts again, which it may {left} times"
+                    if left > 1
+                    else f"{text}\n  it starts again, for the last time",
+                )
+                self._processes.remove(process)
+
+    async def _watch_node(self, node: RemoteProcess) -> None:
+        code = await node.exited()
+        if code not in (exits.OK, exits.HOST_LOST) and not self._ending:
+            self._fail(code, str(node.failure(code)))
+
+    def _fail(self, code: int, text: str) -> None:
+        """Note a failure; the first one ends everything."""
+        if self._first.is_set() or self._asked is not None:
+            return
+        self._code = code if code > 0 else SIGNALLED - code
+        self._log.say("error", text)
+        self._first.set()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
+        if self._ending or self._asked is not None:
+            for host in self._hosts.values():
+                host.kill()  # the agents notice, and end the rest
+            return
+        self._asked = number
+        self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")
+        task.cancel()
+
+    async def _end(self) -> None:
+        number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
+        by_role = {role: [p for p in self._processes if p.role == role] for role in ("worker", "coordinator", "server")}
+        await end(by_role["worker"], number, GRACE_S)
+        await end(by_role["coordinator"], signal.SIGTERM, GRACE_S)
+        await end(by_role["server"], signal.SIGTERM, GRACE_S)
+        if directory := os.environ.get(TRACE):
+            works = [self._fetch(host, Path(directory)) for host in self._hosts.values() if not host.gone.is_set()]
+            await asyncio.gather(*works, return_exceptions=True)
+        await asyncio.gather(*(host.close() for host in self._hosts.values()))
+
+    async def _fetch(self, host: RemoteHost, directory: Path) -> None:
+        """Bring what was recorded on a host here."""
+        with Folder(directory, make=True) as folder, contextlib.ExitStack() as stack:
+            files: dict[str, Any] = {}
+
+            def put(name: str, data: bytes) -> None:
+                name = f"{host.name}-{name.replace('/', '_')}"
+                if name not in files:
+                    files[name] = stack.enter_context(folder.begin(name))
+                files[name].write(data)
+
+            async with asyncio.timeout(GRACE_S * 12):
+                await host.fetch(put)
+
+    # --- what is said ---------------------------------------------------------------------------
+
+    def _new_log(self, name: str, file: str) -> LogFile:
+        log = LogFile(name, self._folder, file, self._terminal, as_json=self._config.cluster.log_json)
+        self._logs.callback(log.close)
+        return log
+
+    def _heard(self, host: str, text: str) -> None:
+        self._log.say("info", f"{host}: {text}")
+
+    def _progress(self, state: str) -> None:
+        if self._terminal is not None:
+            self._terminal.progress(state)

@@ -1,0 +1,187 @@
+"""``zmqps launch``: a cluster and its workers on many hosts, by ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.settings import setting
+from zmqps.core.protocol import exits
+
+if TYPE_CHECKING:
+    from zmqps.cli.fleet import LaunchConfig
+
+#: Variables of zmqps itself that mean the same on every host; all others go with --env.
+PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@setting(
+    "--hosts", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The hosts, one a line: host slots=4, user@host servers=1 workers=4 interface=eth1.",
+)  # fmt: skip
+@setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")
+@settings.cluster_settings
+@setting("--workers", type=click.IntRange(1, 65535), help="How many workers; by default one for each slot.")
+@settings.kernels
+@settings.apply_threads
+@settings.device
+@settings.memory
+@settings.job_secret
+@settings.insecure
+@click.option(
+    "--env", "-x", multiple=True, allow_from_autoenv=False, metavar="NAME[=VALUE]",
+    help="A variable that the workers get; without a value the one it has here.  May be repeated.",
+)  # fmt: skip
+@setting("--port", type=click.IntRange(0, 65535), shared=False, default=0, help="The coordinator's; 0: a free one.")
+@setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
+@setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
+@setting(
+    "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
+)
+@setting("--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync).")
+@setting("--restart-workers", type=click.IntRange(min=0), default=0, help="How often a worker that fails starts again.")
+@setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
+@setting(
+    "--silence", type=click.FloatRange(min=1), default=20.0,
+    help="Seconds without a word after which a host is lost, and ends what runs there.",
+)  # fmt: skip
+@setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
+@settings.directory
+@setting("--timeout", shared=False, type=click.FloatRange(min=0), default=60.0, help="Seconds to wait for the start.")
+@setting("--dry-run", is_flag=True, shared=False, help="Print what would be run, and run nothing.")
+@settings.log_settings
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch(ctx: click.Context, /, **told: Any) -> int:
+    """Start a coordinator, servers, and workers that run COMMAND, on many hosts by ssh.
+
+    \b
+    zmqps launch --hosts hosts.txt --servers 2 --workers 4 -- python train.py
+    zmqps launch -H host1:4,host2:4 --servers 2 -- python train.py
+
+    It ends with the workers, with the first process that fails, or with Ctrl-C, and then nothing is left on any
+    host. All logs are shown, and kept in runs/NAME/logs here. Each worker finds the coordinator in ZMQPS_COORDINATOR
+    and its number in ZMQPS_WORKER_INDEX.
+    """
+    if not told["command"]:
+        raise click.UsageError("say what the workers run: zmqps launch -H host1:4 -- python train.py")
+    if ctx.get_parameter_source("servers") == click.core.ParameterSource.DEFAULT:
+        told["servers"] = None  # the hosts may say
+    config = _config(told)
+    if told["dry_run"]:
+        _show(config)
+        return exits.OK
+    import asyncio
+
+    from zmqps.cli.fleet import Fleet
+    from zmqps.cli.output import Terminal
+
+    terminal = Terminal(sys.stdout, config.width)
+    try:
+        return asyncio.run(Fleet(config, terminal).run())
+    finally:
+        terminal.close()
+
+
+def _config(told: dict[str, Any]) -> LaunchConfig:
+    from dataclasses import replace
+
+    from zmqps.cli.fleet import LaunchConfig
+    from zmqps.core.coordinator.options import CoordinatorOptions
+    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.hosts import read_hostfile, read_hosts, spread
+    from zmqps.launch.ssh import Shell, folder_of_script
+
+    if (told["hosts"] is None) == (told["host"] is None):
+        raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
+    if told["hosts"] is not None:
+        hosts = read_hostfile(told["hosts"].read_text(errors="replace"), str(told["hosts"]))
+    else:
+        hosts = read_hosts(told["host"])
+    if told["interface"]:
+        hosts = [replace(host, interface=host.interface or told["interface"]) for host in hosts]
+    places = spread(hosts, told["servers"], told["workers"])
+    options = CoordinatorOptions(
+        servers=sum(len(place.servers) for place in places), workers=sum(len(place.workers) for place in places),
+        heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
+        lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
+    )  # fmt: skip
+    cluster = ClusterConfig(
+        options=options, kernels=told["kernels"], insecure=told["insecure"], log_level=told["log_level"],
+        log_json=told["log_json"], apply_threads=told["apply_threads"], devices=(told["device"],),
+        memory_nbytes=told["memory"], job_secret=told["job_secret"],
+    )  # fmt: skip
+    here = Path.cwd()
+    there = told["remote_directory"] or str(here)
+    sync = None
+    if told["sync_code"]:
+        folder = folder_of_script(told["command"], here).resolve()
+        inside = folder.is_relative_to(here)
+        sync = folder, os.path.normpath(os.path.join(there, folder.relative_to(here))) if inside else str(folder)
+    return LaunchConfig(
+        cluster=cluster, places=places, shell=Shell(told["ssh"], told["python"] or "", told["silence"]),
+        command=told["command"], env=_variables(told["env"]), name=told["name"], directory=told["directory"],
+        remote_directory=there, port=told["port"], timeout=told["timeout"], restarts=told["restart_workers"], sync=sync,
+    )  # fmt: skip
+
+
+def _variables(told: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables that go with the workers."""
+    env = {name: os.environ[name] for name in PASSED if name in os.environ}
+    for entry in told:
+        name, equals, value = entry.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise click.UsageError(f"--env {entry!r}: write NAME or NAME=VALUE")
+        if not equals and name not in os.environ:
+            raise click.UsageError(f"--env {name}: there is no such variable here")
+        env[name] = value if equals else os.environ[name]
+    return env
+
+
+def _show(config: LaunchConfig) -> None:
+    """Print what would run where, and by which command."""
+    from zmqps.cli.fleet import names
+
+    for place in config.places:
+        if not place.is_used:
+            click.echo(f"{place.host.name}: nothing")
+            continue
+        click.echo(f"{place.host.name}: {', '.join(name.partition('@')[0] for name in names(place))}")
+        if config.sync is not None and not place.host.is_local:
+            click.echo(f"  {shlex.join(config.shell.copy(place.host, *config.sync))}")
+        click.echo(f"  {shlex.join(config.shell.agent(place.host))}")
+        where = f"tcp://{place.host.address or place.host.interface or place.host.name}"
+        if place.coordinator:
+            cluster = config.cluster.coordinator()
+            flags = [
+                f"--address={where}:{config.port}",
+                *(flag for flag in cluster if not flag.startswith("--address=")),
+            ]
+            click.echo(f"    zmqps coordinator {shlex.join(flags)}")
+        for index in place.servers:
+            flags = config.cluster.server(index, "tcp://COORDINATOR:PORT", bind=f"{where}:0")
+            click.echo(f"    zmqps server {shlex.join(flags)}")
+        for index in place.workers:
+            click.echo(
+                f"    cd {shlex.quote(config.remote_directory)} && ZMQPS_WORKER_INDEX={index} "
+                f"{shlex.join(config.command)}"
+            )
+
+
+@click.command(hidden=True)
+@click.argument("silence", type=click.FloatRange(min=0, min_open=True), default=20.0)
+def agent(silence: float) -> int:
+    """Start and end processes on this host for a `zmqps launch` on another one, until nothing is heard of it."""
+    from zmqps import __version__
+    from zmqps.launch.agent import run
+
+    run(__version__, silence)
+    return exits.OK

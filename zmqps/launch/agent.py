@@ -1,0 +1,295 @@
+"""The far end of ``zmqps launch``: starts nodes and workers on its host, and ends them when nobody is there any more.
+
+``ssh HOST python -m zmqps agent`` runs it. It hears on standard input what to do and says on standard output
+what happens (`zmqps.launch.far`). When its input ends, when it has heard nothing for a while, or when it is asked to
+end by a signal, it ends all that it has started. When it is killed itself, nodes notice the end of a socket pair, the
+kernel kills the workers, and the guard (`zmqps.launch.guard`) what these have started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from zmqps.errors import ConfigurationError, PSError
+from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.far import FILES, GREETING, Message, Voice, check_name, decode, encode, open_pipe, parts, unpack
+from zmqps.launch.guard import Guard
+from zmqps.launch.logs import Lines
+from zmqps.launch.processes import (
+    Process,
+    end,
+    mark_of,
+    node_command,
+    node_environment,
+    start_of,
+    worker_command,
+    worker_environment,
+)
+from zmqps.launch.reach import own_address, route_towards
+from zmqps.nodes.inquiry import inquire
+from zmqps.trace import VARIABLE as TRACE
+
+#: Seconds without a word from the other end after which it is taken for gone; how often each says one in this time.
+SILENCE_S = 20.0
+WORDS = 5
+#: How long the output of an ended process may take to arrive; longer only where somebody else holds the pipe.
+DRAIN_S = 1.0
+CHUNK_NBYTES = 64 << 10
+#: What numerical libraries ask how many threads to take: each worker gets its part of the cores.
+THREADS = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+)  # fmt: skip
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Agent:
+    """All that runs on this host for one launcher.
+
+    Parameters
+    ----------
+    reader, voice
+        To and from the launcher.
+    silence
+        Seconds without a word from it after which it is taken for gone.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, voice: Voice, silence: float) -> None:
+        self._reader = reader
+        self._voice = voice
+        self._silence = silence
+        self._processes: dict[str, Process] = {}
+        self._roles: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._guard = Guard()
+        self._folder = Path(tempfile.mkdtemp(prefix="zmqps-agent-"))
+        self._guard.remove(self._folder)
+        self._env: dict[str, str] = {}
+        self._mark = mark_of(os.getpid(), start_of(os.getpid()))
+        self._num_workers = 1
+        self._is_tracing = False
+        self._actions = {
+            "alive": lambda told: None, "setup": self._setup, "start": self._start, "signal": self._signal,
+            "joined": self._joined, "fetch": self._fetch, "route": self._route,
+        }  # fmt: skip
+
+    async def run(self) -> str:
+        """Do what is said until nothing is said any more; return why."""
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        asked: list[str] = []
+
+        def ask(number: signal.Signals) -> None:
+            asked.append(number.name)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, ask, number)
+        self._begin(self._breathe())
+        try:
+            return await self._obey()
+        except asyncio.CancelledError:
+            return f"this agent got {asked[0] if asked else 'cancelled'}"
+        except ConnectionError:
+            return "the launcher is gone"
+        finally:
+            await self._end()
+
+    async def _obey(self) -> str:
+        while True:
+            try:
+                async with asyncio.timeout(self._silence):
+                    line = await self._reader.readline()
+            except TimeoutError:
+                return f"nothing was heard from the launcher for {self._silence:g} s"
+            if not line.endswith(b"\n"):
+                return "the launcher is gone"
+            told = decode(line)
+            try:
+                action = self._actions[told["do"]]
+                answer = action(told)
+                if answer is not None:
+                    self._begin(answer)
+            except (PSError, OSError) as error:
+                self._refuse(told, error)
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _refuse(self, told: Message, error: Exception) -> None:
+        self._voice.say({"is": "refused", "to": told.get("do"), "name": told.get("name", ""), "text": str(error)})
+
+    async def _breathe(self) -> None:
+        while True:
+            self._voice.say({"is": "alive"})
+            await asyncio.sleep(self._silence / WORDS)
+
+    # --- what can be asked for ----------------------------------------------------------------
+
+    def _setup(self, told: Message) -> None:
+        """Go to the directory, keep the files, and say by which address this host is reached."""
+        try:
+            os.chdir(told["directory"])
+        except OSError as error:
+            raise ConfigurationError(
+                f"there is no directory {told['directory']!r} ({error.strerror}): name one with --remote-directory, "
+                "or copy the script's folder with --sync-code"
+            ) from None
+        for name, text in told["files"].items():
+            path = self._folder / check_name(name)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(unpack(text))
+        self._env = {name: self._filled(value) for name, value in told["env"].items()}
+        self._num_workers = max(1, told["workers"])
+        self._is_tracing = told["trace"]
+        address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
+        self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
+
+    def _start(self, told: Message) -> None:
+        name, role = told["name"], told["role"]
+        if role == "worker":
+            command, env = worker_command(told["command"]), self._worker_environment(told)
+        else:
+            command = node_command(role, *map(self._filled, told["flags"]))
+            env = node_environment() | self._trace()
+        process = Process(
+            name, command, stdout=subprocess.PIPE, log=Path(os.devnull), env=env | self._mark, is_node=role != "worker"
+        )
+        self._guard.watch(process.popen.pid)
+        self._processes[name], self._roles[name] = process, role
+        if role != "worker":
+            self._begin(self._announce(process))
+        self._begin(self._follow(process))
+
+    def _worker_environment(self, told: Message) -> dict[str, str]:
+        threads = dict.fromkeys(THREADS, str(max(1, num_cores() // self._num_workers)))
+        venv = {"VIRTUAL_ENV": sys.prefix} if sys.prefix != sys.base_prefix else {}
+        env = worker_environment(told["address"], told["index"])
+        told_env = {name: self._filled(value) for name, value in told["env"].items()}
+        return threads | venv | env | self._env | told_env | self._trace()
+
+    def _trace(self) -> dict[str, str]:
+        return {TRACE: str(self._folder / "trace")} if self._is_tracing else {}
+
+    def _filled(self, text: str) -> str:
+        return text.replace(FILES, str(self._folder))
+
+    def _signal(self, told: Message) -> None:
+        for name in told["names"]:
+            if (process := self._processes.get(name)) is not None:
+                number = signal.Signals(told["number"])
+                process.kill() if number == signal.SIGKILL else process.send_signal(number)
+
+    async def _joined(self, told: Message) -> None:
+        """Say how many servers have joined, until all have."""
+        said: set[int] = set()
+
+        def joined(status: Any) -> bool:
+            here = sum(member["role"] == "server" for member in status["members"])
+            if here not in said:
+                said.add(here)
+                self._voice.say({"is": "joined", "here": here})
+            return bool(here >= told["servers"])
+
+        try:
+            await inquire(told["address"], timeout=float("inf"), until=joined)
+        except PSError as error:
+            self._refuse(told, error)
+
+    def _route(self, told: Message) -> None:
+        self._voice.say({"is": "routed", "address": route_towards(told["towards"])})
+
+    async def _fetch(self, told: Message) -> None:
+        """Say what was recorded here, file by file."""
+        with contextlib.suppress(ConnectionError):
+            for path in sorted((self._folder / "trace").glob("*")):
+                for part in parts(path):
+                    self._voice.say({"is": "file", "name": path.name, "data": part})
+                    await self._voice.flush()
+            self._voice.say({"is": "fetched"})
+
+    # --- processes ----------------------------------------------------------------------------
+
+    async def _announce(self, process: Process) -> None:
+        try:
+            text = await process.announcement()
+        except PSError as error:
+            self._voice.say(
+                {"is": "failed", "name": process.name, "code": error.code, "text": str(error), "facts": error.facts()}
+            )
+        else:
+            self._voice.say({"is": "announced", "name": process.name, "text": text})
+
+    async def _follow(self, process: Process) -> None:
+        """Pass on what a process says, and then how it has ended."""
+        assert process.popen.stdout is not None
+        reader = asyncio.StreamReader(CHUNK_NBYTES)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.popen.stdout)
+        talk = asyncio.create_task(self._pass_on(process.name, reader))
+        code = await process.exited()
+        self._guard.forget(process.popen.pid)
+        await asyncio.wait([talk], timeout=DRAIN_S)
+        transport.close()
+        talk.cancel()
+        self._voice.say({"is": "ended", "name": process.name, "code": code})
+        process.close()
+
+    async def _pass_on(self, name: str, reader: asyncio.StreamReader) -> None:
+        lines, data = Lines(), b"-"
+        with contextlib.suppress(ConnectionError):
+            while data:
+                data = await reader.read(CHUNK_NBYTES)
+                if said := lines.take(data):
+                    self._voice.say({"is": "said", "name": name, "lines": said})
+                    await self._voice.flush()  # a launcher that does not read holds up whoever talks, as a pipe does
+
+    async def _end(self) -> None:
+        """End workers, coordinator and servers, in this order."""
+        for role in ("worker", "coordinator", "server"):
+            found = [process for name, process in self._processes.items() if self._roles[name] == role]
+            await end(found, signal.SIGTERM, GRACE_S)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._guard.close()
+
+
+async def serve(output: BinaryIO, silence: float) -> None:
+    """Be an agent on standard input and a file."""
+    reader, writer = await open_pipe(sys.stdin, output)
+    voice = Voice(writer)
+    why = await Agent(reader, voice, silence).run()
+    voice.say({"is": "bye", "why": why})
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            await voice.flush()
+    voice.close()
+
+
+def run(version: str, silence: float) -> None:
+    """Be an agent on standard input and output, of a version of zmqps."""
+    with open(os.dup(1), "wb", buffering=0) as output:
+        os.dup2(2, 1)  # whatever else prints does so where it is taken for text
+        facts = {"zmqps": version, "python": platform.python_version(), "host": socket.gethostname()}
+        output.write(GREETING.encode() + encode(facts))
+        asyncio.run(serve(output, silence))

@@ -1,0 +1,100 @@
+"""What the two ends of `zmqps launch` say to each other: one JSON object a line, over the connection of ssh."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from zmqps.errors import ConfigurationError
+
+#: What the first line of an agent begins with; before it a login shell may say anything, so much at most.
+GREETING = "zmqps-agent "
+MAX_PREAMBLE_LINES = 1000
+#: A line is some output of a process, or a part of a file.
+MAX_LINE_NBYTES = 8 << 20
+PART_NBYTES = 256 << 10
+#: In flags and variables: the folder of the files that were handed over.
+FILES = "{files}"
+#: A key or a secret is a few kB, and there are a few of them.
+MAX_FILES_NBYTES = 1 << 20
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """Return a message as a line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Return the message of a line; raise `ConfigurationError` if there is none."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise ConfigurationError(f"{line[:80]!r} is no message of zmqps launch; does a login script print something?")
+    return message
+
+
+class Voice:
+    """Says messages; one that is not listened to is waited for, by whoever calls `flush`."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._turn = asyncio.Lock()
+
+    def say(self, message: Message) -> None:
+        """Say a message, whenever there is room for it."""
+        if not self._writer.is_closing():
+            self._writer.write(encode(message))
+
+    async def flush(self) -> None:
+        """Wait until there is room for more; raise `ConnectionError` if nobody listens any more."""
+        async with self._turn:
+            await self._writer.drain()
+
+    def close(self) -> None:
+        """End the conversation."""
+        self._writer.close()
+
+
+async def open_pipe(read: Any, write: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return streams on two files that are pipes, or sockets, as ssh and subprocesses have them."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(MAX_LINE_NBYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), read)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, write)
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def pack(path: Path) -> str:
+    """Return a file's content as text."""
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def parts(path: Path) -> Iterator[str]:
+    """Yield a file's content as texts that fit into a line each."""
+    with open(path, "rb") as file:
+        while data := file.read(PART_NBYTES):
+            yield base64.b64encode(data).decode()
+
+
+def unpack(text: str) -> bytes:
+    """Return the content that `pack` or `parts` has made a text of."""
+    return base64.b64decode(text, validate=True)
+
+
+def check_name(name: object) -> str:
+    """Return a file's name below the folder of files; raise `ConfigurationError` for one that leads elsewhere."""
+    path = PurePosixPath(str(name))
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in str(name):
+        raise ConfigurationError(f"{name!r:.100} cannot be the name of a file")
+    return str(path)

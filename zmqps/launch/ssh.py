@@ -1,0 +1,95 @@
+"""The commands that reach a host: the system's own ssh, so that its configuration, agent and jump hosts count."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zmqps.errors import ConfigurationError
+from zmqps.launch.hosts import Host
+
+#: Nobody is there to type a password; a host that does not answer, or falls silent, is given up.
+OPTIONS = (
+    "BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "RemoteCommand=none",
+)  # fmt: skip
+#: What a script's folder may hold that no other host needs.
+NOT_COPIED = (".git/", ".venv/", "__pycache__/", "runs/", ".zmqps/")
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """How hosts are reached.
+
+    Attributes
+    ----------
+    ssh
+        The command in place of ``ssh``; takes the same arguments.
+    python
+        The Python that runs zmqps on each host; empty: this one's path.
+    silence
+        Seconds without a word after which an agent ends by itself.
+    """
+
+    ssh: str = "ssh"
+    python: str = ""
+    silence: float = 20.0
+
+    def agent(self, host: Host) -> list[str]:
+        """Return the command that runs the agent of a host."""
+        command = [host.python or self.python or sys.executable, "-P", "-m", "zmqps", "agent", f"{self.silence:g}"]
+        if host.is_local:
+            return command
+        path = _home()
+        prefix = ["env", f"PYTHONPATH={path}"] if path and not (host.python or self.python) else []
+        return [*self.reach(host), "--", host.destination, shlex.join(["exec", *prefix, *command])]
+
+    def reach(self, host: Host) -> list[str]:
+        """Return ssh's command up to the name of the host."""
+        port = ["-p", str(host.port)] if host.port else []
+        return [*self._ssh(), "-T", *(word for option in OPTIONS for word in ("-o", option)), *port]
+
+    def copy(self, host: Host, folder: Path, there: str) -> list[str]:
+        """Return the command that copies what is in a folder to one of a host, and makes that."""
+        leave_out = [f"--exclude={name}" for name in NOT_COPIED]
+        name = f"[{host.name}]" if ":" in host.name else host.name
+        target = f"{host.user}@{name}" if host.user else name
+        return [
+            "rsync", "--archive", "--compress", "--mkpath", *leave_out, "--rsh", shlex.join(self.reach(host)),
+            "--", f"{folder}/", f"{target}:{there}/",
+        ]  # fmt: skip
+
+    def _ssh(self) -> list[str]:
+        try:
+            words = shlex.split(self.ssh)
+        except ValueError as error:
+            raise ConfigurationError(f"--ssh {self.ssh!r:.100} is no command: {error}") from None
+        if not words:
+            raise ConfigurationError("--ssh names no command")
+        return words
+
+
+def _home() -> str:
+    """Return where this package is, unless every program of this Python finds it anyway."""
+    home = str(Path(__file__).parents[2])
+    return "" if home in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) else home
+
+
+def folder_of_script(command: Sequence[str], directory: Path) -> Path:
+    """Return the folder of the script that a command runs: its first argument that is a file, here.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none.
+    """
+    for number, word in enumerate(command):
+        if number == 0 and word.startswith(os.sep):  # an interpreter
+            continue
+        if not word.startswith("-") and (path := directory / word).is_file():
+            return path.parent
+    raise ConfigurationError(f"--sync-code: {shlex.join(command)!r:.200} names no script that is a file here")
