@@ -170,9 +170,10 @@ def logs(nodes: tuple[str, ...], directory: Path, name: str | None, lines: int |
         names = sorted(file.removesuffix(".log") for file in os.listdir(folder.fd) if file.endswith(".log"))
         if not names:
             raise PSError(f"no logs in {folder.path}; `zmqps up` writes them")
-        if unknown := set(nodes) - set(names):
+        roles = {name.partition("@")[0] for name in names}  # of a node of `zmqps launch`, role@host
+        if unknown := set(nodes) - {*names, *roles}:
             raise click.UsageError(f"no log of {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-        names = [name for name in names if not nodes or name in nodes]
+        names = [name for name in names if not nodes or not {name, name.partition("@")[0]}.isdisjoint(nodes)]
         files = [stack.enter_context(open(folder.open(f"{name}.log", os.O_RDONLY), errors="replace")) for name in names]
         if follow:
             sys.stdout.flush()  # tail knows how to wait for a file; nobody else can put one there

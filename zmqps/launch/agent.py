@@ -23,7 +23,19 @@ from typing import Any, BinaryIO
 
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.launch.cluster import GRACE_S
-from zmqps.launch.far import FILES, GREETING, Message, Voice, check_name, decode, encode, open_pipe, parts, unpack
+from zmqps.launch.far import (
+    FILES,
+    GREETING,
+    Message,
+    Voice,
+    check_name,
+    decode,
+    encode,
+    open_reader,
+    open_voice,
+    parts,
+    unpack,
+)
 from zmqps.launch.guard import Guard
 from zmqps.launch.logs import Lines
 from zmqps.launch.processes import (
@@ -241,9 +253,7 @@ class Agent:
     async def _follow(self, process: Process) -> None:
         """Pass on what a process says, and then how it has ended."""
         assert process.popen.stdout is not None
-        reader = asyncio.StreamReader(CHUNK_NBYTES)
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), process.popen.stdout)
+        reader, transport = await open_reader(process.popen.stdout)
         talk = asyncio.create_task(self._pass_on(process.name, reader))
         code = await process.exited()
         self._guard.forget(process.popen.pid)
@@ -276,14 +286,15 @@ class Agent:
 
 async def serve(output: BinaryIO, silence: float) -> None:
     """Be an agent on standard input and a file."""
-    reader, writer = await open_pipe(sys.stdin, output)
-    voice = Voice(writer)
+    reader, transport = await open_reader(sys.stdin)
+    voice = await open_voice(output)
     why = await Agent(reader, voice, silence).run()
     voice.say({"is": "bye", "why": why})
     with contextlib.suppress(ConnectionError, TimeoutError):
         async with asyncio.timeout(DRAIN_S):
             await voice.flush()
     voice.close()
+    transport.close()
 
 
 def run(version: str, silence: float) -> None:

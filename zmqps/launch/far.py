@@ -63,13 +63,19 @@ class Voice:
         self._writer.close()
 
 
-async def open_pipe(read: Any, write: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return streams on two files that are pipes, or sockets, as ssh and subprocesses have them."""
-    loop = asyncio.get_running_loop()
+async def open_reader(file: Any) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+    """Return a stream on a pipe or socket, and what closes it."""
     reader = asyncio.StreamReader(MAX_LINE_NBYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), read)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, write)
-    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+    return reader, transport
+
+
+async def open_voice(file: Any) -> Voice:
+    """Return who says things into a pipe or socket."""
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, file)
+    return Voice(asyncio.StreamWriter(transport, protocol, None, loop))
 
 
 # --- files --------------------------------------------------------------------------------------

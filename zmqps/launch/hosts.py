@@ -216,7 +216,8 @@ def spread(hosts: Sequence[Host], servers: int | None, workers: int | None, *, l
     apart = any(own and host.servers is None for own, host in zip(for_servers, hosts, strict=True))
     room = [MAX_ON_HOST if own or not apart else 0 for own in for_servers]
     told = [host.servers for host in hosts]
-    num_servers = _share(hosts, "servers", servers, told, room, otherwise=max(1, sum(map(int, filter(None, told)))))
+    otherwise = sum(count or 0 for count in told) or int(None in told)
+    num_servers = _share(hosts, "servers", servers, told, room, otherwise=otherwise)
     if not sum(num_servers):
         raise _refused("there is no server", "write --servers 1, or servers=1 in the hostfile")
     first = next((number for number, host in enumerate(hosts) if host.coordinator), 0)

@@ -15,7 +15,7 @@ from typing import Any
 from zmqps.core.protocol import exits
 from zmqps.errors import NodeFailedError, PSError, from_wire, printable
 from zmqps.launch.agent import WORDS
-from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decode, open_pipe, unpack
+from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decode, open_reader, open_voice, unpack
 from zmqps.launch.hosts import Host
 from zmqps.launch.logs import Lines
 from zmqps.launch.processes import describe_exit, gone, node_environment, tail, worker_command
@@ -122,6 +122,7 @@ class RemoteHost:
         self._processes: dict[str, RemoteProcess] = {}
         self._answers: asyncio.Queue[Message] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._pipes: list[asyncio.ReadTransport] = []
         self._closing = False
 
     @property
@@ -143,8 +144,9 @@ class RemoteHost:
         assert popen.stdin is not None
         assert popen.stdout is not None
         assert popen.stderr is not None
-        reader, writer = await open_pipe(popen.stdout, popen.stdin)
-        self._voice = Voice(writer)
+        reader, transport = await open_reader(popen.stdout)
+        self._pipes.append(transport)
+        self._voice = await open_voice(popen.stdin)
         self._tasks.append(asyncio.create_task(self._read_errors(popen.stderr)))
         for _ in range(MAX_PREAMBLE_LINES):
             line = await reader.readline()
@@ -188,17 +190,13 @@ class RemoteHost:
         self._hear(text)
 
     async def _read_errors(self, pipe: Any) -> None:
-        reader, lines = asyncio.StreamReader(), Lines()
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-        try:
-            data = b"-"
-            while data:
-                data = await reader.read(1 << 16)
-                for line in lines.take(data):
-                    self._said(line.encode())
-        finally:
-            transport.close()
+        lines, data = Lines(), b"-"
+        reader, transport = await open_reader(pipe)
+        self._pipes.append(transport)
+        while data:
+            data = await reader.read(1 << 16)
+            for line in lines.take(data):
+                self._said(line.encode())
 
     async def _breathe(self) -> None:
         while True:
@@ -310,6 +308,9 @@ class RemoteHost:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pipe in self._pipes:
+            pipe.close()
+        await asyncio.sleep(0)  # closed by now
 
     def kill(self) -> None:
         """End the connection at once; the agent, which notices, ends the rest."""

@@ -1,0 +1,206 @@
+"""``zmqps launch`` over a stand-in for ssh and a real sshd on loopback: whole clusters, to when nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import hosts
+from zmqps.core.protocol import exits
+
+PATIENCE = 30.0
+TWO = ("-H", "127.0.0.11:2,127.0.0.12:2")
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> tuple[str, ...]:
+    return "launch", "--ssh", hosts.stand_in(tmp_path), "--kernels", "numpy"
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def everything_of(launcher: int) -> list[psutil.Process]:
+    parent = psutil.Process(launcher)
+    return [parent, *parent.children(recursive=True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--", "true"), "say which hosts"),
+        (("-H", "a", "--hosts", "hosts.txt", "--", "true"), "say which hosts"),
+        (("-H", "a:1", "--workers", "2", "--", "true"), "2 workers do not fit"),
+        (("-H", "a:x", "--", "true"), "slots is a whole number"),
+        (("-H", "a"), "say what the workers run"),
+        (("-H", "a", "--env", "=x", "--", "true"), "write NAME or NAME=VALUE"),
+        (("-H", "a", "--env", "NO_SUCH_VARIABLE", "--", "true"), "there is no such variable here"),
+        (("-H", "a", "--sync-code", "--", "true"), "names no script"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_started(capsys, arguments, says) -> None:
+    from zmqps.cli.main import run
+
+    assert run(["launch", *arguments]) == exits.USAGE
+    assert says in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_who_runs_where_and_starts_nothing(capsys, tmp_path, monkeypatch) -> None:
+    from zmqps.cli.main import run
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts.txt").write_text("me@a slots=1 port=2222\nb servers=1 workers=1 address=10.0.0.7\n")
+    (tmp_path / "train.py").touch()
+    code = run(
+        ["launch", "--hosts", "hosts.txt", "--dry-run", "--sync-code", "--", "python", "train.py", "--lr", "1 e"]
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert code == exits.OK
+    assert [line for line in said if not line.startswith(" ")] == ["a: coordinator, worker-0", "b: server-0, worker-1"]
+    assert any(line.startswith("  ssh -T ") and " -p 2222 -- me@a " in line for line in said)
+    assert any(line.startswith("  rsync ") and line.endswith(f"{tmp_path}/ b:{tmp_path}/") for line in said)
+    assert any("zmqps server " in line and "--address=tcp://10.0.0.7:0" in line for line in said)
+    assert f"    cd {tmp_path} && ZMQPS_WORKER_INDEX=1 python train.py --lr '1 e'" in said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_cluster_ends_with_its_workers_and_its_logs_are_here(ssh, zmqps, tmp_path) -> None:
+    (tmp_path / "hosts.txt").write_text("127.0.0.11 servers=1 workers=0\nme@127.0.0.12 slots=2  # for the workers\n")
+    script = 'echo "$ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR, $COLOUR"'
+    result = zmqps(*ssh, "--hosts", "hosts.txt", "--env", "COLOUR=red", "--", "sh", "-c", script)
+    assert result.returncode == exits.OK, result.stdout + result.stderr
+    for index in (0, 1):
+        assert re.search(
+            rf"^worker-{index}@127\.0\.0\.12 +\| .* {index} of tcp://127\.0\.0\.11:\d+, red$", result.stdout, re.M
+        )
+    assert "all 2 workers have ended well" in result.stdout
+    assert {line.partition(" ")[0] for line in result.stdout.splitlines()} >= {
+        "coordinator@127.0.0.11", "server-0@127.0.0.11", "zmqps"
+    }  # fmt: skip
+    logs = zmqps("logs", "worker-1").stdout.splitlines()
+    assert len(logs) == 1
+    assert "1 of tcp://" in logs[0]
+    assert not (tmp_path / ".zmqps").exists()
+
+
+@pytest.mark.processes
+def test_the_first_worker_that_fails_ends_the_others_and_is_the_exit_code(ssh, start) -> None:
+    script = "[ $ZMQPS_WORKER_INDEX = 3 ] || exec sleep 1000; echo out of luck; exit 9"
+    launch = start(*ssh, *TWO, "--log-json", "--", "sh", "-c", script)
+    assert launch.exit_code() == 9
+    entries = [json.loads(line) for line in launch.output.splitlines()]
+    (failure,) = [entry["message"] for entry in entries if entry["level"] == "error"]
+    assert failure == "worker-3@127.0.0.12 failed with exit code 9; its last lines:\n  out of luck"
+
+
+@pytest.mark.processes
+def test_a_worker_that_fails_starts_again_as_often_as_it_may(ssh, zmqps, tmp_path) -> None:
+    script = f"echo once more >>{tmp_path}/tries; [ $(wc -l <{tmp_path}/tries) = 3 ]"
+    told = (*ssh, "-H", "127.0.0.11:1", "--restart-workers")
+    assert zmqps(*told, "1", "--", "sh", "-c", script).returncode == 1
+    (tmp_path / "tries").unlink()
+    result = zmqps(*told, "2", "--", "sh", "-c", script)
+    assert result.returncode == exits.OK
+    assert "it starts again, which it may 2 times" in result.stdout
+    assert "it starts again, for the last time" in result.stdout
+
+
+@pytest.mark.processes
+def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
+    result = zmqps(*ssh, "-H", "127.0.0.11,nowhere", "--", "true")
+    assert result.returncode == exits.FAILED
+    assert (
+        "nowhere ended with exit code 255; its last lines:\n  ssh: Could not resolve hostname nowhere" in result.stderr
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
+)
+def test_a_signal_ends_everything_everywhere(ssh, start, number, code) -> None:
+    launch = start(*ssh, *TWO, "--", "sh", "-c", "sleep 1000 & echo at work; wait")
+    for index in range(4):
+        launch.wait_for(rf"worker-{index}@\S+ .* at work")
+    processes = everything_of(launch.pid)
+    launch.popen.send_signal(number)
+    assert launch.exit_code() == code
+    assert_gone(processes)
+
+
+@pytest.mark.processes
+def test_a_launcher_that_is_killed_leaves_nothing_anywhere(ssh, start) -> None:
+    launch = start(*ssh, *TWO, "--", "sh", "-c", "sleep 1000 & echo at work; wait")
+    for index in range(4):
+        launch.wait_for(rf"worker-{index}@\S+ .* at work")
+    processes = everything_of(launch.pid)
+    assert len(processes) >= 1 + 2 * 2 + 2 + 4 * 2
+    launch.popen.kill()
+    assert_gone(processes)
+
+
+@pytest.mark.processes
+def test_a_host_that_falls_silent_is_lost_and_ends_the_rest(ssh, start) -> None:
+    launch = start(*ssh, *TWO, "--silence", "5", "--", "sh", "-c", "sleep 1000 & echo at work; wait")
+    for index in range(4):
+        launch.wait_for(rf"worker-{index}@\S+ .* at work")
+    processes = everything_of(launch.pid)
+    agents = [process for process in processes if process.cmdline()[-2:-1] == ["agent"]]
+    assert len(agents) == 2
+    agents[1].suspend()  # says nothing any more, as a host that has vanished
+    assert launch.exit_code() == exits.HOST_LOST
+    assert re.search(r"error: (127\.0\.0\.1\d) is lost: nothing was heard from \1 for 5 s", launch.output)
+    assert_gone(processes)
+
+
+@pytest.mark.processes
+def test_hosts_end_what_they_run_for_a_launcher_that_falls_silent(ssh, start) -> None:
+    launch = start(*ssh, *TWO, "--silence", "5", "--", "sh", "-c", "sleep 1000 & echo at work; wait")
+    for index in range(4):
+        launch.wait_for(rf"worker-{index}@\S+ .* at work")
+    others = everything_of(launch.pid)[1:]
+    launch.popen.send_signal(signal.SIGSTOP)
+    assert_gone(others)
+    launch.popen.send_signal(signal.SIGCONT)
+    assert launch.exit_code() == exits.HOST_LOST
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing())
+def test_over_a_real_sshd_with_code_that_is_copied_there(start, tmp_path) -> None:
+    """The script's folder is copied to another path; a killed ssh ends its host."""
+    code, there = tmp_path / "code", tmp_path / "there"
+    code.mkdir()
+    there.mkdir()
+    (code / "train.sh").write_text("echo trained by $ZMQPS_WORKER_INDEX in $PWD\n[ -z $1 ] || exec sleep $1\n")
+    with hosts.real_sshd(tmp_path) as ssh:
+        told = (
+            "launch",
+            "--ssh",
+            ssh,
+            "--kernels",
+            "numpy",
+            "-H",
+            "node-a:1,node-b:1",
+            "--remote-directory",
+            str(there),
+        )
+        launch = start(*told, "--sync-code", "--", "sh", "code/train.sh")
+        assert launch.exit_code() == exits.OK, launch.output
+        assert re.search(rf"worker-0@node-a .* trained by 0 in {there}\n", launch.output)
+        assert re.search(rf"worker-1@node-b .* trained by 1 in {there}\n", launch.output)
+
+        launch = start(*told, "--", "sh", "code/train.sh", "1000")
+        launch.wait_for("worker-1@node-b .* trained by 1")
+        mine = everything_of(launch.pid)
+        (one,) = [process for process in mine if "node-b" in process.cmdline()]
+        one.kill()
+        assert launch.exit_code() == exits.HOST_LOST
+        assert "node-b is lost: the connection to node-b has ended" in launch.output

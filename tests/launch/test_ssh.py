@@ -1,0 +1,66 @@
+"""The commands that reach a host."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from zmqps.errors import ConfigurationError
+from zmqps.launch.hosts import Host
+from zmqps.launch.ssh import Shell, folder_of_script
+
+HOST = Host(name="host-b", user="me", port=2222)
+
+
+def test_an_agent_is_reached_without_passwords_and_told_nothing_secret() -> None:
+    command = Shell("ssh -i 'a key'").agent(HOST)
+    assert command[:3] == ["ssh", "-i", "a key"]
+    assert "BatchMode=yes" in command
+    assert command[command.index("-p") + 1] == "2222"
+    assert command[-3:-1] == ["--", "me@host-b"]
+    words = shlex.split(command[-1])
+    assert words[0] == "exec"
+    assert words[-6:] == [sys.executable, "-P", "-m", "zmqps", "agent", "20"]
+
+
+def test_this_host_needs_no_ssh_and_another_python_finds_its_own_package() -> None:
+    assert Shell().agent(Host(name="localhost"))[0] == sys.executable
+    assert Shell().agent(Host(name="localhost", user="me"))[0] == "ssh"
+    assert "exec /opt/python -P -m zmqps agent 20" in Shell(python="/opt/python").agent(HOST)
+    assert "exec /a/python -P -m zmqps agent 3.5" in Shell("ssh", "/opt/python", 3.5).agent(
+        Host(name="host-b", python="/a/python")
+    )
+
+
+def test_a_folder_is_copied_by_the_same_ssh() -> None:
+    command = Shell("ssh -F file").copy(HOST, Path("/home/me/my code"), "/srv/my code")
+    assert command[0] == "rsync"
+    assert command[-2:] == ["/home/me/my code/", "me@host-b:/srv/my code/"]
+    assert shlex.split(command[command.index("--rsh") + 1])[:3] == ["ssh", "-F", "file"]
+    assert "--exclude=runs/" in command
+    assert Shell().copy(Host(name="fd00::7"), Path("/a"), "/b")[-1] == "[fd00::7]:/b/"
+
+
+@pytest.mark.parametrize("ssh", ["", "'", "  "])
+def test_a_shell_that_is_no_command_is_refused(ssh: str) -> None:
+    with pytest.raises(ConfigurationError, match="--ssh"):
+        Shell(ssh).agent(HOST)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["python", "code/train.py"], ["./code/train.py", "-v"], [sys.executable, "-u", "code/train.py", "code.txt"]],
+)
+def test_the_script_is_the_first_argument_that_is_a_file(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").touch()
+    (tmp_path / "code.txt").touch()
+    assert folder_of_script(command, tmp_path).resolve() == tmp_path / "code"
+
+
+def test_a_command_without_a_script_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="names no script"):
+        folder_of_script(["python", "-m", "train"], tmp_path)
