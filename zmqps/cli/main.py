@@ -13,6 +13,7 @@ from zmqps import __version__
 from zmqps.cli.launch import agent, launch
 from zmqps.cli.look import jobs, logs, placement, status
 from zmqps.cli.nodes import coordinator, server
+from zmqps.cli.run import run as run_task
 from zmqps.cli.settings import read_config
 from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
@@ -44,7 +45,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
         ctx.default_map = read_config(config, cli)
 
 
-for command in (up, launch, down, status, jobs, placement, logs, trace, coordinator, server, agent):
+for command in (up, launch, run_task, down, status, jobs, placement, logs, trace, coordinator, server, agent):
     cli.add_command(command)
 
 

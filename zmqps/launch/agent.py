@@ -69,6 +69,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def thread_limits(num_workers: int) -> dict[str, str]:
+    """Return the variables by which so many workers of this host share its cores."""
+    return dict.fromkeys(THREADS, str(max(1, num_cores() // max(1, num_workers))))
+
+
 class Agent:
     """All that runs on this host for one launcher.
 
@@ -170,7 +175,7 @@ class Agent:
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(unpack(text))
         self._env = {name: self._filled(value) for name, value in told["env"].items()}
-        self._num_workers = max(1, told["workers"])
+        self._num_workers = told["workers"]
         self._is_tracing = told["trace"]
         address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
         self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
@@ -192,11 +197,10 @@ class Agent:
         self._begin(self._follow(process))
 
     def _worker_environment(self, told: Message) -> dict[str, str]:
-        threads = dict.fromkeys(THREADS, str(max(1, num_cores() // self._num_workers)))
         venv = {"VIRTUAL_ENV": sys.prefix} if sys.prefix != sys.base_prefix else {}
         env = worker_environment(told["address"], told["index"])
         told_env = {name: self._filled(value) for name, value in told["env"].items()}
-        return threads | venv | env | self._env | told_env | self._trace()
+        return thread_limits(self._num_workers) | venv | env | self._env | told_env | self._trace()
 
     def _trace(self) -> dict[str, str]:
         return {TRACE: str(self._folder / "trace")} if self._is_tracing else {}

@@ -39,7 +39,7 @@ def own_address(
         There is no such interface, or nothing tells the address.
     """
     if address:
-        return _resolved(address)
+        return resolved(address)
     if interface:
         return address_of_interface(interface)
     if is_local:
@@ -47,7 +47,7 @@ def own_address(
     words = (os.environ if environment is None else environment).get("SSH_CONNECTION", "").split()
     if len(words) == 4:
         return words[2]
-    return _resolved(name)
+    return resolved(name)
 
 
 def is_loopback(address: str) -> bool:
@@ -63,7 +63,8 @@ def is_bound_freely(address: str) -> bool:
     return address in LOOPBACK_HOSTS
 
 
-def _resolved(name: str) -> str:
+def resolved(name: str) -> str:
+    """Return the address of a name; raise `ConfigurationError` if it has none here."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:

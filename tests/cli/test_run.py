@@ -1,0 +1,107 @@
+"""``zmqps run``: many equal tasks, which are one cluster until the first fails or all have ended."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from zmqps.cli.main import run
+from zmqps.core.protocol import exits
+
+#: What tells a task of a scheduler; a test must not find that of whoever runs it.
+SCHEDULERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "SLURM_PROCID")
+AT_WORK = "echo worker $ZMQPS_WORKER_INDEX at work; exec sleep 1000"
+
+
+def free_port() -> int:
+    """Return a port that was free just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SCHEDULERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--size", "2", "--address", "127.0.0.1:1", "--", "true"), "nothing says --rank"),
+        (("--rank", "0", "--size", "2", "--", "true"), "does not say where rank 0 is: give --address"),
+        (("--rank", "2", "--size", "2", "--address", "127.0.0.1:1", "--", "true"), "there is no rank 2 of 2"),
+        (("--rank", "0", "--size", "2", "--address", "a:b:c", "--", "true"), "write HOST:PORT"),
+        (("--rank", "0", "--size", "2", "--address", "127.0.0.1:0", "--", "true"), "write HOST:PORT"),
+        (("--rank", "0", "--size", "1", "--address", "no.such.host.invalid:1", "--", "true"), "has no address here"),
+        (
+            (
+                "--rank",
+                "0",
+            ),
+            "say what the workers run",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_started(capsys, arguments, says) -> None:
+    assert run(["run", *arguments]) == exits.USAGE
+    assert says in capsys.readouterr().err
+
+
+@pytest.fixture
+def tasks(start) -> Callable[..., list]:
+    """Start all tasks of a cluster, each in a process of its own as on a host of its own."""
+
+    def begin(size: int, *arguments: str) -> list:
+        told = ("run", "--kernels", "numpy", "--address", f"127.0.0.1:{free_port()}", "--size", str(size))
+        return [start(*told, "--rank", str(rank), *arguments) for rank in range(size)]
+
+    return begin
+
+
+@pytest.mark.processes
+def test_all_tasks_end_when_the_last_worker_has_ended(tasks) -> None:
+    script = "echo worker $ZMQPS_WORKER_INDEX, $OMP_NUM_THREADS; sleep $ZMQPS_WORKER_INDEX"
+    found = tasks(3, "--servers", "2", "--", "sh", "-c", script)
+    assert [task.exit_code() for task in found] == [exits.OK] * 3, [task.output for task in found]
+    for index, task in enumerate(found):
+        assert re.search(rf"worker-{index}@\S+ +\| .* worker {index}, \d+\n", task.output)
+    assert "the workers of all 3 tasks have ended well" in found[0].output
+    assert ["server-1" in task.output for task in found] == [True, True, False]  # the coordinator names it, too
+
+
+@pytest.mark.processes
+def test_a_worker_that_fails_ends_all_tasks_with_a_code(tasks) -> None:
+    script = f"[ $ZMQPS_WORKER_INDEX = 2 ] && {{ echo out of luck; exit 9; }}; {AT_WORK}"
+    found = tasks(3, "--servers", "1", "--", "sh", "-c", script)
+    assert [task.exit_code() for task in found] == [exits.WORKERS_FAILED, exits.WORKERS_FAILED, 9]
+    assert "failed with exit code 9; its last lines:" in found[2].output
+    assert "task-2 is gone before all workers had ended: closed" in found[0].output
+    assert "workers of this task are at work, but the cluster has ended" in found[1].output
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_task_that_is_ended_ends_the_others(tasks, number, which) -> None:
+    found = tasks(2, "--servers", "2", "--", "sh", "-c", AT_WORK)
+    for index, task in enumerate(found):
+        task.wait_for(f"worker {index} at work")
+    found[which].popen.send_signal(number)
+    codes = [task.exit_code() for task in found]
+    assert codes[which] == (exits.TERMINATED if number == signal.SIGTERM else -signal.SIGKILL)
+    assert codes[1 - which] in (exits.WORKERS_FAILED, exits.HOST_LOST, exits.COORDINATOR_LOST)
+
+
+@pytest.mark.processes
+def test_tasks_that_do_not_come_are_named(start) -> None:
+    told = ("run", "--kernels", "numpy", "--address", f"127.0.0.1:{free_port()}", "--size", "3", "--timeout", "15")
+    task = start(*told, "--rank", "0", "--", "true")
+    assert task.exit_code() == exits.COORDINATOR_LOST
+    assert "of 3 tasks these have not come in 15 s: 1, 2" in task.output

@@ -1,0 +1,117 @@
+"""Which task this is, as each scheduler says it, and what each task runs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmqps.errors import ConfigurationError
+from zmqps.launch.ranks import FIRST_PORT, Rank, find, first_host, num_workers, roles
+
+SLURM = {
+    "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "3",
+    "SLURM_STEP_NODELIST": "n[1-3]", "SLURM_NODELIST": "n[1-9]",
+}  # fmt: skip
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}  # fmt: skip
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "host-a", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("env", "rank"),
+    [
+        ({}, Rank()),
+        (SLURM, Rank(rank=1, size=3, host="n1", port=FIRST_PORT + 7 * 42, source="Slurm")),
+        (OPEN_MPI, Rank(rank=2, size=4, source="Open MPI")),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+            Rank(rank=2, size=4, host="127.0.0.1", source="Open MPI"),
+        ),
+        (SLURM | OPEN_MPI, Rank(rank=2, size=4, source="Open MPI")),  # mpirun in an allocation
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, Rank(rank=0, size=2, source="PMI")),
+        (TORCHRUN, Rank(rank=3, size=8, host="host-a", port=29500, source="torchrun")),
+        (
+            TORCHRUN | {"TORCHELASTIC_RUN_ID": "x"},  # its own store listens there
+            Rank(rank=3, size=8, host="host-a", source="torchrun"),
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "3", "JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "workers"},
+            Rank(rank=3, host="train-workers-0-0.train", source="Kubernetes"),
+        ),
+    ],
+)
+def test_the_scheduler_says_which_task_this_is(env: dict[str, str], rank: Rank) -> None:
+    assert find(env) == rank
+
+
+@pytest.mark.parametrize(
+    ("fqdn", "host"),
+    [
+        ("job-3.svc.ns.svc.cluster.local", "job-0.svc.ns.svc.cluster.local"),
+        ("train-workers-0-3.train", "train-workers-0-0.train"),
+        ("elsewhere.svc", ""),
+        ("", ""),
+    ],
+)
+def test_a_pod_knows_the_name_of_the_first_one_by_its_own(fqdn: str, host: str) -> None:
+    assert find({"JOB_COMPLETION_INDEX": "3"}, fqdn) == Rank(rank=3, host=host, source="Kubernetes")
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "3"}, "start it with srun"),
+        (SLURM | {"SLURM_PROCID": "x"}, "SLURM_PROCID is 'x', which is no number; say --rank"),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, "OMPI_COMM_WORLD_SIZE is ''"),
+    ],
+)
+def test_an_environment_that_makes_no_task_is_refused(env: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        find(env)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n[1-3,5],m2", "n1"), ("n[01,03-04]", "n01"), ("a,b", "a"), ("r[1-2]n[3-4],x", "r1n3"), ("", "")],
+)
+def test_the_first_host_of_a_list_of_slurm(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("size", "servers", "apart", "plan"),
+    [
+        (1, 1, False, [(1, 1)]),
+        (4, 2, False, [(1, 1), (0, 1), (1, 1), (0, 1)]),  # with two tasks a host, each host has a server
+        (2, 4, False, [(2, 1), (2, 1)]),
+        (4, 2, True, [(1, 0), (0, 1), (1, 0), (0, 1)]),
+    ],
+)
+def test_servers_are_spread_evenly(size: int, servers: int, apart: bool, plan: list[tuple[int, int]]) -> None:
+    found = [roles(rank, size, servers, 1, apart=apart) for rank in range(size)]
+    assert [(len(role.servers), len(role.workers)) for role in found] == plan
+    assert [role.coordinator for role in found] == [True] + [False] * (size - 1)
+
+
+def test_a_rank_that_is_none_and_servers_that_leave_no_workers_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="there is no rank 3 of 3"):
+        roles(3, 3, 1, 1, apart=False)
+    with pytest.raises(ConfigurationError, match="leave none of 2 ranks for workers"):
+        roles(0, 2, 2, 1, apart=True)
+
+
+@given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 4), st.booleans())
+def test_all_tasks_together_run_each_server_and_worker_once(size: int, servers: int, each: int, apart: bool) -> None:
+    try:
+        found = [roles(rank, size, servers, each, apart=apart) for rank in range(size)]
+    except ConfigurationError:
+        assert apart
+        return
+    workers = [index for role in found for index in role.workers]
+    assert [index for role in found for index in role.servers] == list(range(servers))
+    assert workers == list(range(num_workers(size, servers, each, apart=apart)))
+    if apart:
+        assert not any(role.servers and role.workers for role in found)

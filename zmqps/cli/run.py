@@ -1,0 +1,165 @@
+"""``zmqps run``: the same command on every host, which decides by its rank what it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.settings import setting
+from zmqps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from zmqps.cli.task import TaskConfig
+
+#: Seconds that Slurm may take to say where a node is.
+SCONTROL_S = 10.0
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@setting(
+    "--address", shared=False, metavar="HOST:PORT",
+    help="Where rank 0 runs the coordinator; by default as the scheduler says.",
+)  # fmt: skip
+@setting(
+    "--rank", shared=False, type=click.IntRange(min=0), help="Which task this is; by default as the scheduler says."
+)
+@setting(
+    "--size", shared=False, type=click.IntRange(1, 65535), help="How many tasks; by default as the scheduler says."
+)
+@settings.cluster_settings
+@setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
+@setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
+@setting("--interface", metavar="NAME", help="The network interface by which this host's servers are reached.")
+@settings.kernels
+@settings.apply_threads
+@settings.device
+@settings.memory
+@settings.job_secret
+@settings.insecure
+@setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
+@settings.directory
+@setting("--timeout", shared=False, type=click.FloatRange(min=0), default=120.0, help="Seconds to wait for the others.")
+@settings.log_settings
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(**told: Any) -> int:
+    """Run this task of a cluster: every host, or task of a scheduler, runs the same command.
+
+    \b
+    srun --ntasks-per-node=1 zmqps run --servers 2 -- python train.py
+    mpirun -n 4 zmqps run --address HOST:5570 --servers 2 -- python train.py
+    zmqps run --address HOST:5570 --rank 0 --size 4 --servers 2 -- python train.py     (by hand, on each host)
+
+    Rank 0 runs the coordinator as well, some ranks a server, each a worker that runs COMMAND. Rank and size come from
+    the environment of Slurm, Open MPI, PMI, torchrun or Kubernetes. All end when all workers have ended, or the first
+    has failed.
+    """
+    if not told["command"]:
+        raise click.UsageError("say what the workers run: zmqps run --address HOST:5570 --servers 2 -- python train.py")
+    import asyncio
+
+    from zmqps.cli.output import Terminal
+    from zmqps.cli.task import Task
+
+    config = _config(told)
+    terminal = Terminal(sys.stdout)
+    try:
+        return asyncio.run(Task(config, terminal).run())
+    finally:
+        terminal.close()
+
+
+def _config(told: dict[str, Any]) -> TaskConfig:
+    from zmqps.cli.task import TaskConfig
+    from zmqps.core.coordinator.options import CoordinatorOptions
+    from zmqps.launch.agent import thread_limits
+    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
+    from zmqps.launch.reach import address_of_interface, is_bound_freely, is_loopback, resolved, route_towards
+
+    all_told = None not in (told["rank"], told["size"], told["address"])
+    found = Rank() if all_told else find(os.environ, socket.getfqdn())
+    rank = found.rank if told["rank"] is None else told["rank"]
+    size = found.size if told["size"] is None else told["size"]
+    if rank is None or size is None:
+        missing = "--rank" if rank is None else "--size"
+        raise ConfigurationError(
+            f"nothing says {missing}: give it, or start this by srun, mpirun, torchrun or an indexed Job of Kubernetes"
+        )
+    host, port = _split(told["address"]) if told["address"] else (found.host, found.port or DEFAULT_PORT)
+    if not host:
+        raise ConfigurationError(f"{found.source} does not say where rank 0 is: give --address HOST:PORT")
+    mine = roles(rank, size, told["servers"], told["workers_each"], apart=told["servers_apart"])
+    address = _slurm_address(host) if found.source == "Slurm" and not told["address"] else resolved(host)
+    own = address_of_interface(told["interface"]) if told["interface"] else route_towards(address)
+    if not told["insecure"] and not (is_bound_freely(address) and is_bound_freely(own)) and not is_loopback(address):
+        raise ConfigurationError(
+            f"{address} can be reached from other hosts, and this version neither encrypts nor authenticates; "
+            "pass --insecure on a network you trust"
+        )
+    endpoint = f"tcp://{_bracketed(address)}:{port}"
+    options = CoordinatorOptions(
+        servers=told["servers"],
+        workers=num_workers(size, told["servers"], told["workers_each"], apart=told["servers_apart"]),
+        heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
+        lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
+    )  # fmt: skip
+    cluster = ClusterConfig(
+        options=options, address=endpoint, kernels=told["kernels"], insecure=not is_bound_freely(address),
+        log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
+        devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
+    )  # fmt: skip
+    return TaskConfig(
+        cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
+        host=socket.gethostname(), command=told["command"], env=thread_limits(_tasks_here() * told["workers_each"]),
+        name=told["name"], directory=told["directory"], timeout=told["timeout"],
+    )  # fmt: skip
+
+
+def _split(address: str) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT`` or ``tcp://HOST:PORT``; the port may be left out."""
+    from zmqps.launch.ranks import DEFAULT_PORT
+
+    match = re.fullmatch(r"(?:tcp://)?(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", address)
+    port = int(match[3]) if match is not None and match[3] else DEFAULT_PORT
+    if match is None or not 0 < port < 65536:
+        raise ConfigurationError(f"--address {address!r:.100} cannot be used: write HOST:PORT or [IPV6]:PORT")
+    return match[1] or match[2], port
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _slurm_address(host: str) -> str:
+    """Return the address of a node, which Slurm knows also where its name means nothing to this host."""
+    from zmqps.launch.reach import resolved
+
+    try:
+        return resolved(host)
+    except ConfigurationError:
+        scontrol = shutil.which("scontrol")
+        if scontrol is None:
+            raise
+        result = subprocess.run(
+            [scontrol, "show", "node", host], capture_output=True, text=True, timeout=SCONTROL_S, check=False
+        )
+        match = re.search(r"\bNodeAddr=(\S+)", result.stdout)
+        if match is None:
+            raise
+        return resolved(match[1])
+
+
+def _tasks_here() -> int:
+    """Return how many tasks share this host, where the scheduler says so."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"):
+        if match := re.match(r"\d{1,6}", os.environ.get(name, "")):
+            return max(1, int(match[0]))
+    return 1

@@ -1,0 +1,296 @@
+"""Runs one of many equal tasks of a cluster: what ``zmqps run`` is on each host.
+
+The tasks know of each other through the coordinator: each joins it as an observer named after its rank, and as a second
+one when its workers have ended well. Rank 0, which runs the coordinator, ends it when all have come that far, or when a
+task is gone that has not; and when the coordinator ends, so do the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmqps
+from zmqps.cli.output import LogFile, Pump, Terminal
+from zmqps.core.protocol import exits
+from zmqps.errors import PSError, ShutdownError, listed
+from zmqps.launch.cluster import GRACE_S, ClusterConfig
+from zmqps.launch.processes import (
+    Process,
+    describe_exit,
+    end,
+    mark_of,
+    node_command,
+    node_environment,
+    start_of,
+    tail,
+    worker_command,
+    worker_environment,
+)
+from zmqps.launch.ranks import Roles
+from zmqps.nodes.files import Folder
+from zmqps.nodes.inquiry import inquire
+
+#: How often a task looks whether the others are still there.
+LOOK_S = 0.5
+DRAIN_S = 1.0
+#: The job that the tasks look on, of which nobody trains anything: what becomes of the user's jobs is theirs.
+JOB = "zmqps-run"
+MOST_NAMED = 8
+NAME, DONE = "task-", "-done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskConfig:
+    """What a task is told.
+
+    Parameters
+    ----------
+    cluster
+        The coordinator and servers; its address is where rank 0 binds.
+    roles
+        What this task runs.
+    rank, size
+        Which task it is, of how many.
+    address
+        The coordinator's endpoint.
+    own
+        The address at which this host's servers are reached.
+    host
+        This host's name, for logs.
+    command
+        What each worker runs.
+    env
+        Variables that workers get which have none of that name.
+    name, directory
+        Logs go to ``runs/NAME/logs`` below the directory.
+    timeout
+        Seconds to wait for the start.
+    """
+
+    cluster: ClusterConfig
+    roles: Roles
+    rank: int
+    size: int
+    address: str
+    own: str
+    host: str
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    name: str
+    directory: Path
+    timeout: float
+
+
+class Task:
+    """This task, from its start to its end.
+
+    Parameters
+    ----------
+    config
+        What to run.
+    terminal
+        Shows what happens.
+    """
+
+    def __init__(self, config: TaskConfig, terminal: Terminal) -> None:
+        self._config = config
+        self._terminal = terminal
+        self._nodes: list[Process] = []
+        self._workers: list[Process] = []
+        self._pumps: dict[str, Pump] = {}
+        self._asked: signal.Signals | None = None
+        self._ending = False
+        self._observers: list[zmqps.Worker] = []  # that this task is there, and then that its workers have ended
+        self._seen: set[str] = set()
+        self._mark = mark_of(os.getpid(), start_of(os.getpid()))
+
+    async def run(self) -> int:
+        """Run until the cluster ends; return the exit code."""
+        loop, task, config = asyncio.get_running_loop(), asyncio.current_task(), self._config
+        assert task is not None
+        with Folder(config.directory.absolute(), "runs", config.name, "logs", make=True) as self._folder:
+            log = LogFile(self._name(f"{NAME}{config.rank}"), self._folder, self._file(f"{NAME}{config.rank}"),
+                          self._terminal, as_json=config.cluster.log_json)  # fmt: skip
+            self._log = log
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                loop.add_signal_handler(number, self._ask, number, task)
+            try:
+                await self._start()
+                return await self._supervise()
+            except asyncio.CancelledError:
+                if self._asked is None:
+                    raise
+                return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
+            finally:
+                self._ending = True
+                await self._end()
+                log.close()
+
+    # --- the start ------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        config = self._config
+        if config.roles.coordinator:
+            name = self._name("coordinator")
+            coordinator = self._spawn_node("coordinator", "coordinator", config.cluster.coordinator(name))
+            await coordinator.announcement()
+        for index in config.roles.servers:
+            role = f"server-{index}"
+            flags = config.cluster.server(index, config.address, bind=f"tcp://{config.own}:0", name=self._name(role))
+            await self._spawn_node(role, "server", flags).announcement()
+
+        def ready(status: Mapping[str, Any]) -> bool:
+            here: int = sum(member["role"] == "server" for member in status["members"])
+            return here >= config.cluster.options.servers
+
+        waits = asyncio.ensure_future(inquire(config.address, timeout=config.timeout, until=ready))
+        ends = {asyncio.ensure_future(node.exited()): node for node in self._nodes}
+        futures: list[asyncio.Future[Any]] = [waits, *ends]
+        try:
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            for ended, node in ends.items():
+                if ended.done() and not waits.done():
+                    raise node.failure(ended.result())
+            await waits
+        finally:
+            for future in futures:
+                future.cancel()
+            await asyncio.gather(*futures, return_exceptions=True)
+        await self._observe(f"{NAME}{config.rank}")
+        for index in config.roles.workers:
+            env = dict(config.env) | worker_environment(config.address, index, config.cluster.job_secret)
+            self._workers.append(self._spawn(f"worker-{index}", worker_command(config.command), env))
+
+    def _name(self, role: str) -> str:
+        return f"{role}@{self._config.host}"
+
+    def _file(self, role: str) -> str:
+        return f"{self._name(role)}.log"
+
+    def _spawn_node(self, role: str, kind: str, flags: Sequence[str]) -> Process:
+        process = self._spawn(role, node_command(kind, *flags), node_environment(), is_node=True)
+        self._nodes.append(process)
+        return process
+
+    def _spawn(self, role: str, command: Sequence[str], env: Mapping[str, str], *, is_node: bool = False) -> Process:
+        name, as_json = self._name(role), self._config.cluster.log_json
+        log = LogFile(name, self._folder, self._file(role), self._terminal, as_json=as_json)
+        env = {**env, **self._mark}
+        process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
+        assert process.popen.stdout is not None
+        self._pumps[name] = Pump(process.popen.stdout, log)
+        return process
+
+    # --- training -------------------------------------------------------------------------------
+
+    async def _supervise(self) -> int:
+        """Wait for the end of the own workers, then for that of all; return the exit code."""
+        nodes = [asyncio.ensure_future(self._watch(node)) for node in self._nodes]
+        workers = [asyncio.ensure_future(self._watch(worker)) for worker in self._workers]
+        others = asyncio.ensure_future(self._watch_others())
+        waiting: set[asyncio.Future[int]] = {*nodes, *workers, others}
+        try:
+            while True:
+                if waiting.isdisjoint(workers) and len(self._observers) == 1:
+                    await self._observe(f"{NAME}{self._config.rank}{DONE}")
+                finished, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if others in finished:
+                    return others.result()
+                for future in finished:
+                    if future.result():
+                        return future.result()
+        finally:
+            for future in (*nodes, *workers, others):
+                future.cancel()
+            await asyncio.gather(*nodes, *workers, others, return_exceptions=True)
+
+    async def _observe(self, name: str) -> None:
+        """Join as an observer, which the other tasks see by its name."""
+        observer = await asyncio.to_thread(
+            zmqps.connect, self._config.address, job=JOB, observer=True, name=name, timeout=self._config.timeout,
+            job_secret=self._config.cluster.job_secret,
+        )  # fmt: skip
+        self._observers.append(observer)
+
+    async def _watch(self, process: Process) -> int:
+        """Wait for the end of a process; return what it means for this task."""
+        code = await process.exited()
+        lost = code == exits.COORDINATOR_LOST and process in self._nodes  # what `_watch_others` says better
+        if not code or lost:
+            return exits.OK
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._pumps[process.name].ended.wait(), DRAIN_S)
+        text = f"{process.name} failed with {describe_exit(code)}; its last lines:\n{tail(process.log)}"
+        self._log.say("error", text)
+        return code if code > 0 else 128 - code
+
+    async def _watch_others(self) -> int:
+        """Look until the cluster has to end, or has ended; return the exit code."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._config.timeout
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                status = await asyncio.to_thread(self._observers[0].status)
+            except PSError as error:
+                if all(worker.popen.returncode == 0 for worker in self._workers):
+                    return exits.OK
+                self._log.say("error", f"workers of this task are at work, but {error}")
+                return exits.WORKERS_FAILED if isinstance(error, ShutdownError) else exits.COORDINATOR_LOST
+            if self._config.rank == 0 and (code := self._verdict(status, loop.time() > ends_at)) is not None:
+                return code
+
+    def _verdict(self, status: Mapping[str, Any], late: bool) -> int | None:
+        """Return the exit code of the cluster if it is to end: a task is gone or has not come, or all are done."""
+        ours = {member["name"] for member in status["members"] if member["role"] == "observer"}
+        self._seen |= ours
+        for entry in status["gone"]:
+            name = entry["name"]
+            if entry["role"] == "observer" and entry["job"] == JOB and not name.endswith(DONE):
+                self._log.say("error", f"{name} is gone before all workers had ended: {entry['how']}")
+                return exits.HOST_LOST if entry["how"] == "lost" else exits.WORKERS_FAILED
+        if all(f"{NAME}{number}{DONE}" in ours for number in range(self._config.size)):
+            self._log.say("info", f"the workers of all {self._config.size} tasks have ended well")
+            return exits.OK
+        missing = [str(number) for number in range(self._config.size) if f"{NAME}{number}" not in self._seen]
+        if late and missing:
+            who = listed(missing, MOST_NAMED)
+            self._log.say(
+                "error", f"of {self._config.size} tasks these have not come in {self._config.timeout:g} s: {who}"
+            )
+            return exits.COORDINATOR_LOST
+        return None
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
+        if self._ending or self._asked is not None:
+            for process in [*self._workers, *self._nodes]:
+                process.kill()
+            return
+        self._asked = number
+        self._log.say("info", f"{number.name}: ending this task, and with it the cluster")
+        task.cancel()
+
+    async def _end(self) -> None:
+        number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
+        await end(self._workers, number, GRACE_S)
+        for observer in self._observers:
+            with contextlib.suppress(PSError):
+                await asyncio.to_thread(observer.close)
+        await end(self._nodes[:1], signal.SIGTERM, GRACE_S)
+        await end(self._nodes, signal.SIGTERM, GRACE_S)
+        for pump in self._pumps.values():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pump.ended.wait(), DRAIN_S)
+            pump.close()
+        for node in self._nodes:
+            node.close()
