@@ -21,6 +21,7 @@ SEEDS       ?= 1000
 ATTACK      ?=
 MINUTES     ?= 0
 ARGS        ?=
+LAUNCH      ?=
 MUTANTS     ?= 200
 SEED        ?= 0
 UNDER       ?= zmqps/core
@@ -39,7 +40,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch coordinator server worker clean
 
 ##@ Development
 
@@ -125,6 +126,13 @@ status: $(INSTALLED) ## nodes, placement, traffic, staleness: COORDINATOR=tcp://
 
 logs: $(INSTALLED) ## what the nodes here have said: ARGS="server-0 -f"
 	$(ZMQPS) logs $(ARGS)
+
+##@ A cluster on many hosts
+
+launch: $(INSTALLED) ## coordinator, servers and workers by ssh: HOSTS=hosts.txt SERVERS=2 WORKERS=4 SCRIPT=examples/digits.py ARGS=...
+	@test -n '$(HOSTS)' -a -n '$(SCRIPT)' || { echo 'Say which hosts and script: make launch HOSTS=hosts.txt SCRIPT=examples/digits.py' >&2; exit 2; }
+	$(ZMQPS) launch --hosts $(HOSTS) $(LAUNCH) $(if $(filter command line environment,$(origin SERVERS)),--servers $(SERVERS)) \
+	  $(if $(filter command line environment,$(origin WORKERS)),--workers $(WORKERS)) -- python $(SCRIPT) $(ARGS)
 
 ##@ One node, in the foreground
 
