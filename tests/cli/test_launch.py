@@ -123,6 +123,25 @@ def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
+    ("line", "option", "code", "says"),
+    [
+        ("127.0.0.11 address=10.9.9.9", (), exits.USAGE, "cannot bind 'tcp://10.9.9.9:0'"),
+        ("127.0.0.11 interface=eth17", (), exits.FAILED, "there is no interface 'eth17'"),
+        ("127.0.0.11", ("--remote-directory", "/nowhere"), exits.FAILED, "there is no directory '/nowhere'"),
+        ("127.0.0.11 python=/nowhere/python", (), exits.FAILED, "/nowhere/python"),
+        ("127.0.0.11", ("--device", "cuda:77"), exits.FAILED, ""),
+    ],
+)
+def test_what_keeps_a_node_from_starting_is_said(ssh, zmqps, tmp_path, line, option, code, says) -> None:
+    (tmp_path / "hosts.txt").write_text(line)
+    result = zmqps(*ssh, "--hosts", "hosts.txt", *option, "--", "true")
+    assert (result.returncode, result.stdout.count("Traceback")) == (code, 0), result.stderr
+    assert says in result.stderr
+    assert "never retrieved" not in result.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
 )
 def test_a_signal_ends_everything_everywhere(ssh, start, number, code) -> None:

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from zmqps.errors import ConfigurationError, PSError
+from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 from zmqps.launch.cluster import GRACE_S
 from zmqps.launch.far import (
     FILES,
@@ -247,6 +247,8 @@ class Agent:
     async def _announce(self, process: Process) -> None:
         try:
             text = await process.announcement()
+        except NodeFailedError:
+            return  # that it has ended says so, and its log is at the other end
         except PSError as error:
             self._voice.say(
                 {"is": "failed", "name": process.name, "code": error.code, "text": str(error), "facts": error.facts()}

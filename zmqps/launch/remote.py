@@ -244,7 +244,9 @@ class RemoteHost:
             self._processes[message["name"]].announced.set_result(str(message["text"]))
         elif kind == "failed":
             error = from_wire(int(message["code"]), str(message["text"]), dict(message["facts"]))
-            self._processes[message["name"]].announced.set_exception(error)
+            announced = self._processes[message["name"]].announced
+            announced.set_exception(error)
+            announced.exception()  # nobody may be waiting any more
         elif kind == "ended":
             process = self._processes[message["name"]]
             if not process.code.done():
