@@ -46,6 +46,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
         "launch": "errors checks core/protocol core/coordinator net gpu trace nodes",
+        "doctor": "errors core/protocol gpu net nodes",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",
@@ -55,7 +56,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "zmqps": "errors codecs optim core/worker launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace nodes launch zmqps",
+        "cli": "errors core/protocol core/coordinator gpu trace nodes launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -105,7 +106,7 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py"},
-    # messages; what the monitor tells; where sockets are bound, and connected
+    # messages; what the monitor tells; where sockets are bound, and connected; what a connection carries
     "zmq": {
         "zmqps/net/zeromq.py",
         "zmqps/net/frames.py",
@@ -113,6 +114,7 @@ ONLY_IN = {
         "zmqps/net/door.py",
         "zmqps/net/sockets.py",
         "zmqps/net/dealer.py",
+        "zmqps/net/gauge.py",
     },
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
@@ -121,6 +123,7 @@ ONLY_IN = {
         "zmqps/net/ports.py",
         "zmqps/net/addresses.py",  # the interfaces of this host
         "zmqps/nodes/host.py",
+        "zmqps/doctor/host.py",
     },
 }
 #: What gives a library away where nothing is imported, as text or attribute: it -> the only files that say it.

@@ -78,6 +78,17 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def num_bytes(number: float) -> str:
+    """Return a number of bytes in words: 512 B, 1.05 MB."""
+    if number < 1000:
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        number /= 1000
+        if number < 999.5 or unit == "TB":
+            break
+    return f"{number:.3g} {unit}"
+
+
 class PSError(Exception):
     """Base of all errors of zmqps.
 

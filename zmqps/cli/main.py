@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from zmqps import __version__
+from zmqps.cli.doctor import doctor
 from zmqps.cli.launch import agent, launch
 from zmqps.cli.look import jobs, logs, placement, status
 from zmqps.cli.nodes import coordinator, server
@@ -45,7 +46,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
         ctx.default_map = read_config(config, cli)
 
 
-for command in (up, launch, run_task, down, status, jobs, placement, logs, trace, coordinator, server, agent):
+for command in (up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, coordinator, server, agent):
     cli.add_command(command)
 
 

@@ -11,11 +11,14 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from zmqps.doctor.rows import Row, Verdict
+from zmqps.errors import num_bytes
 from zmqps.trace.phases import Summary
 
 Facts = Mapping[str, Any]
 
 PIPE_WIDTH = 200
+COLOURS = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold red"}
 
 
 def new_console() -> Console:
@@ -76,6 +79,14 @@ def phases_table(summary: Summary) -> Table:
     for phase in summary.phases:
         times = (_milliseconds(value) for value in (phase.total_s, phase.median_s, phase.p90_s))
         _add(table, phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
+    return table
+
+
+def doctor_table(rows: Sequence[Row]) -> Table:
+    """Return what the doctor has found, a row a check, what is wrong in red."""
+    table = _table("", "where", "check", "", "found", "what to do")
+    for row in rows:
+        _add(table, row.where, row.check, Text(row.verdict, COLOURS[row.verdict]), row.found, row.advice)
     return table
 
 
@@ -141,17 +152,6 @@ def _number(counters: Facts, name: str) -> float:
     """Return what a node counts: 0 where it says something else than a number."""
     value = counters.get(name, 0)
     return value if isinstance(value, int | float) else 0
-
-
-def num_bytes(number: float) -> str:
-    """Return a number of bytes in words: 512 B, 1.05 MB."""
-    if number < 1000:
-        return f"{number:.0f} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        number /= 1000
-        if number < 999.5 or unit == "TB":
-            break
-    return f"{number:.3g} {unit}"
 
 
 def _duration(seconds: float) -> str:

@@ -11,8 +11,8 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from zmqps.core.protocol.endpoints import is_loopback as leads_here
 from zmqps.errors import ConfigurationError
-from zmqps.net.identity import LOOPBACK_HOSTS
 
 SIOCGIFADDR = 0x8915
 
@@ -60,7 +60,7 @@ def is_loopback(address: str) -> bool:
 
 def is_bound_freely(address: str) -> bool:
     """Whether a node binds an address without being told that this is not secure."""
-    return address in LOOPBACK_HOSTS
+    return leads_here(address)
 
 
 def resolved(name: str) -> str:

@@ -1,0 +1,81 @@
+"""Probes by ssh: how they are started, what they say, and each way they can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from zmqps.doctor import remote
+from zmqps.doctor.facts import Host
+from zmqps.doctor.remote import ProbeError, RemoteProbe, command_for
+
+THERE = Host(name="127.0.0.2", login="me@127.0.0.2")
+
+
+def ask(timeout: float = 20.0, **command: Any) -> Any:
+    async def run() -> Any:
+        async with RemoteProbe(THERE, sys.executable) as probe:
+            return await probe.ask(timeout, **command)
+
+    return asyncio.run(run())
+
+
+def test_a_probe_is_started_without_a_password_and_in_the_same_directory() -> None:
+    host = Host(name="b", login="me@b", port=2222)
+    *options, login, command = command_for(host, "/opt/my env/python", "/home/me")
+    assert options == ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-p", "2222"]
+    assert login == "me@b"
+    assert command == "cd /home/me 2>/dev/null; exec '/opt/my env/python' -m zmqps doctor --probe"
+
+
+def test_this_host_needs_no_ssh() -> None:
+    assert command_for(Host(name="localhost"), "", "/")[0] == sys.executable
+
+
+def test_what_a_login_shell_says_is_passed_over_and_what_a_probe_cannot_do_is_told(ssh: Callable[[str], None]) -> None:
+    ssh("echo 'Welcome to $host!'")
+    with pytest.raises(ProbeError, match="unknown command 'dance'"):
+        ask(do="dance")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("echo 'me@127.0.0.2: Permission denied (publickey).' >&2; exit 255", r"Permission denied \(publickey\)"),
+        ("exit 1", "it ended at once"),
+        ("while :; do echo noise; done", "lines of something else"),
+        ("""printf 'zmqps-doctor {"number": 0, "error": "a\\\\u001b[2Jb"}\\n'; exec cat >/dev/null""", r"a\\x1b\[2Jb"),
+        ("head -c 9000000 /dev/zero; exit", "it ended at once"),
+    ],
+)
+def test_a_probe_that_goes_wrong_says_why(
+    ssh: Callable[[str], None], lines: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "END_S", 0.1)
+    ssh(lines)
+    with pytest.raises(ProbeError, match=message):
+        ask(do="time")
+
+
+def test_a_probe_that_says_nothing_is_given_up_and_ended(
+    ssh: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "END_S", 0.1)
+    ssh("exec sleep 60")
+    with pytest.raises(ProbeError, match="no answer within"):
+        ask(0.05, do="time")
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert "sleep" not in child.cmdline()
+
+
+def test_no_ssh_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ProbeError, match="cannot run ssh"):
+        ask(do="time")

@@ -1,0 +1,1 @@
+"""What may go wrong before a run, looked at on each host."""

@@ -1,0 +1,152 @@
+"""Whether one host reaches another by TCP: who listens, and who knocks.
+
+The one who knocks says a token and gets the token's hash back, so that it knows the listener for the one it meant:
+a name can lead to another host, and loopback addresses always lead to one's own.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from zmqps.doctor.facts import Reach
+
+TOKEN_NBYTES = 32
+#: Knocks that a listener answers at a time; one is over in a few round trips.
+MAX_KNOCKS = 64
+#: Seconds until a listener has enough of somebody.
+PATIENCE_S = 5.0
+ROUND_TRIPS = 8
+#: How often a listener looks whether it is to end.
+TICK_S = 0.05
+
+NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL}
+
+
+class Listener:
+    """Listens on a port and answers whoever knows the token.
+
+    Parameters
+    ----------
+    host
+        An address of this host; empty for all of them.
+    port
+        Which port; 0 for any.
+    token
+        What the ones who knock say.
+
+    Raises
+    ------
+    OSError
+        The port cannot be had.
+    """
+
+    def __init__(self, host: str, port: int, token: bytes) -> None:
+        self._token = token
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family)
+        elif socket.has_dualstack_ipv6():
+            self._socket = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            self._socket = socket.create_server(("", port))
+        self.port = int(self._socket.getsockname()[1])
+        self._socket.settimeout(TICK_S)
+        self._room = threading.Semaphore(MAX_KNOCKS)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zmqps-listener", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._socket:
+            while not self._ended.is_set():
+                try:
+                    connection = self._socket.accept()[0]
+                except OSError:  # nobody came, or has gone again
+                    continue
+                if self._room.acquire(blocking=False):
+                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+                else:
+                    connection.close()
+
+    def _answer(self, connection: socket.socket) -> None:
+        try:
+            with connection, suppress(OSError):
+                connection.settimeout(PATIENCE_S)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if not hmac.compare_digest(_receive(connection, TOKEN_NBYTES), self._token):
+                    return
+                connection.sendall(hashlib.sha256(self._token).digest())
+                for _ in range(ROUND_TRIPS):
+                    connection.sendall(_receive(connection, 1))
+        finally:
+            self._room.release()
+
+
+def knock(source: str, target: str, host: str, port: int, token: bytes, timeout: float) -> Reach:
+    """Return whether ``host`` can be reached at ``port``.
+
+    Parameters
+    ----------
+    source, target
+        What the two are called in the result.
+    token
+        The listener's; empty to connect only, to a node that runs.
+    timeout
+        Seconds for each sign of life.
+    """
+
+    def found(problem: str, latency_s: float = 0.0, near: str = "", far: str = "") -> Reach:
+        return Reach(
+            source=source, target=target, port=port, problem=problem, latency_s=latency_s, near=near, far=far
+        )  # fmt: skip
+
+    try:
+        begun = time.perf_counter()
+        with socket.create_connection((host, port), timeout=timeout) as connection:
+            latency = time.perf_counter() - begun
+            near, far = connection.getsockname()[0], connection.getpeername()[0]
+            if token:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.sendall(token)
+                if _receive(connection, TOKEN_NBYTES) != hashlib.sha256(token).digest():
+                    return found("stranger", near=near, far=far)
+                latency = min(_round_trip(connection) for _ in range(ROUND_TRIPS))
+            return found("", latency, near, far)
+    except (socket.gaierror, UnicodeError):
+        return found("unresolved")
+    except ConnectionRefusedError:
+        return found("refused")
+    except TimeoutError:
+        return found("silent")
+    except ConnectionError:  # something else listens there, and did not like the token
+        return found("stranger")
+    except OSError as error:
+        return found("no route" if error.errno in NO_ROUTE else f"{error.strerror or error}")
+
+
+def _round_trip(connection: socket.socket) -> float:
+    begun = time.perf_counter()
+    connection.sendall(b"?")
+    _receive(connection, 1)
+    return time.perf_counter() - begun
+
+
+def _receive(connection: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        more = connection.recv(nbytes - len(data))
+        if not more:
+            raise ConnectionResetError("closed")
+        data += more
+    return data

@@ -1,0 +1,80 @@
+"""What the doctor says: a row for each thing looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Whether a run can begin: as it is, with something to know, or not."""
+
+    GOOD = "good"
+    WARNING = "warning"
+    WRONG = "wrong"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    where
+        The host, hosts or node.
+    check
+        What was looked at.
+    verdict
+        How it is.
+    found
+        What was found.
+    advice
+        What to do; empty where nothing is to be done.
+    """
+
+    where: str
+    check: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+def good(where: str, check: str, found: str) -> Row:
+    """Return a row of what is as it should be."""
+    return Row(where=where, check=check, verdict=Verdict.GOOD, found=found)
+
+
+def warning(where: str, check: str, found: str, advice: str) -> Row:
+    """Return a row of what a run survives, but had better not meet."""
+    return Row(where=where, check=check, verdict=Verdict.WARNING, found=found, advice=advice)
+
+
+def wrong(where: str, check: str, found: str, advice: str) -> Row:
+    """Return a row of what a run fails by."""
+    return Row(where=where, check=check, verdict=Verdict.WRONG, found=found, advice=advice)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 server, 2 servers."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def those(names: Iterable[str], most: int = 5) -> str:
+    """Return names in a row: ``host-a``, ``host-a and host-b``, ``host-a, host-b and 7 more``."""
+    names = list(names)
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1] if names else "")))
+
+
+def everywhere(names: Sequence[str]) -> str:
+    """Return what a row about all hosts is headed with."""
+    return names[0] if len(names) == 1 else "all hosts"
+
+
+def span(seconds: float) -> str:
+    """Return a duration in words: 85 µs, 1.2 ms, 3.4 s."""
+    if seconds < 1e-3:
+        return f"{1e6 * seconds:.0f} µs"
+    return f"{1e3 * seconds:.2g} ms" if seconds < 0.1 else f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
