@@ -41,6 +41,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs doctor coordinator server worker clean
 
 ##@ Development
 
@@ -133,6 +134,9 @@ launch: $(INSTALLED) ## coordinator, servers and workers by ssh: HOSTS=hosts.txt
 	@test -n '$(HOSTS)' -a -n '$(SCRIPT)' || { echo 'Say which hosts and script: make launch HOSTS=hosts.txt SCRIPT=examples/digits.py' >&2; exit 2; }
 	$(ZMQPS) launch --hosts $(HOSTS) $(LAUNCH) $(if $(filter command line environment,$(origin SERVERS)),--servers $(SERVERS)) \
 	  $(if $(filter command line environment,$(origin WORKERS)),--workers $(WORKERS)) -- python $(SCRIPT) $(ARGS)
+
+doctor: $(INSTALLED) ## what may go wrong before a run: HOSTS=hosts.txt ARGS="--model resnet50"
+	$(ZMQPS) doctor $(if $(HOSTS),--hosts $(HOSTS)) $(ARGS)
 
 ##@ One node, in the foreground
 

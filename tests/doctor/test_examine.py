@@ -15,9 +15,12 @@ from zmqps.doctor import examine as examination
 from zmqps.doctor.examine import Wanted, addresses_of, examine
 from zmqps.doctor.facts import Findings, Host, Interface, Reach
 from zmqps.doctor.judge import is_wrong, judge
+from zmqps.launch import hosts as launch
+from zmqps.launch.ssh import Shell
 
 HERE = Host(name="127.0.0.1", servers=1)
-THERE = Host(name="127.0.0.2", login="me@127.0.0.2", workers=1)
+COMMAND = Shell().zmqps(launch.Host(name="127.0.0.2", user="me"), "doctor", "--probe")
+THERE = Host(name="127.0.0.2", login="me@127.0.0.2", command=COMMAND, workers=1, servers=1)
 
 
 def found(*hosts: Host, **more: Any) -> tuple[Findings, list[Reach]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.doctor.hosts import A, B, C, findings, reach, texts, well
@@ -82,6 +84,16 @@ def test_a_firewall_with_gaps_is_told_from_one_without() -> None:
     [_, row] = judge(findings(reaches=[reach("host-a", "host-b", 0, "silent")]))
     assert row.check == "any free port"
     assert "--ports" in row.advice
+
+
+def test_where_only_workers_run_nothing_has_to_be_reached() -> None:
+    hosts = (replace(A, servers=1), replace(B, workers=2))
+    failed = [reach("host-a", "host-b", 0, "silent"), reach("host-b", "host-a", 0, "silent")]
+    ports = [Port(host="host-b", port=5571, owner="python")]
+    rows = list(judge(findings(hosts, reaches=failed, ports=ports)))
+    assert [(row.where, row.verdict) for row in rows if row.check != "names"] == [
+        ("host-b", "warning"), ("host-b → host-a", "wrong"), ("host-a → host-b", "warning"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

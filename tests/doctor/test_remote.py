@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,29 +12,20 @@ import pytest
 
 from zmqps.doctor import remote
 from zmqps.doctor.facts import Host
-from zmqps.doctor.remote import ProbeError, RemoteProbe, command_for
+from zmqps.doctor.remote import ProbeError, RemoteProbe
+from zmqps.launch import hosts as launch
+from zmqps.launch.ssh import Shell
 
-THERE = Host(name="127.0.0.2", login="me@127.0.0.2")
+SHELL = Shell().zmqps(launch.Host(name="127.0.0.2", user="me"), "doctor", "--probe")
+THERE = Host(name="127.0.0.2", login="me@127.0.0.2", command=SHELL)
 
 
 def ask(timeout: float = 20.0, **command: Any) -> Any:
     async def run() -> Any:
-        async with RemoteProbe(THERE, sys.executable) as probe:
+        async with RemoteProbe(THERE) as probe:
             return await probe.ask(timeout, **command)
 
     return asyncio.run(run())
-
-
-def test_a_probe_is_started_without_a_password_and_in_the_same_directory() -> None:
-    host = Host(name="b", login="me@b", port=2222)
-    *options, login, command = command_for(host, "/opt/my env/python", "/home/me")
-    assert options == ["ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-p", "2222"]
-    assert login == "me@b"
-    assert command == "cd /home/me 2>/dev/null; exec '/opt/my env/python' -m zmqps doctor --probe"
-
-
-def test_this_host_needs_no_ssh() -> None:
-    assert command_for(Host(name="localhost"), "", "/")[0] == sys.executable
 
 
 def test_what_a_login_shell_says_is_passed_over_and_what_a_probe_cannot_do_is_told(ssh: Callable[[str], None]) -> None:

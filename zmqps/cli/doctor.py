@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
@@ -15,16 +17,29 @@ from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, PSError
 
 if TYPE_CHECKING:
+    from zmqps.doctor.examine import Wanted
     from zmqps.doctor.facts import Cluster, Findings, Host, Model
 
 #: Seconds for a coordinator to answer.
 STATUS_S = 3.0
+#: Each host is asked about each other one.
+MAX_HOSTS = 256
+DEFAULT_PORT = 5570
 
 
 @click.command()
+@setting(
+    "--hosts", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The hosts to look at, one a line, as `zmqps launch` has them; by default this one alone.",
+)  # fmt: skip
+@setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")
 @setting("--coordinator", help="Look at the running cluster of this coordinator, too.")
 @setting(
-    "--port", type=click.IntRange(1, 65535), default=5570, shared=False, help="The coordinator's port, to be free."
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=DEFAULT_PORT,
+    shared=False,
+    help="The coordinator's port, to be free; on several hosts only if it is given.",
 )
 @setting("--ports", metavar="A-B", help="Ports of servers, say 5571-5580, where a firewall lets these through.")
 @setting(
@@ -33,22 +48,15 @@ STATUS_S = 3.0
 )  # fmt: skip
 @setting("--servers", type=click.IntRange(1, 65535), default=1, shared=False, help="How many servers are to run.")
 @setting("--workers", type=click.IntRange(1, 65535), shared=False, help="How many workers are to run.")
+@setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
+@setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
+@setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
 @setting("--keys", metavar="DIR", help="The cluster's keys, whose files and rights are looked at.")
-@setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes half a second a pair.")
+@setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes a second a pair.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="Print rows and findings as plain data.")
 @click.option("--probe", is_flag=True, hidden=True)
-def doctor(
-    coordinator: str | None,
-    port: int,
-    ports: str | None,
-    model: str | None,
-    servers: int,
-    workers: int | None,
-    keys: str | None,
-    quick: bool,
-    as_json: bool,
-    probe: bool,
-) -> int:
+@click.pass_context
+def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
     """Look for what may go wrong before a run: versions, ports, bandwidth, memory, GPUs, keys.
 
     Each row of the table is good, a warning or wrong, with what to do. Ends with 1 if one is wrong.
@@ -57,12 +65,13 @@ def doctor(
         return _probe()
     from zmqps.doctor.judge import is_wrong, judge
 
-    asked = _ports(ports) if ports else [0]
-    hosts = _here(servers, workers)
-    cluster = _cluster(coordinator) if coordinator else None
-    findings = _examine(hosts, [*([] if coordinator else [port]), *asked], _model(model), keys or "", quick, cluster)
+    for name in ("servers", "port"):  # the hosts may say; the coordinator of a launch takes any port
+        if ctx.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
+            told[name] = None
+    cluster = _cluster(told["coordinator"]) if told["coordinator"] else None
+    findings = _examine(_wanted(told, cluster), cluster)
     rows = judge(findings)
-    if as_json:
+    if told["as_json"]:
         plain = {"wrong": is_wrong(rows), "rows": [asdict(row) for row in rows], "findings": asdict(findings)}
         click.echo(json.dumps(plain, indent=2))
     else:
@@ -105,13 +114,62 @@ def _ports(text: str) -> list[int]:
     return list(found)
 
 
-def _here(servers: int, workers: int | None) -> list[Host]:
+def _here(servers: int | None, workers: int | None) -> list[Host]:
+    """Return this host alone."""
     import socket
 
     from zmqps.doctor.facts import Host
 
     name = socket.gethostname()
-    return [Host(name=name, address="127.0.0.1", servers=servers, workers=workers or 1)]
+    return [Host(name=name, address="127.0.0.1", coordinator=True, servers=servers or 1, workers=workers or 1)]
+
+
+def _hosts(told: Mapping[str, Any]) -> list[Host]:
+    """Return the hosts of a file or list, with what `zmqps launch` would run on each."""
+    from zmqps.doctor.facts import Host
+    from zmqps.launch.hosts import read_hostfile, read_hosts, spread
+    from zmqps.launch.ssh import Shell
+
+    if told["hosts"] is not None:
+        named = read_hostfile(told["hosts"].read_text(errors="replace"), str(told["hosts"]))
+    else:
+        named = read_hosts(told["host"])
+    if len(named) > MAX_HOSTS:
+        raise ConfigurationError(f"{len(named)} hosts are too many to look at at once; name {MAX_HOSTS} at most")
+    shell = Shell(told["ssh"], told["python"] or "")
+    return [
+        Host(
+            name=place.host.name,
+            login="" if place.host.is_local else place.host.destination,
+            command=shell.zmqps(place.host, "doctor", "--probe"),
+            coordinator=place.coordinator,
+            servers=len(place.servers),
+            workers=len(place.workers),
+            interface=place.host.interface or told["interface"] or "",
+            address=place.host.address,
+        )
+        for place in spread(named, told["servers"], told["workers"])
+    ]
+
+
+def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
+    from zmqps.doctor.examine import Wanted
+    from zmqps.doctor.running import endpoints
+
+    if told["hosts"] is not None and told["host"] is not None:
+        raise click.UsageError("say which hosts either with --hosts or with -H")
+    alone = told["hosts"] is None and told["host"] is None
+    port = 0 if cluster else told["port"] or (DEFAULT_PORT if alone else 0)
+    split = [(name, urlsplit(endpoint)) for name, endpoint in endpoints(cluster)] if cluster else []
+    return Wanted(
+        hosts=_here(told["servers"], told["workers"]) if alone else _hosts(told),
+        port=port,
+        ports=_ports(told["ports"]) if told["ports"] else [0],
+        measured=not told["quick"],
+        model=_model(told["model"]),
+        keys=told["keys"] or "",
+        nodes=[(name, parts.hostname, parts.port) for name, parts in split if parts.hostname and parts.port],
+    )
 
 
 def _cluster(coordinator: str) -> Cluster:
@@ -127,16 +185,12 @@ def _cluster(coordinator: str) -> Cluster:
         return Cluster(address=coordinator, status={}, problem=str(error))
 
 
-def _examine(
-    hosts: list[Host], ports: list[int], model: Model | None, keys: str, quick: bool, cluster: Cluster | None
-) -> Findings:
+def _examine(wanted: Wanted, cluster: Cluster | None) -> Findings:
     import asyncio
 
-    from zmqps.doctor.examine import Wanted, examine
-    from zmqps.doctor.running import endpoints
+    from zmqps.doctor.examine import examine
 
-    split = [(name, urlsplit(endpoint)) for name, endpoint in endpoints(cluster)] if cluster else []
-    nodes = [(name, parts.hostname, parts.port) for name, parts in split if parts.hostname and parts.port]
-    wanted = Wanted(hosts=hosts, ports=ports, measured=not quick, model=model, keys=keys, nodes=nodes)
+    if sys.stderr.isatty() and len(wanted.hosts) > 1:
+        click.echo(f"looking at {len(wanted.hosts)} hosts …", err=True)
     findings, reaches = asyncio.run(examine(wanted))
     return replace(findings, cluster=replace(cluster, reaches=reaches)) if cluster else findings

@@ -21,7 +21,7 @@ ANSWER_S = 10.0
 #: Seconds until a host that does not answer a knock counts as silent.
 KNOCK_S = 2.0
 #: Each direction of each pair is measured for so long, plain and again encrypted, and takes up to twice that.
-MEASURE_S = 0.12
+MEASURE_S = 0.2
 #: … or until so much has arrived.
 MEASURE_NBYTES = 128 << 20
 #: Rounds of pairs that are measured; more hosts than this, and some pairs are left out.
@@ -36,8 +36,9 @@ class Wanted:
 
     Attributes
     ----------
-    ports
-        To bind on each host and to knock at from the others; 0 for any free one.
+    port, ports
+        The coordinator's on its host, and those of servers on all of them: to bind, and to knock at from the others;
+        0 for any free one.
     measured
         Whether bandwidth is measured.
     nodes
@@ -45,11 +46,11 @@ class Wanted:
     """
 
     hosts: Sequence[Host]
+    port: int = 0
     ports: Sequence[int] = (0,)
     measured: bool = True
     model: Model | None = None
     keys: str = ""
-    python: str = ""
     nodes: Sequence[tuple[str, str, int]] = ()
 
 
@@ -70,7 +71,7 @@ async def examine(wanted: Wanted) -> tuple[Findings, list[Reach]]:
         probes: dict[str, RemoteProbe] = {}
         for host in wanted.hosts:
             try:
-                probes[host.name] = await stack.enter_async_context(RemoteProbe(host, wanted.python))
+                probes[host.name] = await stack.enter_async_context(RemoteProbe(host))
             except ProbeError as error:
                 found.problems[host.name] = str(error)
         await _each(probes, found, lambda probe: _look(probe, wanted, found))
@@ -82,8 +83,9 @@ async def examine(wanted: Wanted) -> tuple[Findings, list[Reach]]:
         to_nodes = await _knock(probes, found, of_nodes, also_own=True) if of_nodes else []
         await _each(probes, found, lambda probe: probe.ask(ANSWER_S, do="close"))
         unmeasured = await _measure(probes, found, reaches, addresses) if wanted.measured else 0
+    facts = {host.name: found.facts[host.name] for host in wanted.hosts if host.name in found.facts}
     findings = Findings(
-        hosts=wanted.hosts, facts=found.facts, problems=found.problems, clocks=found.clocks, rates=found.rates,
+        hosts=wanted.hosts, facts=facts, problems=found.problems, clocks=found.clocks, rates=found.rates,
         addresses=addresses, ports=[entry.port for entry in ports], reaches=reaches, unmeasured=unmeasured,
         model=wanted.model, keys=wanted.keys,
     )  # fmt: skip
@@ -163,8 +165,9 @@ async def _listen(
     async def listen(probe: RemoteProbe) -> None:
         name, token = probe.host.name, secrets.token_hex(32)
         bind = _bound(addresses[name])
-        answers = await probe.ask(ANSWER_S, do="listen", host=bind, ports=list(wanted.ports), token=token)
-        for port, answer in zip(wanted.ports, read(list[dict[str, Any]], answers), strict=False):
+        ports = list(dict.fromkeys([*([wanted.port] if probe.host.coordinator else []), *wanted.ports]))
+        answers = await probe.ask(ANSWER_S, do="listen", host=bind, ports=ports, token=token)
+        for port, answer in zip(ports, read(list[dict[str, Any]], answers), strict=False):
             owner = read(str, answer.get("owner"))
             opened.append(
                 _Open(Port(host=name, port=port, owner=owner), 0 if owner else read(int, answer["port"]), token)

@@ -149,19 +149,20 @@ class Host:
         How others call it: a name or an address.
     login
         What ssh is told, ``user@host``; empty for this host.
-    port
-        Of its ssh; 0 for the usual one.
-    servers, workers
-        How many of each it is to run.
+    command
+        What starts a probe there; empty for this host.
+    servers, workers, coordinator
+        How many of each it is to run, and whether the coordinator.
     interface, address
         By which the others are to reach it; empty for the address at which ssh has reached it.
     """
 
     name: str
     login: str = ""
-    port: int = 0
+    command: Sequence[str] = ()
     servers: int = 0
     workers: int = 0
+    coordinator: bool = False
     interface: str = ""
     address: str = ""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from zmqps.doctor.facts import Findings, Reach
-from zmqps.doctor.rows import Row, everywhere, good, those, warning, wrong
+from zmqps.doctor.rows import Row, Verdict, everywhere, good, those, warning, wrong
 
 FREE = "any free port"
 RESOLVE = "enter it in DNS or /etc/hosts, or write its address in the hosts file"
@@ -67,16 +68,23 @@ def _names(findings: Findings) -> Iterator[Row]:
 
 
 def _ports(findings: Findings) -> Iterator[Row]:
+    """Yield rows on ports; of a host where nothing is to listen they are only warned of."""
+    listening = {host.name for host in findings.hosts if host.servers or host.coordinator}
+    idle = {host.name for host in findings.hosts if host.name not in listening} if listening else set()
     taken = [port for port in findings.ports if port.owner]
     for port in taken:
         advice = "end it, or choose another port with --ports, or --address for the coordinator's"
-        yield wrong(port.host, f"port {port.port}", f"is in use by {port.owner}", advice)
+        judged = warning if port.host in idle else wrong
+        yield judged(port.host, f"port {port.port}", f"is in use by {port.owner}", advice)
     failed: dict[tuple[str, str, str], list[Reach]] = {}
     for reach in sorted(findings.reaches, key=lambda reach: (reach.target, reach.port, reach.source)):
         if reach.problem:
             failed.setdefault((reach.target, reach.problem, ""), []).append(reach)
     for (target, problem, _), reaches in failed.items():
-        yield unreachable(target, problem, reaches, findings.addresses)
+        row = unreachable(target, problem, reaches, findings.addresses)
+        if target in idle:
+            row = replace(row, verdict=Verdict.WARNING, advice=f"{row.advice}; only servers there would need it")
+        yield row
     bad = {port.port for port in taken} | {reach.port for reach in findings.reaches if reach.problem}
     fine = list(dict.fromkeys(port.port for port in findings.ports if port.port not in bad))
     if fine:

@@ -6,10 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import shlex
 import sys
-from collections.abc import Sequence
 from typing import Any, Self
 
 from zmqps.doctor.facts import Host
@@ -37,14 +34,12 @@ class RemoteProbe:
     Parameters
     ----------
     host
-        Where.
-    python
-        The Python to run there, in which zmqps is installed.
+        Where; its `Host.command` starts the probe.
     """
 
-    def __init__(self, host: Host, python: str) -> None:
+    def __init__(self, host: Host) -> None:
         self.host = host
-        self._command = command_for(host, python, os.getcwd())
+        self._command = host.command or (sys.executable, "-P", "-m", "zmqps", "doctor", "--probe")
         self._numbers = itertools.count()
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -124,13 +119,3 @@ class RemoteProbe:
                 await process.wait()
         lines = said.decode(errors="replace").split("\n")
         return next((printable(line.strip()[:300]) for line in reversed(lines) if line.strip()), "it ended at once")
-
-
-def command_for(host: Host, python: str, directory: str) -> Sequence[str]:
-    """Return what starts a probe: by ssh, without a password, in the same directory if the host has it."""
-    probe = [python or sys.executable, "-m", "zmqps", "doctor", "--probe"]
-    if not host.login:
-        return probe
-    options = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", *(["-p", str(host.port)] if host.port else [])]
-    remote = f"cd {shlex.quote(directory)} 2>/dev/null; exec {shlex.join(probe)}"
-    return ["ssh", *options, host.login, remote]

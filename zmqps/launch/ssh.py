@@ -41,7 +41,11 @@ class Shell:
 
     def agent(self, host: Host) -> list[str]:
         """Return the command that runs the agent of a host."""
-        command = [host.python or self.python or sys.executable, "-P", "-m", "zmqps", "agent", f"{self.silence:g}"]
+        return self.zmqps(host, "agent", f"{self.silence:g}")
+
+    def zmqps(self, host: Host, *arguments: str) -> list[str]:
+        """Return the command that runs ``zmqps`` with arguments on a host."""
+        command = [host.python or self.python or sys.executable, "-P", "-m", "zmqps", *arguments]
         if host.is_local:
             return command
         path = _home()
