@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from zmqps.cli import doctor as command
+from tests.doctor.hosts import well
+from zmqps import __version__
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 from zmqps.doctor import examine as examination
 from zmqps.doctor.examine import Wanted
 from zmqps.doctor.facts import Findings, Reach
+from zmqps.nodes import inquiry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,49 +26,63 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_this_host_is_looked_at_and_a_taken_port_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = str(busy.getsockname()[1])
-        code = run(["doctor", "--port", port, "--quick", "--model", "resnet50", "--workers", "4"])
-    table = capsys.readouterr().out
-    assert code == exits.FAILED
-    assert f"port {port}" in table
-    assert "end it, or choose another port" in table
-    assert "ResNet-50 with 4 workers and 1 server" in table
+STATUS = {"state": "running", "members": [], "gone": [], "waiting": ["waiting for a worker's init"]}
 
 
-def test_as_json_rows_and_findings_are_plain_data(
+def test_this_host_and_a_cluster_as_plain_data(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "STATUS_S", 0.1)
+    monkeypatch.setattr(inquiry, "ask_status", lambda address, timeout: STATUS)
     tmp_path.chmod(0o755)
-    code = run(["doctor", "--coordinator", "tcp://127.0.0.1:1", "--quick", "--json", "--keys", str(tmp_path)])
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as coordinator:
+        port = str(taken.getsockname()[1])
+        address = f"tcp://127.0.0.1:{coordinator.getsockname()[1]}"
+        code = run(["doctor", "--coordinator", address, "--ports", port, "--quick", "--json", "--keys", str(tmp_path)])
     found = json.loads(capsys.readouterr().out)
     assert code == exits.FAILED
     assert found["wrong"] is True
-    wrong = {row["check"]: row["advice"] for row in found["rows"] if row["verdict"] == "wrong"}
-    assert wrong.keys() == {"status", "port 1", "keys"}
-    assert wrong["keys"] == f"chmod 700 {tmp_path}"
+    rows = {row["check"]: row for row in found["rows"]}
+    assert {check for check, row in rows.items() if row["verdict"] == "wrong"} == {f"port {port}", "keys"}
+    assert rows["keys"]["advice"] == f"chmod 700 {tmp_path}"
+    assert rows["waiting"]["found"] == "waiting for a worker's init"
+    assert rows["reachable"]["where"] == "coordinator"
     [facts] = found["findings"]["facts"].values()
-    assert facts["versions"]["zmqps"]
+    assert facts["versions"]["zmqps"] == __version__
 
 
-def test_hosts_are_those_of_a_launch(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Wanted] = []
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Wanted]:
+    """Return what is wanted of the examination, which finds that all hosts are well but for one that is down."""
+    wanted_so_far: list[Wanted] = []
 
     async def examine(wanted: Wanted) -> tuple[Findings, list[Reach]]:
-        seen.append(wanted)
-        return Findings(hosts=wanted.hosts, problems={host.name: "down" for host in wanted.hosts}), []
+        wanted_so_far.append(wanted)
+        [down, *others] = reversed(wanted.hosts)
+        facts = {host.name: well(1) for host in others or [down]}
+        return Findings(hosts=wanted.hosts, facts=facts, problems={down.name: "[down]"} if others else {}), []
 
     monkeypatch.setattr(examination, "examine", examine)
+    return wanted_so_far
+
+
+def test_a_table_says_how_it_is_and_what_to_do(seen: list[Wanted], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == exits.OK
+    table = capsys.readouterr().out
+    assert "8 cores, 0.1 busy" in table
+    assert "wrong" not in table
+    assert (seen[0].port, seen[0].ports, seen[0].hosts[0].address) == (5570, [0], "127.0.0.1")
+    assert run(["doctor", "-H", "a:1,b:1"]) == exits.FAILED
+    table = capsys.readouterr().out
+    assert "[down]" in table
+    assert "`ssh b true`" in table
+
+
+def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None:
     file = tmp_path / "hosts.txt"
     file.write_text(
         "me@host-a servers=2 workers=0 interface=eth1\nhost-b slots=4\nlocalhost slots=1 address=10.0.0.3\n"
     )
     assert run(["doctor", "--hosts", str(file), "--ssh", "rsh", "--interface", "eth0"]) == exits.FAILED
-    assert "`ssh me@host-a true`" in capsys.readouterr().out
     [wanted] = seen
     assert [(h.name, h.login, h.coordinator, h.servers, h.workers, h.interface, h.address) for h in wanted.hosts] == [
         ("host-a", "me@host-a", True, 2, 0, "eth1", ""),

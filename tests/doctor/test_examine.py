@@ -14,13 +14,18 @@ from tests.doctor.hosts import A, B, well
 from zmqps.doctor import examine as examination
 from zmqps.doctor.examine import Wanted, addresses_of, examine
 from zmqps.doctor.facts import Findings, Host, Interface, Reach
-from zmqps.doctor.judge import is_wrong, judge
+from zmqps.doctor.judge import judge
 from zmqps.launch import hosts as launch
 from zmqps.launch.ssh import Shell
 
 HERE = Host(name="127.0.0.1", servers=1)
-COMMAND = Shell().zmqps(launch.Host(name="127.0.0.2", user="me"), "doctor", "--probe")
-THERE = Host(name="127.0.0.2", login="me@127.0.0.2", command=COMMAND, workers=1, servers=1)
+
+
+def command(name: str) -> list[str]:
+    return Shell().zmqps(launch.Host(name=name, user="me"), "doctor", "--probe")
+
+
+THERE = Host(name="127.0.0.2", login="me@127.0.0.2", command=command("127.0.0.2"), workers=1, servers=1)
 
 
 def found(*hosts: Host, **more: Any) -> tuple[Findings, list[Reach]]:
@@ -45,22 +50,17 @@ def test_two_hosts_find_each_other(ssh: Callable[[str], None], monkeypatch: pyte
     ]  # fmt: skip
 
 
-def test_a_port_that_is_taken_there_and_few_descriptors_are_found(ssh: Callable[[str], None]) -> None:
-    ssh("ulimit -n 60")
+def test_what_is_wrong_on_one_host_is_found_and_one_that_cannot_be_asked_keeps_nobody(
+    ssh: Callable[[str], None],
+) -> None:
+    ssh("ulimit -n 60; [ $host = me@127.0.0.3 ] && { echo 'Permission denied.' >&2; exit 255; }")
+    locked = replace(THERE, name="127.0.0.3", login="me@127.0.0.3", command=command("127.0.0.3"))
     with socket.create_server(("127.0.0.2", 0)) as busy:
         port = busy.getsockname()[1]
-        findings, _ = found(HERE, THERE, ports=(port,), measured=False)
+        findings, _ = found(THERE, locked, ports=(port,), measured=False)
     rows = [(row.where, row.check) for row in judge(findings) if row.verdict == "wrong"]
-    assert rows == [("127.0.0.2", "open files"), ("127.0.0.2", f"port {port}")]
-
-
-def test_a_host_that_cannot_be_asked_leaves_the_others_to_be_looked_at(ssh: Callable[[str], None]) -> None:
-    ssh("echo 'Permission denied.' >&2; exit 255")
-    findings, _ = found(HERE, THERE, measured=False)
-    assert findings.problems == {"127.0.0.2": "Permission denied."}
-    rows = judge(findings)
-    assert is_wrong(rows)
-    assert {row.where for row in rows} == {"127.0.0.1", "127.0.0.2"}
+    assert rows == [("127.0.0.2", "open files"), ("127.0.0.3", "ssh"), ("127.0.0.2", f"port {port}")]
+    assert findings.problems == {"127.0.0.3": "Permission denied."}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from zmqps.net.memory import keep_freed_memory
 from zmqps.net.ports import owner_of
 
 #: Seconds without a command after which a probe ends.
-IDLE_S = 60.0
+IDLE_S = 120.0
 #: A command that asks for more than this is none of the doctor's.
 MAX_COMMAND_NBYTES = 1 << 20
 #: Ports that are looked at on one host, and knocks at a time.
