@@ -40,8 +40,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch coordinator server worker clean
-.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
