@@ -100,7 +100,8 @@ def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-H", "a:1", "--hosts", "hosts.txt"], "either with --hosts or with -H"),
+        (["-H", "a:1", "--hosts", __file__], "either with --hosts or with -H"),
+        (["--hosts", "/nowhere/hosts.txt"], "does not exist"),
         (["-H", ",".join(f"h{i}" for i in range(300))], "300 hosts are too many"),
         (["--model", "resnet51"], "resnet50, gpt2-small, or its size"),
         (["--model", "4 parsec"], "is not a size"),

@@ -48,6 +48,9 @@ def test_only_what_listens_on_tcp_is_knocked_at() -> None:
     [
         ([SERVER, WORKER], {"waiting": ["waiting for 1 of 2 servers"]},
          "coordinator | waiting | warning | waiting for 1 of 2 servers"),
+        ([SERVER, {**WORKER, "counters": {"unreached": "server 0 at tcp://10.0.0.1:7 since 3 s"}}],
+         {"waiting": ["job 'default': worker 0 cannot reach server 0 at tcp://10.0.0.1:7 since 3 s"]},
+         "worker 0 | servers | wrong | cannot reach server 0 at tcp://10.0.0.1:7 since 3 s"),
         ([SERVER, {**WORKER, "silent_s": 7.0}], {}, "worker 0 | silence | warning | no sign of life for 7 s"),
         ([{**SERVER, "endpoint": "tcp://127.0.0.1:7"}, WORKER], {},
          "server 0 | address | wrong | says it is at 127.0.0.1, where other hosts find themselves"),

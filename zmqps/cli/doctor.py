@@ -29,7 +29,7 @@ DEFAULT_PORT = 5570
 
 @click.command()
 @setting(
-    "--hosts", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    "--hosts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="The hosts to look at, one a line, as `zmqps launch` has them; by default this one alone.",
 )  # fmt: skip
 @setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")

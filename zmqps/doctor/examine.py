@@ -170,7 +170,7 @@ async def _listen(
         for port, answer in zip(ports, read(list[dict[str, Any]], answers), strict=False):
             owner = read(str, answer.get("owner"))
             opened.append(
-                _Open(Port(host=name, port=port, owner=owner), 0 if owner else read(int, answer["port"]), token)
+                _Open(Port(host=name, port=port, owner=owner), 0 if owner else read(int, answer.get("port")), token)
             )
 
     await _each(probes, found, listen)
@@ -233,6 +233,7 @@ async def _measure(
                     found.rates.append(replace(rate, nbytes_per_s=speed))
                 except (ProbeError, ProtocolError) as error:
                     found.rates.append(replace(rate, problem=str(error)))
+                    return  # the rest would take as long, and say the same
 
     for pairs in plan:
         async with asyncio.TaskGroup() as group:
@@ -242,11 +243,11 @@ async def _measure(
 
 
 async def _rate(source: RemoteProbe, target: RemoteProbe, address: str, port: int, encrypted: bool) -> float:
-    token, bind = secrets.token_hex(32), _bound(address) or "*"
+    token, host = secrets.token_hex(32), f"[{address}]" if ":" in address else address
+    bind = host if _bound(address) else "*"
     try:
         answer = await target.ask(ANSWER_S, do="receive", host=bind, port=port, token=token, encrypted=encrypted)
         opened = read(dict[str, Any], answer)
-        host = f"[{address}]" if ":" in address else address
         to = f"tcp://{host}:{read(int, opened.get('port'))}"
         rate = await source.ask(
             ANSWER_S + KNOCK_S, do="send", to=to, token=token, key=read(str, opened.get("key")), seconds=MEASURE_S,

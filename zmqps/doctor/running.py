@@ -60,6 +60,13 @@ def _name(member: Mapping[str, Any]) -> str:
     return f"{member.get('role')} {member.get('rank')}"
 
 
+def _unreached(member: Mapping[str, Any]) -> str:
+    """Return which servers a worker says that it cannot reach."""
+    counters = member.get("counters")
+    text = counters.get("unreached", "") if isinstance(counters, dict) else ""
+    return text if isinstance(text, str) else ""
+
+
 def _seconds(member: Mapping[str, Any], key: str) -> float:
     value = member.get(key)
     return float(value) if isinstance(value, int | float) else 0.0
@@ -75,7 +82,13 @@ def _status(status: Mapping[str, Any]) -> Iterator[Row]:
     num = {role: sum(member.get("role") == role for member in members) for role in ("server", "worker")}
     who = f"{counted(num['server'], 'server')}, {counted(num['worker'], 'worker')}"
     yield good("coordinator", "status", f"{status.get('state')}, {who}")
+    unreached = [(_name(member), text) for member in members if (text := _unreached(member))]
+    for name, text in unreached:
+        advice = "open that port there, or give the server another address with --interface or --advertise"
+        yield wrong(name, "servers", f"cannot reach {text}", advice)
     for text in status.get("waiting") or ():
+        if any(there in str(text) for _, there in unreached):
+            continue
         yield warning(
             "coordinator", "waiting", str(text), "start what is missing, or see its log for why it does not join"
         )
