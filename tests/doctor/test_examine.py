@@ -63,14 +63,6 @@ def test_what_is_wrong_on_one_host_is_found_and_one_that_cannot_be_asked_keeps_n
     assert findings.problems == {"127.0.0.3": "Permission denied."}
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
-def test_a_host_is_measured_by_ipv6_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examination, "MEASURE_NBYTES", 1 << 20)
-    findings, _ = found(Host(name="::1"))
-    assert [reach.far for reach in findings.reaches] == ["::1"]
-    assert all(rate.nbytes_per_s > 0 for rate in findings.rates)
-
-
 @pytest.mark.parametrize(
     ("host", "reached_at", "address"),
     [

@@ -56,6 +56,15 @@ def test_ports_are_bound_and_knocked_at_and_free_again(probe) -> None:
     assert [reach["problem"] for reach in probe.run(command)] == ["refused", "refused"]
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_what_one_sends_another_receives(probe, host: str) -> None:
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    there = probe.run({"do": "receive", "host": host, "port": 0, "token": TOKEN, "encrypted": True})
+    sent = {"to": f"tcp://{host}:{there['port']}", "token": TOKEN, "key": there["key"]}
+    assert probe.run({"do": "send", **sent, "seconds": 0.05, "nbytes": 1 << 20, "patience": 2.0}) > 0
+
+
 def test_commands_come_in_lines_and_a_bad_one_is_answered() -> None:
     reading, writing = os.pipe()
     lines = [b'{"number": 1, "do": "time"}', b"nonsense", b'{"number": 2, "do": "listen"}', b'{"number": 3}']
