@@ -40,7 +40,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -83,6 +83,9 @@ attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server 
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 	$(PY) -m pytest -m processes
+
+test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
+	$(PY) -m pytest -m 'lan and not slow' -rs
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
 	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)

@@ -149,6 +149,7 @@ ON_TOP = {"__init__", "__main__", "aio", "checks", "data", "errors", "jit", "loc
 MIRROR_NOTHING = {
     "tests/attack/": "end to end: attackers beside honest training on real clusters",
     "tests/fuzz/": "end to end: what a peer may send to any node",
+    "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
