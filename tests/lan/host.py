@@ -210,7 +210,7 @@ class Host:
         own.write_text(
             f"HostKey {self.directory / 'host_key'}\nPidFile none\nUsePAM no\nPermitRootLogin prohibit-password\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nSubsystem sftp internal-sftp\n"
-            "UseDNS no\nMaxStartups 100\nMaxSessions 100\nPrintMotd no\nPrintLastLog no\n"
+            f"UseDNS no\nSetEnv PYTHONPATH={ROOT}\nMaxStartups 100\nMaxSessions 100\nPrintMotd no\nPrintLastLog no\n"
         )
         sshd = shutil.which("sshd") or "/usr/sbin/sshd"
         self.popen([sshd, "-D", "-e", "-f", str(own)]).said("Server listening on ::|Server listening on 0.0.0.0")

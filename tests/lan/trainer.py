@@ -1,0 +1,70 @@
+"""A worker that pushes and pulls one vector, says what each step took, and ends with figures or the error it got."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+
+import numpy as np
+
+import zmqps
+
+
+def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
+    size = int(options.mb * 1e6) // 4
+    worker.init(
+        {"w": np.zeros(size, np.float32)},
+        optimizer=zmqps.optim.sgd(learning_rate=1.0),
+        staleness=options.staleness,
+        timeout=options.timeout,
+    )
+    gradients = {"w": np.full(size, -1.0, np.float32)}
+    print(f"worker {worker.rank} begins", flush=True)
+    took, values = [], None
+    ends_at = time.monotonic() + options.seconds if options.seconds else None
+    number = 0
+    while number < options.steps if ends_at is None else time.monotonic() < ends_at:
+        began = time.monotonic()
+        worker.push(gradients, timeout=options.timeout)
+        pushed = time.monotonic()
+        if options.pull:
+            values = worker.pull(timeout=options.timeout)["w"]
+        took.append(pushed - began)
+        print(f"step {number}: push took {pushed - began:.3f} s, pull {time.monotonic() - pushed:.3f} s", flush=True)
+        number += 1
+        if options.pause:
+            time.sleep(options.pause)
+    figures = {"steps": number, "push": took, **dataclasses.asdict(worker.statistics())}
+    if values is not None:
+        figures |= {"min": float(values.min()), "max": float(values.max())}
+    print(f"figures {json.dumps(figures, default=str)}", flush=True)
+    worker.finish(timeout=options.timeout)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--mb", type=float, default=0.1, help="size of the model")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.0, help="train for so long, in place of --steps")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
+    parser.add_argument("--staleness", type=int, default=None)
+    parser.add_argument("--timeout", type=float, default=None)
+    parser.add_argument("--pull", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args()
+    if options.timeout is None:
+        options.timeout = 60.0
+    try:
+        with zmqps.connect(options.coordinator, timeout=options.timeout) as worker:
+            train(worker, options)
+    except zmqps.errors.PSError as error:
+        print(f"{type(error).__name__}: {error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
