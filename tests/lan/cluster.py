@@ -90,8 +90,8 @@ def start(
     cluster.coordinator.said("coordinator at")
     for index, host in enumerate(servers):
         bind = ["--address", join(host.address6 if ipv6 else host.address, 0)]
-        words = ["server", "--coordinator", address, "--name", f"server-{index}", *trust, *(server_options or bind)]
-        cluster.servers.append(host.zmqps(*words))
+        words = ["--coordinator", address, "--name", f"server-{index}", "--kernels=numpy", *trust]
+        cluster.servers.append(host.zmqps("server", *words, *(server_options or bind)))
     if wait:
         for server in cluster.servers:
             server.said("joined|as server", 60)

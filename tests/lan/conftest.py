@@ -9,6 +9,9 @@ import pytest
 from tests.lan.ability import missing
 from tests.lan.lan import Lan
 
+#: Seconds a test on a LAN may take: its nodes share the processors of one machine, which may have other things to do.
+TIMEOUT = 150
+
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Look what ``@pytest.mark.lan("limit", "block")`` needs beside hosts with sshd."""
@@ -16,6 +19,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for ability in ("hosts", "ssh", *marker.args):
             if reason := missing(ability):
                 pytest.skip(f"no {ability}: {reason}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give what starts processes on several hosts more time than a test of one."""
+    for item in items:
+        if item.get_closest_marker("lan") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUT))
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ class Process(subprocess.Popen[str]):
                     raise LanError(f"{self.args!r} has not said {pattern!r} {why}:\n{self.output}")
                 self._spoken.wait(min(left, 1.0))
 
-    def finish(self, timeout: float = 30.0) -> int:
+    def finish(self, timeout: float = 60.0) -> int:
         """Wait for its end and for all that it had to say; return its exit code."""
         try:
             code = self.wait(timeout)
