@@ -85,7 +85,7 @@ test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 	$(PY) -m pytest -m processes
 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
-	$(PY) -m pytest -m 'lan and not slow' -rs
+	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
 	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -21,6 +23,8 @@ from tests.lan.namespaces import PATIENCE, LanError, Namespaces
 #: What a host does not share with this machine: directories of its own, on disk, and such in memory.
 ON_DISK = ("tmp", "var/tmp")
 IN_MEMORY = ("dev/shm", "run")
+#: The beginning of the command line of an sshd that waits for connections.
+LISTENER = "sshd: /"
 #: What tells hosts apart although they have one kernel.
 BOOT_ID = "proc/sys/kernel/random/boot_id"
 
@@ -48,7 +52,7 @@ class Process(subprocess.Popen[str]):
         self.lines: list[tuple[float, str]] = []
         self.inside: int | None = None
         super().__init__(
-            [*namespaces.enter(), "--wd=" + str(cwd), *command],
+            [*namespaces.enter(), "env", "-C", str(cwd), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -274,7 +278,22 @@ class Host:
 
     def left(self) -> list[str]:
         """Return the command lines of all that runs here, beside the sshd that waits for connections."""
-        return [line for _, line in self.namespaces.processes() if not line.startswith("sshd: /")]
+        return [line for _, line in self.namespaces.processes() if not line.startswith(LISTENER)]
+
+    def emptied(self, timeout: float = 15.0) -> list[str]:
+        """Wait until nothing of `left` runs here any more; return what does when the time is over."""
+        ends_at = time.monotonic() + timeout
+        while time.monotonic() < ends_at:
+            running = [pid for pid, line in self.namespaces.processes() if not line.startswith(LISTENER)]
+            if not running:
+                return []
+            with contextlib.suppress(ProcessLookupError):
+                end = os.pidfd_open(running[0])
+                try:
+                    select.select([end], [], [], max(0.0, ends_at - time.monotonic()))
+                finally:
+                    os.close(end)
+        return self.left()
 
     def traffic(self, interface: str = "") -> Traffic:
         """Return what has gone through its interfaces, loopback left out, or through one of them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 import time
 
@@ -46,7 +47,7 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--coordinator", required=True)
+    parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR"))
     parser.add_argument("--mb", type=float, default=0.1, help="size of the model")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.0, help="train for so long, in place of --steps")
