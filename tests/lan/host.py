@@ -23,8 +23,8 @@ from tests.lan.namespaces import PATIENCE, LanError, Namespaces
 #: What a host does not share with this machine: directories of its own, on disk, and such in memory.
 ON_DISK = ("tmp", "var/tmp")
 IN_MEMORY = ("dev/shm", "run")
-#: The beginning of the command line of an sshd that waits for connections.
-LISTENER = "sshd: /"
+#: The beginning of the command lines of sshd: who serves a host that has vanished waits for it as long as TCP does.
+SSHD = "sshd:"
 #: What tells hosts apart although they have one kernel.
 BOOT_ID = "proc/sys/kernel/random/boot_id"
 
@@ -277,14 +277,14 @@ class Host:
             self._processes.remove(process)
 
     def left(self) -> list[str]:
-        """Return the command lines of all that runs here, beside the sshd that waits for connections."""
-        return [line for _, line in self.namespaces.processes() if not line.startswith(LISTENER)]
+        """Return the command lines of all that runs here, beside sshd."""
+        return [line for _, line in self.namespaces.processes() if not line.startswith(SSHD)]
 
     def emptied(self, timeout: float = 15.0) -> list[str]:
         """Wait until nothing of `left` runs here any more; return what does when the time is over."""
         ends_at = time.monotonic() + timeout
         while time.monotonic() < ends_at:
-            running = [pid for pid, line in self.namespaces.processes() if not line.startswith(LISTENER)]
+            running = [pid for pid, line in self.namespaces.processes() if not line.startswith(SSHD)]
             if not running:
                 return []
             with contextlib.suppress(ProcessLookupError):

@@ -17,12 +17,12 @@ import zmqps
 def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
     size = int(options.mb * 1e6) // 4
     worker.init(
-        {"w": np.zeros(size, np.float32)},
+        {options.parameter: np.zeros(size, np.float32)},
         optimizer=zmqps.optim.sgd(learning_rate=1.0),
         staleness=options.staleness,
         timeout=options.timeout,
     )
-    gradients = {"w": np.full(size, -1.0, np.float32)}
+    gradients = {options.parameter: np.full(size, -1.0, np.float32)}
     print(f"worker {worker.rank} begins", flush=True)
     took, values = [], None
     ends_at = time.monotonic() + options.seconds if options.seconds else None
@@ -32,7 +32,7 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
         worker.push(gradients, timeout=options.timeout)
         pushed = time.monotonic()
         if options.pull:
-            values = worker.pull(timeout=options.timeout)["w"]
+            values = worker.pull(timeout=options.timeout)[options.parameter]
         took.append(pushed - began)
         print(f"step {number}: push took {pushed - began:.3f} s, pull {time.monotonic() - pushed:.3f} s", flush=True)
         number += 1
@@ -49,6 +49,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR"))
     parser.add_argument("--mb", type=float, default=0.1, help="size of the model")
+    parser.add_argument("--parameter", default="w", help="its name")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0.0, help="train for so long, in place of --steps")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
