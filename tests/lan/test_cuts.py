@@ -63,6 +63,15 @@ def test_a_host_that_is_away_for_5_seconds_goes_on(lan: Lan, index: int) -> None
 
 
 @pytest.mark.lan
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("seconds", [20, 60])
+@pytest.mark.parametrize("index", [1, 2], ids=["server", "worker"])
+def test_a_host_that_is_away_for_long_goes_on_where_the_timeout_is_longer(lan: Lan, index: int, seconds: int) -> None:
+    check_patience(lan, lan.hosts[index], seconds, heartbeat_timeout=seconds * 1.5)
+
+
+@pytest.mark.lan
 @pytest.mark.timeout(120)
 def test_a_worker_that_is_away_for_too_long_is_told_so_and_the_others_go_on(lan: Lan) -> None:
     nodes, (away, other) = training(lan, heartbeat_timeout=4, seconds=25)

@@ -66,6 +66,21 @@ def test_a_model_of_25_MB_over_100_Mbit_takes_what_plain_tcp_takes(lan: Lan) -> 
     check(lan, mb=MB, workers=1, steps=2, slice_size="4MiB", timeout=60)
 
 
+@pytest.mark.lan("limit")
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("mbit", "mb", "workers", "slice_size"),
+    [(10, MB, 1, "4MiB"), (100, 2 * MB, 2, "32MiB"), (100, MB, 12, "4MiB")],
+    ids=["10 Mbit/s", "slices of 32 MiB", "12 workers"],
+)
+def test_nothing_is_sent_twice_over_slow_and_shared_wires(
+    lan: Lan, mbit: int, mb: float, workers: int, slice_size: str
+) -> None:
+    lan.limit(lan.hosts[0], mbit=mbit)
+    check(lan, mb=mb, workers=workers, steps=1, slice_size=slice_size, timeout=150)
+
+
 @pytest.mark.lan
 @pytest.mark.timeout(150)
 def test_training_goes_on_over_a_long_and_lossy_wire(lan: Lan) -> None:
