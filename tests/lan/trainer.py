@@ -20,7 +20,7 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
         {options.parameter: np.zeros(size, np.float32)},
         optimizer=zmqps.optim.sgd(learning_rate=1.0),
         staleness=options.staleness,
-        timeout=options.timeout,
+        **options.patience,
     )
     gradients = {options.parameter: np.full(size, -1.0, np.float32)}
     print(f"worker {worker.rank} begins", flush=True)
@@ -29,10 +29,10 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
     number = 0
     while number < options.steps if ends_at is None else time.monotonic() < ends_at:
         began = time.monotonic()
-        worker.push(gradients, timeout=options.timeout)
+        worker.push(gradients, **options.patience)
         pushed = time.monotonic()
         if options.pull:
-            values = worker.pull(timeout=options.timeout)[options.parameter]
+            values = worker.pull(**options.patience)[options.parameter]
         took.append(pushed - began)
         print(f"step {number}: push took {pushed - began:.3f} s, pull {time.monotonic() - pushed:.3f} s", flush=True)
         number += 1
@@ -42,7 +42,7 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
     if values is not None:
         figures |= {"min": float(values.min()), "max": float(values.max())}
     print(f"figures {json.dumps(figures, default=str)}", flush=True)
-    worker.finish(timeout=options.timeout)
+    worker.finish(**options.patience)
 
 
 def main() -> int:
@@ -57,10 +57,10 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=None)
     parser.add_argument("--pull", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
-    if options.timeout is None:
-        options.timeout = 60.0
+    # Where nothing is said, zmqps's own defaults are tried.
+    options.patience = {} if options.timeout is None else {"timeout": options.timeout}
     try:
-        with zmqps.connect(options.coordinator, timeout=options.timeout) as worker:
+        with zmqps.connect(options.coordinator, **options.patience) as worker:
             train(worker, options)
     except zmqps.errors.PSError as error:
         print(f"{type(error).__name__}: {error}", flush=True)
