@@ -58,9 +58,7 @@ def train(worker, args):
                 loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
                 worker.push(gradients, examples=len(batch))
                 curve.append((time.time(), float(loss)))
-            except (
-                zmqps.EvictedError
-            ):  # this worker was stopped or cut off for so long that the others went on without it
+            except zmqps.EvictedError:  # stopped or cut off for so long that the others went on without it
                 worker.rejoin()
     print(f"worker {worker.rank}: test accuracy {accuracy(worker.pull(), x_test, y_test):.3f},", worker.statistics())
     with open(args.report, "w") as file:

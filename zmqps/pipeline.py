@@ -226,7 +226,7 @@ def bind(
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound, or the secret is too short.
     """
-    check_bind(endpoint, insecure=insecure)
+    check_bind(_place(endpoint), insecure=insecure)
     return Channel(endpoint, bind=True, secret=secret, name=name, codec=codec, timeout=timeout)
 
 
@@ -239,5 +239,10 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Channel:
     """Open the other end of a channel; the stage that binds it may be started later. Parameters as for `bind`."""
-    check_endpoint(endpoint)
+    check_endpoint(_place(endpoint))
     return Channel(endpoint, bind=False, secret=secret, name=name, codec=codec, timeout=timeout)
+
+
+def _place(endpoint: str) -> str:
+    """Return an endpoint without the secret that may follow it."""
+    return endpoint.partition("#")[0] if isinstance(endpoint, str) else endpoint

@@ -10,7 +10,7 @@ import zmq
 from tests.net.test_addresses import needs_ipv6
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.addresses import join, split
-from zmqps.net.dealer import new_dealer
+from zmqps.net.dealer import Dealer
 from zmqps.net.sockets import bind_socket
 
 PATIENCE_MS = 20_000
@@ -35,11 +35,12 @@ def talk(context: zmq.Context[zmq.Socket[bytes]], bind: str, host: str) -> str:
     """Send a message from a DEALER to what was bound; return that."""
     router = context.socket(zmq.ROUTER)
     bound = bind_socket(router, bind)
-    dealer = new_dealer(context, join(host, split(bound)[1]))
+    connection = Dealer(context, b"server", join(host, split(bound)[1]))
+    dealer = connection.socket
     assert dealer.poll(PATIENCE_MS, zmq.POLLOUT)
     dealer.send(b"hello")
     assert router.poll(PATIENCE_MS)
-    dealer.close(0)
+    connection.close(0)
     router.close(0)
     return bound
 

@@ -18,10 +18,16 @@ from zmqps.errors import AddressInUseError
 from zmqps.net.connections import origin_of
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
-from zmqps.net.frames import Backlog, discard_frames, readable, receive_frames, send_frames
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket, descriptor_of, keep_alive, limit_frames
 from zmqps.net.transport import INBOUND, Deliver, Noticed
+
+#: Frames below this are copied into the message: cheaper than telling when they are free again.
+COPY_NBYTES = 64 << 10
+#: Frames thrown away at a time, of a message that is none.
+PORTION = 2048
+#: Bytes sent to a peer from one message that tells when it has left to the next.
+MARK_NBYTES = 1 << 20
 
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
@@ -30,7 +36,99 @@ STUCK_S = 10.0
 #: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
 DEAD_S = 60.0
 
-_DONTWAIT = int(zmq.DONTWAIT)
+# plain integers: to combine the members of an enumeration costs more than the call that they are for
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+
+
+class Backlog:
+    """How many bytes wait in ZeroMQ for a peer to read them: no less, and until it is asked more."""
+
+    __slots__ = ("_confirmed", "_marks", "fresh", "nbytes", "stuck_since")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.fresh = 0  # of these since the last mark
+        self.stuck_since: float | None = None
+        self._confirmed = 0  # bytes of the connection, when that was noted last
+        self._marks: list[tuple[zmq.MessageTracker, int]] = []
+
+    def note(self, confirmed: int, now: float) -> None:
+        """Take note of the bytes of the connection that have arrived: one large message leaves no mark on its way."""
+        if confirmed >= self._confirmed + MARK_NBYTES:
+            self._confirmed, self.stuck_since = confirmed, now
+
+    def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
+        """A message was queued; with a mark it tells when it has left, and all before it with it."""
+        self.nbytes += nbytes
+        self.fresh += nbytes
+        if mark is not None:
+            self._marks.append((mark, self.fresh))
+            self.fresh = 0
+
+    def is_full(self, now: float, limit_nbytes: int) -> bool:
+        """Whether there is more than a limit even without what has left meanwhile."""
+        waiting = [mark for mark in self._marks if not mark[0].done]
+        if len(waiting) < len(self._marks):
+            self.stuck_since = None
+        self._marks = waiting
+        self.nbytes = self.fresh + sum(nbytes for _, nbytes in waiting)
+        if self.nbytes <= limit_nbytes:
+            self.stuck_since = None
+            return False
+        if self.stuck_since is None:
+            self.stuck_since = now
+        return True
+
+
+def send_frames(
+    socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
+) -> list[zmq.Frame]:
+    """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
+
+    pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
+    """
+    tracked = []
+    last, total = len(frames) - 1, 0
+    mark = backlog is not None and backlog.fresh > MARK_NBYTES
+    for i, frame in enumerate(frames):
+        flags = _MORE if i < last else _DONTWAIT
+        nbytes = memoryview(frame).nbytes
+        total += nbytes
+        if nbytes < COPY_NBYTES and not (mark and i == last):
+            socket.send(frame, flags)
+            continue
+        aliased = zmq.Frame(frame if nbytes >= COPY_NBYTES else bytes(frame), track=track or mark, copy=False)
+        socket.send(aliased, flags, copy=False)
+        if track or mark:
+            tracked.append(aliased)
+    if backlog is not None:
+        backlog.add(total, zmq.MessageTracker(*tracked) if mark else None)
+    return tracked
+
+
+def readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message is there; as a call of ZeroMQ it also lets the next one be announced."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
+    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
+    frames = []
+    for _ in range(1 + MAX_FRAMES):
+        frame = socket.recv(_DONTWAIT, copy=False)
+        frames.append(frame.buffer)
+        if not frame.more:
+            return frames
+    return None
+
+
+def discard_frames(socket: zmq.Socket[bytes]) -> bool:
+    """Throw away frames of the message that is there; return whether that was the last one."""
+    for _ in range(PORTION):
+        if not socket.recv(_DONTWAIT, copy=False).more:
+            return True
+    return False
 
 
 class ZmqTransport:

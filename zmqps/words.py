@@ -1,0 +1,39 @@
+"""Numbers, names and what others have said, as they stand in errors, logs and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def listed(names: Sequence[str], most: int, number: int | None = None) -> str:
+    """Return names as errors show them: `most` of them, and how many more there are of all their ``number``."""
+    named = names[:most]
+    more = (len(names) if number is None else number) - len(named)
+    return ", ".join(named) + (f" and {more} more" if named and more else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of something in words: ``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    """Return a text of a peer as it may be logged, shown and raised: in one line, and of printable characters.
+
+    Control characters, line ends, what changes the direction of writing and the like become the escapes that
+    Python writes for them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def num_bytes(number: float) -> str:
+    """Return a number of bytes in words: 512 B, 1.05 MB."""
+    if number < 1000:
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        number /= 1000
+        if number < 999.5 or unit == "TB":
+            break
+    return f"{number:.3g} {unit}"
