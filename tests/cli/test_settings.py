@@ -97,7 +97,10 @@ def test_an_address_to_bind_is_never_shared(parsed, monkeypatch) -> None:
         ("[coordinator]\nserver = 2\n", "unknown key 'coordinator.server'; did you mean 'servers'?"),
         ("heartbeat-timout = 2\n", "unknown key 'heartbeat-timout'; did you mean 'heartbeat-timeout'?"),
         ("[cordinator]\n", "unknown key 'cordinator'; did you mean 'coordinator'?"),
-        ('address = "tcp://127.0.0.1:0"\n', "unknown key 'address'; it belongs into [up] or [coordinator] or [server]"),
+        (
+            'address = "tcp://127.0.0.1:0"\n',
+            "unknown key 'address'; it belongs into [up] or [run] or [coordinator] or [server]",
+        ),
         ("[server]\nparent_fd = 3\n", "unknown key 'server.parent_fd'"),
         ("[server.kernels]\na = 1\n", "unknown key 'server.kernels'"),
         ("servers = \n", "cannot read"),
