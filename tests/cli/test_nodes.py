@@ -43,7 +43,8 @@ def test_a_busy_port_is_named_with_its_owner(zmqps, role, busy_port) -> None:
     assert result.returncode == exits.ADDRESS_IN_USE
     assert f"port {busy_port} is in use by" in result.stderr
     assert f"(pid {os.getpid()})" in result.stderr
-    assert result.stderr.count("\n") == 1
+    # asyncio's debug mode, which CI has, tells of what takes longer than 0.1 s on a busy machine
+    assert len([line for line in result.stderr.splitlines() if "Executing <Task" not in line]) == 1
 
 
 def test_binding_beyond_this_host_is_refused(zmqps) -> None:
