@@ -20,7 +20,7 @@ import numpy as np
 
 import zmqps
 from tests.attack import bound, training
-from tests.attack.nodes import Held, held_by_all, lines_with, logged_nbytes, most
+from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged_nbytes, most
 from tests.attack.training import CORE, Tally
 
 #: How it begins what is said of the speed.
@@ -452,6 +452,8 @@ def growth(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
             if grown > 0:
                 kinds = f" ({dict(now.kinds - then.kinds)})" if what == "descriptors" else ""
                 found.append(f"{node} keeps {grown} {what}{kinds}")
+        if now.arenas > max(then.arenas, MAX_ARENAS):
+            found.append(f"{node} has {now.arenas} descriptors of arenas")
     return found
 
 

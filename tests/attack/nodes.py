@@ -14,14 +14,23 @@ from pathlib import Path
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
+#: What a descriptor of an arena is of.
+ARENA = "/memfd:zmqps (deleted)"
+#: Descriptors of the arenas of a server with one table, two for each: it gets the second one in the first update
+#: that finds somebody still reading a slice of the first one, whenever that is, and keeps it (docs/lane.md).
+MAX_ARENAS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one node holds; ``files`` are those in shared memory, ``kinds`` says what the descriptors are of."""
+    """What one node holds; ``files`` are those in shared memory, ``kinds`` says what the descriptors are of.
+
+    Those of arenas are counted apart: there may be `MAX_ARENAS` of them, early or late.
+    """
 
     rss: int
     descriptors: int
+    arenas: int
     threads: int
     files: int
     kinds: Counter[str] = field(default_factory=Counter)
@@ -34,8 +43,9 @@ def held(pid: int) -> Held:
         with process.oneshot():
             rss, threads = process.memory_info().rss, process.num_threads()
         files = len(list(SHARED_MEMORY.glob(f"zmqps-{pid}-*")))
-        return Held(rss, process.num_fds(), threads, files, kinds_of_descriptors(pid))
-    return Held(0, 0, 0, 0)
+        kinds = kinds_of_descriptors(pid)
+        return Held(rss, kinds.total() - kinds[ARENA], kinds[ARENA], threads, files, kinds)
+    return Held(0, 0, 0, 0, 0)
 
 
 def kinds_of_descriptors(pid: int) -> Counter[str]:
@@ -54,7 +64,7 @@ def held_by_all(pids: Mapping[str, int]) -> dict[str, Held]:
 
 def most(looks: Sequence[Mapping[str, Held]]) -> dict[str, Held]:
     """Return the most that each node held of each in several looks: lanes come and go with those who train."""
-    numbers = ("rss", "descriptors", "threads", "files")
+    numbers = ("rss", "descriptors", "arenas", "threads", "files")
     return {
         node: Held(
             *(max(getattr(look[node], what) for look in looks) for what in numbers),

@@ -113,8 +113,8 @@ def quiet(arena: Arena) -> dict[str, Held]:
 def line(out: Soak, arena: Arena, minutes: float, rate: float, peaks: dict[str, int]) -> str:
     """Return what is said each minute."""
     nodes = "; ".join(
-        f"{name} {held.rss >> 20} MB (peak {peaks.get(name, 0) >> 20}), {held.descriptors} fd, {held.threads} threads, "
-        f"{held.files} files"
+        f"{name} {held.rss >> 20} MB (peak {peaks.get(name, 0) >> 20}), "
+        f"{held.descriptors} fd and {held.arenas} of arenas, {held.threads} threads, {held.files} files"
         for name, held in out.held[-1].items()
     )
     return f"{minutes:5.1f} min {out.mode}: {rate:.0f} steps/s, {arena.num_killed} killed; {nodes}"
@@ -131,7 +131,7 @@ def table(out: Soak) -> str:
         a, b = first[name], last[name]
         lines.append(
             f"  {name}: {a.rss >> 20} -> {b.rss >> 20} MB, {a.descriptors} -> {b.descriptors} descriptors, "
-            f"{a.threads} -> {b.threads} threads, {a.files} -> {b.files} files"
+            f"{a.arenas} -> {b.arenas} of arenas, {a.threads} -> {b.threads} threads, {a.files} -> {b.files} files"
         )
     lines += [f"  BROKEN: {text}" for text in out.broken] or ["  every invariant held, every value is exact"]
     return "\n".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,10 @@ PROGRAM = Path(__file__).with_name("forks.py")
 def test_a_forked_child_gets_an_error_at_once_and_its_parent_goes_on(how: str, ending: str) -> None:
     with InProcessCluster() as cluster:
         command = [sys.executable, "-m", "tests.client.forks", cluster.address, how, ending]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=PROGRAM.parents[2])
+        env = {**os.environ, "PYTHONASYNCIODEBUG": ""}  # which tells stderr about each slow step
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE, cwd=PROGRAM.parents[2], env=env
+        )
         assert ended.returncode == 0, ended.stderr
         facts = json.loads(ended.stdout)
         assert set(facts["outcomes"].values()) == {"ForkedError"}, facts["outcomes"]
