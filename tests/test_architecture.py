@@ -105,8 +105,14 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py"},
-    # messages; what the monitor tells; where sockets are bound
-    "zmq": {"zmqps/net/zeromq.py", "zmqps/net/pair.py", "zmqps/net/door.py", "zmqps/net/sockets.py"},
+    # messages; what the monitor tells; where sockets are bound, and connected
+    "zmq": {
+        "zmqps/net/zeromq.py",
+        "zmqps/net/pair.py",
+        "zmqps/net/door.py",
+        "zmqps/net/sockets.py",
+        "zmqps/net/dealer.py",
+    },
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
     "psutil": {"zmqps/launch/processes.py", "zmqps/net/ports.py", "zmqps/nodes/host.py"},

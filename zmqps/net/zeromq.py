@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,8 @@ from zmqps.core.protocol.wire import (
     MAX_FRAMES,
     MAX_STRANGE_HEADER_NBYTES,
 )
-from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.errors import AddressInUseError
+from zmqps.net.dealer import new_dealer
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket, descriptor_of, limit_frames
@@ -27,8 +27,6 @@ from zmqps.net.transport import INBOUND, Deliver
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
-#: Random bytes of a routing id.
-ROUTING_NBYTES = 16
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
 #: Frames thrown away before they do, of a message that is none.
@@ -229,19 +227,7 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is invalid.
         """
-        dealer = self._context.socket(zmq.DEALER)
-        # nobody can know it, and so take this connection over; nor are two the same, which would starve each other
-        dealer.setsockopt(zmq.IDENTITY, b"z" + secrets.token_bytes(ROUTING_NBYTES))
-        dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
-        dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message tells who has come back
-        dealer.setsockopt(zmq.RECONNECT_IVL, 50)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        limit_frames(dealer)
-        try:
-            dealer.connect(endpoint)
-        except zmq.ZMQError as error:
-            dealer.close(0)
-            raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
+        dealer = new_dealer(self._context, endpoint)
         self._dealers[peer] = dealer
         self._add(peer, dealer)
 
