@@ -108,6 +108,7 @@ ONLY_IN = {
     # messages; what the monitor tells; where sockets are bound, and connected
     "zmq": {
         "zmqps/net/zeromq.py",
+        "zmqps/net/frames.py",
         "zmqps/net/pair.py",
         "zmqps/net/door.py",
         "zmqps/net/sockets.py",

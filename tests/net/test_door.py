@@ -29,6 +29,7 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.protocol.wire import MAX_FRAMES, encode
 from zmqps.net import door, zeromq
+from zmqps.net.frames import PORTION
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.transport import INBOUND
 from zmqps.net.zeromq import ZmqTransport
@@ -264,7 +265,7 @@ def test_a_message_of_too_many_frames_is_thrown_away_in_portions_and_so_is_its_s
         with RawPeer(endpoint, PATIENCE) as evil:
             await known(server, evil, b"evil")
             batches = server.batches
-            await aside(evil.socket.sendall, frame(b"", more=True) * (8 * zeromq.PORTION + MAX_FRAMES) + frame(b""))
+            await aside(evil.socket.sendall, frame(b"", more=True) * (8 * PORTION + MAX_FRAMES) + frame(b""))
             await ended(server, EVIL)
             client.transport.send(COORDINATOR, [b"after it"], ())
             assert (await server.receive())[1] == [b"after it"]

@@ -27,8 +27,8 @@ from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
+from zmqps.net.frames import readable
 from zmqps.net.sockets import bind_socket
-from zmqps.net.zeromq import readable
 
 log = logging.getLogger("zmqps.pipeline")
 

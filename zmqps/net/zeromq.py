@@ -13,115 +13,21 @@ import zmq
 
 from zmqps.core.protocol.events import Peer, Reader
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
-from zmqps.core.protocol.wire import (
-    MAX_FRAME_NBYTES,
-    MAX_FRAMES,
-    MAX_STRANGE_HEADER_NBYTES,
-)
+from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
 from zmqps.net.dealer import new_dealer
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
+from zmqps.net.frames import Backlog, discard_frames, readable, receive_frames, send_frames
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket, descriptor_of, limit_frames
 from zmqps.net.transport import INBOUND, Deliver
 
-#: Frames below this are copied into the message: cheaper than telling when they are free again.
-COPY_NBYTES = 64 << 10
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
-#: Frames thrown away before they do, of a message that is none.
-PORTION = 2048
-#: Bytes sent to a peer from one message that tells when it has left to the next.
-MARK_NBYTES = 1 << 20
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
 STUCK_S = 10.0
 
-# plain integers: to combine the members of an enumeration costs more than the call that they are for
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-_DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-
-
-def _send(
-    socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
-) -> list[zmq.Frame]:
-    """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
-
-    pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
-    """
-    tracked = []
-    last, total = len(frames) - 1, 0
-    mark = backlog is not None and backlog.fresh > MARK_NBYTES
-    for i, frame in enumerate(frames):
-        flags = _MORE if i < last else _DONTWAIT
-        nbytes = memoryview(frame).nbytes
-        total += nbytes
-        if nbytes < COPY_NBYTES and not (mark and i == last):
-            socket.send(frame, flags)
-            continue
-        aliased = zmq.Frame(frame if nbytes >= COPY_NBYTES else bytes(frame), track=track or mark, copy=False)
-        socket.send(aliased, flags, copy=False)
-        if track or mark:
-            tracked.append(aliased)
-    if backlog is not None:
-        backlog.add(total, zmq.MessageTracker(*tracked) if mark else None)
-    return tracked
-
-
-class Backlog:
-    """How many bytes wait in ZeroMQ for a peer to read them: no less, and until it is asked more."""
-
-    __slots__ = ("_marks", "fresh", "nbytes", "stuck_since")
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.fresh = 0  # of these since the last mark
-        self.stuck_since: float | None = None
-        self._marks: list[tuple[zmq.MessageTracker, int]] = []
-
-    def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
-        """A message was queued; with a mark it tells when it has left, and all before it with it."""
-        self.nbytes += nbytes
-        self.fresh += nbytes
-        if mark is not None:
-            self._marks.append((mark, self.fresh))
-            self.fresh = 0
-
-    def is_full(self, now: float) -> bool:
-        """Whether there is too much even without what has left meanwhile."""
-        waiting = [mark for mark in self._marks if not mark[0].done]
-        if len(waiting) < len(self._marks):
-            self.stuck_since = None
-        self._marks = waiting
-        self.nbytes = self.fresh + sum(nbytes for _, nbytes in waiting)
-        if self.nbytes <= MAX_BACKLOG_NBYTES:
-            self.stuck_since = None
-            return False
-        if self.stuck_since is None:
-            self.stuck_since = now
-        return True
-
-
-def readable(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
-
-
-def _receive(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
-    frames = []
-    for _ in range(1 + MAX_FRAMES):
-        frame = socket.recv(_DONTWAIT, copy=False)
-        frames.append(frame.buffer)
-        if not frame.more:
-            return frames
-    return None
-
-
-def _discard(socket: zmq.Socket[bytes]) -> bool:
-    """Throw away frames of the message that is there; return whether that was the last one."""
-    for _ in range(PORTION):
-        if not socket.recv(_DONTWAIT, copy=False).more:
-            return True
-    return False
+_DONTWAIT = int(zmq.DONTWAIT)
 
 
 class ZmqTransport:
@@ -254,7 +160,7 @@ class ZmqTransport:
             self.counters["undeliverable"] += 1
             return False
         try:
-            tracked = _send(socket, frames, track=bool(readers), backlog=backlog)
+            tracked = send_frames(socket, frames, track=bool(readers), backlog=backlog)
         except zmq.ZMQError:  # not connected, or its queue is full: the sender will try again
             self.counters["undeliverable"] += 1
             return False
@@ -273,7 +179,7 @@ class ZmqTransport:
         """Return whether a peer has too much to read already; one that reads nothing at all is shut."""
         assert self._loop is not None
         now = self._loop.time()
-        if not backlog.is_full(now):
+        if not backlog.is_full(now, MAX_BACKLOG_NBYTES):
             return False
         if self._door is not None:
             assert backlog.stuck_since is not None
@@ -306,7 +212,7 @@ class ZmqTransport:
                             break
                         budget -= 1
                         if self._overlong and socket in self._overlong:
-                            if not _discard(socket):
+                            if not discard_frames(socket):
                                 budget, again = 0, True
                                 break
                             self._catch_up(socket)
@@ -318,7 +224,7 @@ class ZmqTransport:
                                 sender = INBOUND + name.bytes
                                 if sender not in self._known and not self._let_in(sender, name, socket):
                                     continue
-                            frames = _receive(socket)
+                            frames = receive_frames(socket)
                         except MemoryError:  # then it is lost on the way
                             self.counters["out_of_memory"] += 1
                             if socket.getsockopt(zmq.RCVMORE):
