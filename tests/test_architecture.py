@@ -45,7 +45,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
         "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
-        "launch": "errors checks core/coordinator gpu trace nodes",
+        "keys": "errors checks core/protocol net nodes",
+        "launch": "errors checks core/coordinator gpu trace nodes keys",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",
@@ -55,7 +56,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "zmqps": "errors codecs optim core/worker launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace nodes launch zmqps",
+        "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -105,7 +106,7 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py"},
-    # messages; what the monitor tells; where sockets are bound, and connected
+    # messages; what the monitors tell; where sockets are bound, and connected; keys
     "zmq": {
         "zmqps/net/zeromq.py",
         "zmqps/net/frames.py",
@@ -113,6 +114,8 @@ ONLY_IN = {
         "zmqps/net/door.py",
         "zmqps/net/sockets.py",
         "zmqps/net/dealer.py",
+        "zmqps/net/curve.py",
+        "zmqps/net/refusals.py",
     },
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
@@ -134,7 +137,20 @@ UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "__import__"}
 
 #: Modules on top of the package: what scripts import, and what every room needs.
-ON_TOP = {"__init__", "__main__", "aio", "checks", "data", "errors", "jit", "local", "pipeline", "stale", "worker"}
+ON_TOP = {
+    "__init__",
+    "__main__",
+    "aio",
+    "checks",
+    "data",
+    "errors",
+    "jit",
+    "keys",
+    "local",
+    "pipeline",
+    "stale",
+    "worker",
+}
 
 #: Tests that mirror no module, as `tests/net/test_ports.py` mirrors `zmqps/net/ports.py`, and why; a folder ends in a
 #: slash.

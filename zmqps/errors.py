@@ -15,6 +15,7 @@
     ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
     ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
     ├── IdentityError (PermissionError)      a node cannot prove that it is who it says; says what to do
+    ├── KeyRefusedError (PermissionError)    a node lets this process in with no key, or not with this one
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
@@ -218,6 +219,16 @@ class IdentityError(PSError, PermissionError):
     """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed."""
 
     code = 11
+
+
+class KeyRefusedError(PSError, PermissionError):
+    """A node and this process do not agree on keys, so no connection is made, now or later."""
+
+    code = 14
+    text = "{address} refuses this {role}: {why}"
+    address: str
+    role: str
+    why: str
 
 
 class ForkedError(ClosedError):

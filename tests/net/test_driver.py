@@ -43,7 +43,7 @@ class FakeTransport:
         self.sent: list[tuple[bytes, Any, Any]] = []
         self.closed: list[float] = []
 
-    def start(self, deliver: Callable[..., None], delivered: Callable[[], None], disconnected: Any) -> None:
+    def start(self, deliver: Callable[..., None], delivered: Callable[[], None], *others: Any) -> None:
         self._deliver, self._delivered = deliver, delivered
         asyncio.get_running_loop().call_soon(self.started)
 

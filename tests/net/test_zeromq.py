@@ -40,7 +40,7 @@ class End:
         def delivered() -> None:
             self.batches += 1
 
-        self.transport.start(self._deliver, delivered, self.gone.put_nowait)
+        self.transport.start(self._deliver, delivered, self.gone.put_nowait, lambda *_: None)
 
     def _deliver(self, peer: bytes, frames: Sequence[Any]) -> None:
         if frames[0] == HELLO:
@@ -304,7 +304,7 @@ def test_closing_twice_is_closing() -> None:
     async def run() -> None:
         transport = ZmqTransport()
         transport.bind(ANYWHERE)
-        transport.start(lambda *_: None, lambda: None, lambda _: None)
+        transport.start(lambda *_: None, lambda: None, lambda _: None, lambda *_: None)
         transport.close(0)
         transport.close(0)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from zmqps import __version__
+from zmqps.cli.keys import keys
 from zmqps.cli.look import jobs, logs, placement, status
 from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.settings import read_config
@@ -43,7 +44,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
         ctx.default_map = read_config(config, cli)
 
 
-for command in (up, down, status, jobs, placement, logs, trace, coordinator, server):
+for command in (up, down, status, jobs, placement, logs, trace, keys, coordinator, server):
     cli.add_command(command)
 
 

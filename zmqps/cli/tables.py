@@ -11,6 +11,7 @@ from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from zmqps.keys import Entry, moment
 from zmqps.trace.phases import Summary
 
 Facts = Mapping[str, Any]
@@ -75,6 +76,17 @@ def phases_table(summary: Summary) -> Table:
     for phase in summary.phases:
         times = (_milliseconds(value) for value in (phase.total_s, phase.median_s, phase.p90_s))
         _add(table, phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
+    return table
+
+
+def keys_table(entries: Sequence[Entry], now: float) -> Table:
+    """Return whom nodes let in, and who was revoked."""
+    table = _table("keys", "name", "role", "key", "made", "opens")
+    for entry in entries:
+        refusal = entry.refusal(now)
+        until = f"until {moment(entry.expires)}" if entry.expires else "until it is revoked"
+        ended = f"no more: revoked {moment(entry.revoked)}" if entry.revoked else "no more: expired"
+        _add(table, entry.name, entry.role, f"{entry.public[:8]}…", moment(entry.made), ended if refusal else until)
     return table
 
 

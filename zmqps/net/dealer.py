@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 import zmq
 
@@ -13,8 +14,12 @@ from zmqps.net.sockets import limit_frames
 ROUTING_NBYTES = 16
 
 
-def new_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.Socket[bytes]:
+def new_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, prepare: Callable[[zmq.Socket[bytes]], None]
+) -> zmq.Socket[bytes]:
     """Return a socket whose connection is made in the background, and comes back by itself when it breaks.
+
+    ``prepare`` is called with it before it connects.
 
     Raises
     ------
@@ -30,8 +35,12 @@ def new_dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> zmq.So
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
     limit_frames(dealer)
     try:
+        prepare(dealer)
         dealer.connect(endpoint)
     except zmq.ZMQError as error:
         dealer.close(0)
         raise ConfigurationError(f"cannot connect to {endpoint!r}: {error}") from None
+    except BaseException:
+        dealer.close(0)
+        raise
     return dealer

@@ -26,10 +26,12 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.net.connections import Address, Credentials, address_of, are_scarce, borrowed, end_now, received, waiting
 from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
+from zmqps.net.refusals import refusal
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0
@@ -66,6 +68,7 @@ LOG_S = 10.0
 
 TOO_MUCH = "it sent more than a Hello"
 ENDLESS = "it sent a message that does not end"
+_BROKEN_OFF, _WRONG = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _ACCEPTED, _FAILED, _GONE = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_ACCEPT_FAILED), int(zmq.EVENT_DISCONNECTED)
 
 log = logging.getLogger("zmqps.door")
@@ -118,6 +121,8 @@ class Door:
         Called in the door's thread to have `trust` called at the next message of a peer that was welcomed.
     scarce
         Called in the door's thread when descriptors begin to run short, with True, and when they do no more.
+    keyed
+        Whether who comes in has to show a key.
     """
 
     def __init__(
@@ -127,6 +132,8 @@ class Door:
         ask: Callable[[], None],
         doubt: Callable[[Peer], None],
         scarce: Callable[[bool], None],
+        *,
+        keyed: bool = False,
     ) -> None:
         self.counters = {"connections_shut": 0, "accepts_failed": 0}
         self.max_strangers = _max_strangers()
@@ -136,6 +143,9 @@ class Door:
         self._doubt = doubt
         self._tell_scarce = scarce
         self._scarce = False
+        self._keyed = keyed
+        self._refusals = Throttle(most=1)  # a line an origin
+        self._refusal = ""  # why the handshake failed of the connection that ends next
         self._router = router
         self._lock = threading.RLock()
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
@@ -153,7 +163,7 @@ class Door:
         self._spare: int | None = os.dup(self._null)
         self._refusing = False  # what is accepted was accepted with the spare descriptor
         address = f"inproc://zmqps-door-{id(self)}"
-        router.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED)
+        router.monitor(address, _ACCEPTED | _FAILED | _GONE | _BROKEN_OFF | _WRONG)
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.connect(address)
@@ -343,6 +353,8 @@ class Door:
             self._tidy_soon()
         elif kind == _FAILED:
             self._failed(value)
+        else:
+            self._refusal = refusal(kind, value, keyed=self._keyed)
 
     def _accepted(self, descriptor: int) -> None:
         if descriptor in self._early:
@@ -366,7 +378,13 @@ class Door:
             self._shut(next(iter(self._strangers)), f"there are {self.max_strangers} others")
 
     def _ended(self, descriptor: int) -> None:
-        self._strangers.pop(descriptor, None)
+        stranger = self._strangers.pop(descriptor, None)
+        if self._refusal and stranger is not None:
+            origin = stranger.address[0], self._refusal  # a host, or a process of this one
+            line = f"refused a connection {stranger.address}: {self._refusal}"
+            if (admitted := self._refusals.admit(line, time.monotonic(), origin)) is not None:
+                log.warning("%s", admitted)
+        self._refusal = ""
         peer = self._peers.get(descriptor)
         if peer is not None:
             self._forget(descriptor)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zmqps.core.protocol.events import Peer, Reader
+from zmqps.core.protocol.roles import KeyHolder
+from zmqps.errors import PSError
 
 #: Peers that connected here are named by this and their routing id, so that nobody can choose an
 #: identity that is the name of a connection we opened.
@@ -14,6 +16,8 @@ INBOUND = b"@"
 #: Takes the frames that a peer sent. Array frames alias the transport's buffers, which live as
 #: long as somebody refers to them.
 Deliver = Callable[[Peer, Sequence[Any]], None]
+#: Takes a peer with whom there will be no connection any more, and why.
+Refused = Callable[[Peer, PSError], None]
 
 
 class Transport(Protocol):
@@ -22,8 +26,14 @@ class Transport(Protocol):
     Messages between two peers arrive whole and in order, or not at all.
     """
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
-        """Begin to deliver; ``delivered`` is called after each batch, ``disconnected`` when a known peer goes."""
+    def start(
+        self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None], refused: Refused
+    ) -> None:
+        """Begin to deliver.
+
+        ``delivered`` is called after each batch, ``disconnected`` when a known peer goes, ``refused`` when there
+        will be no connection with a peer any more.
+        """
 
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""
@@ -51,6 +61,9 @@ class Transport(Protocol):
         PSError
             The connection cannot be what was asked for.
         """
+
+    def holder(self, peer: Peer) -> KeyHolder | None:
+        """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
 
     def facts(self) -> Mapping[str, Any]:
         """Return what to show in the status."""

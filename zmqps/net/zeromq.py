@@ -13,19 +13,25 @@ import zmq
 
 from zmqps.core.protocol.events import Peer, Reader
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
+from zmqps.net.curve import Gate, secure_dealer
 from zmqps.net.dealer import new_dealer
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.frames import Backlog, discard_frames, readable, receive_frames, send_frames
+from zmqps.net.keyring import Keys
 from zmqps.net.memory import keep_freed_memory
+from zmqps.net.refusals import Refusals
 from zmqps.net.sockets import bind_socket, descriptor_of, limit_frames
-from zmqps.net.transport import INBOUND, Deliver
+from zmqps.net.transport import INBOUND, Deliver, Refused
 
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
 STUCK_S = 10.0
+#: A connection whose key was revoked lasts so much longer, for its end to be told.
+LAST_WORD_S = 0.1
 
 _DONTWAIT = int(zmq.DONTWAIT)
 
@@ -42,17 +48,27 @@ class ZmqTransport:
         How many threads of ZeroMQ read and write sockets; connections are spread over them.
     arrays
         Whether those who connect here send arrays; where they do not, frames are limited to a header's size.
+    keys
+        What connections are encrypted with, and who may open one; None: they are not, and anybody may.
+    role
+        Whose key is shown where this end connects: a server's, worker's, observer's, or an ``operator``'s.
     """
 
-    def __init__(self, io_threads: int = 1, *, arrays: bool = True) -> None:
+    def __init__(
+        self, io_threads: int = 1, *, arrays: bool = True, keys: Keys | None = None, role: str = "operator"
+    ) -> None:
         keep_freed_memory()
         self._arrays = arrays
         #: Returns the bytes of the largest array message that anybody may send; asked in the loop's thread.
         self.largest_nbytes: Callable[[], int] = lambda: MAX_FRAMES * MAX_FRAME_NBYTES if arrays else 0
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
+        self._keys, self._role = keys, role
+        self._gate: Gate | None = None  # with keys: who may connect here
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
+        self._refusals: dict[Peer, Refusals] = {}  # of those
+        self._endpoints: dict[Peer, str] = {}  # of those
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
         self._side_door, self._side_door_shut = "", False  # where those come in who are on this host
@@ -66,16 +82,21 @@ class ZmqTransport:
         self._deliver: Deliver | None = None
         self._delivered: Callable[[], None] | None = None
         self._disconnected: Callable[[Peer], None] | None = None
+        self._refused: Refused | None = None
         self._scheduled = False
         self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
         self._unsure = False  # something was done to another meanwhile that may have swallowed an edge
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+    def start(
+        self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None], refused: Refused
+    ) -> None:
         """Begin to deliver in the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._deliver, self._delivered, self._disconnected = deliver, delivered, disconnected
+        self._deliver, self._delivered, self._disconnected, self._refused = deliver, delivered, disconnected, refused
         for _, socket in self._sockets:
             self._watch(socket)
+        for peer in self._refusals:
+            self._watch_refusals(peer)
 
     def bind(self, endpoint: str) -> str:
         """Accept connections on an endpoint such as ``tcp://127.0.0.1:0``; may be called for several.
@@ -107,11 +128,15 @@ class ZmqTransport:
                 self._loop.call_later(0.1, self._open_side_door)
 
     def _new_router(self) -> zmq.Socket[bytes]:
+        if self._keys is not None:
+            self._gate = Gate(self._context, self._keys, lambda: self._soon(self._look_at_keys))
         self._router = router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
         router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
         limit_frames(router, self._arrays)
+        if self._gate is not None:
+            self._gate.secure(router)
         zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
             self._door = Door(
@@ -120,6 +145,7 @@ class ZmqTransport:
                 ask=lambda: self._soon(self._judge),
                 doubt=lambda peer: self._soon(self._doubt, peer),
                 scarce=lambda scarce: self._soon(self._shut_side_door if scarce else self._open_side_door),
+                keyed=self._gate is not None,
             )
             self._set_bound()
         self._add(b"", router)
@@ -131,11 +157,63 @@ class ZmqTransport:
         Raises
         ------
         ConfigurationError
-            The endpoint is invalid.
+            The endpoint is invalid, or the keys are for others.
         """
-        dealer = new_dealer(self._context, endpoint)
-        self._dealers[peer] = dealer
+        self._connect(peer, endpoint)
+
+    def _connect(self, peer: Peer, endpoint: str, identity: bytes = b"") -> None:
+        self._hang_up(peer)
+
+        def prepare(dealer: zmq.Socket[bytes]) -> None:
+            if identity:  # by which the other end knows who has said Hello
+                dealer.setsockopt(zmq.IDENTITY, identity)
+            if self._keys is not None:
+                secure_dealer(dealer, self._keys, self._role)
+            refusals.append(Refusals(dealer, endpoint, self._role, self._keys))
+
+        refusals: list[Refusals] = []
+        dealer = self._dealers[peer] = new_dealer(self._context, endpoint, prepare)
+        [self._refusals[peer]] = refusals
+        self._endpoints[peer] = endpoint
         self._add(peer, dealer)
+        self._watch_refusals(peer)
+
+    def _hang_up(self, peer: Peer) -> None:
+        """Close a connection that was opened here, if there is one."""
+        dealer = self._dealers.pop(peer, None)
+        if dealer is not None:
+            self._sockets.remove((peer, dealer))
+            self._overlong.discard(dealer)
+            self._close_refusals(self._refusals.pop(peer))
+            if self._loop is not None:
+                self._loop.remove_reader(dealer.FD)
+            dealer.close(0)
+
+    def _watch_refusals(self, peer: Peer) -> None:
+        if self._loop is not None:
+            self._loop.add_reader(self._refusals[peer].socket.FD, self._look_at_refusals, peer)
+            self._loop.call_soon(self._look_at_refusals, peer)
+
+    def _look_at_refusals(self, peer: Peer) -> None:
+        refusals = self._refusals.get(peer)
+        error = None if refusals is None else refusals.take()
+        if error is None:
+            return
+        assert refusals is not None
+        if refusals.keys is not None and (renewed := refusals.keys.renewed()) != refusals.keys:
+            self._keys = renewed  # somebody has rotated them
+            identity = self._dealers[peer].getsockopt(zmq.IDENTITY)
+            assert isinstance(identity, bytes)
+            self._connect(peer, self._endpoints[peer], identity)
+            return
+        assert self._refused is not None
+        self._hang_up(peer)
+        self._refused(peer, error)
+
+    def _close_refusals(self, refusals: Refusals) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(refusals.socket.FD)
+        refusals.close()
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))
@@ -207,7 +285,7 @@ class ZmqTransport:
                     self._drained = socket
                     for _ in range(16):
                         if socket.closed:
-                            return
+                            break
                         if not readable(socket):  # cheaper than the exception of a vain receive
                             break
                         budget -= 1
@@ -222,6 +300,9 @@ class ZmqTransport:
                             if not peer:
                                 name = socket.recv(_DONTWAIT, copy=False)
                                 sender = INBOUND + name.bytes
+                                if self._gate is not None and not self._gate.passes(sender, name):
+                                    self._turn_away(name, socket)
+                                    continue
                                 if sender not in self._known and not self._let_in(sender, name, socket):
                                     continue
                             frames = receive_frames(socket)
@@ -279,6 +360,8 @@ class ZmqTransport:
     def _know(self, peer: Peer, descriptor: int) -> None:
         if self._door is not None and not self._door.admit(peer, descriptor):
             return  # the last of what it has said is read after its end
+        if self._gate is not None:
+            self._gate.bind(peer)
         self._returning.pop(peer, None)
         self._known[peer] = None
         self._backlogs[peer] = Backlog()  # of another connection nothing is left to be read
@@ -310,7 +393,31 @@ class ZmqTransport:
         self._backlogs.pop(peer, None)
         self._returning[peer] = None
         if len(self._returning) > MAX_RETURNING:
-            self._returning.popitem(last=False)
+            forgotten, _ = self._returning.popitem(last=False)
+            if self._gate is not None:
+                self._gate.forget(forgotten)
+
+    def _turn_away(self, name: zmq.Frame, socket: zmq.Socket[bytes]) -> None:
+        """Throw a message away whose sender has another key than whoever has joined under its name, or an old one."""
+        self.counters["keys_refused"] += 1
+        if self._door is not None:
+            self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
+        if socket.getsockopt(zmq.RCVMORE):
+            self._fall_behind(socket)
+
+    def _look_at_keys(self) -> None:
+        """Keys open nothing any more that did before: end the connections that were opened with them."""
+        assert self._loop is not None
+        assert self._refused is not None
+        for peer, role, why, returns in self._gate.outdated() if self._gate is not None else ():
+            if not returns:
+                self._refused(peer, shut_out(role, why))
+            if self._door is not None:  # it has a moment to read why
+                self._loop.call_later(0.0 if returns else LAST_WORD_S, self._door.expel, peer, why)
+
+    def holder(self, peer: Peer) -> KeyHolder | None:
+        """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
+        return None if self._gate is None else self._gate.holder(peer)
 
     def _soon(self, do: Callable[..., None], *arguments: Peer) -> None:
         """Do something in the loop's thread; what the door calls from its own."""
@@ -379,10 +486,13 @@ class ZmqTransport:
         """Close the sockets and end the context; queued messages get ``linger`` seconds."""
         if self._door is not None:
             self._door.close()
+        for refusals in self._refusals.values():
+            self._close_refusals(refusals)
         for _, socket in self._sockets:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(socket.FD)
             socket.close(int(linger * 1000))
+        self._refusals.clear()
         self._sockets.clear()
         self._dealers.clear()
         self._router = None

@@ -13,6 +13,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ConfigurationError
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
+from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import offer_end_key
 from zmqps.trace.record import watch
@@ -36,6 +37,8 @@ class CoordinatorConfig:
         Allow binding beyond loopback.
     job_secret
         The file with what everybody who joins has to know; None: nothing.
+    keys
+        The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
     """
 
     bind: str = f"tcp://127.0.0.1:{DEFAULT_PORT}"
@@ -43,9 +46,11 @@ class CoordinatorConfig:
     name: str | None = None
     insecure: bool = False
     job_secret: str | os.PathLike[str] | None = None
+    keys: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        check_bind(self.bind, insecure=self.insecure)
+        keys = load_node_keys(self.keys)
+        check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
         read_job_secret(self.job_secret)
         o = self.options
         checks.whole("servers", o.servers, 1)
@@ -69,14 +74,17 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
     """
-    transport = ZmqTransport(arrays=False)
+    keys = load_node_keys(config.keys)
+    transport = ZmqTransport(arrays=False, keys=keys)
     try:
         endpoint = transport.bind(config.bind)
     except BaseException:
         transport.close(0)
         raise
     secret = read_job_secret(config.job_secret)
-    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret)
+    identity = new_identity(
+        "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
+    )
     with offer_end_key(endpoint) as end_key:
         identity = replace(identity, end_key=end_key)
         machine = CoordinatorMachine(identity, config.options)

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
+from zmqps.net.keyring import Keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import find_end_key
 
@@ -26,7 +27,11 @@ log = logging.getLogger("zmqps.inquiry")
 
 
 async def inquire(
-    address: str, *, timeout: float, until: Callable[[Mapping[str, Any]], bool] = lambda status: True
+    address: str,
+    *,
+    timeout: float,
+    until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
+    keys: Keys | None = None,
 ) -> dict[str, Any]:
     """Ask the coordinator for its status until it is satisfactory.
 
@@ -38,6 +43,8 @@ async def inquire(
         Seconds to wait for that.
     until
         Whether a status is satisfactory; by default the first one is.
+    keys
+        What to show; None: the cluster has none.
 
     Raises
     ------
@@ -45,16 +52,16 @@ async def inquire(
         It did not answer, or no status was satisfactory.
     """
     machine = Inquiry(address, until)
-    await _run(machine, "status", timeout)
+    await _run(machine, "status", timeout, keys)
     assert machine.status is not None
     return dict(machine.status)
 
 
-async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
+async def _run(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
     check_endpoint(machine.endpoint)
     try:
         async with asyncio.timeout(timeout):
-            await Driver(machine, ZmqTransport(), log).run()
+            await Driver(machine, ZmqTransport(keys=keys), log).run()
     except TimeoutError:
         awaited = " to answer" if machine.status is None else " to be ready"
         waited = f"the coordinator at {machine.endpoint}{awaited}"
@@ -63,7 +70,9 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
         raise machine.error.again()
 
 
-def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None) -> str:
+def end_job(
+    address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None, keys: Keys | None = None
+) -> str:
     """End a job of the cluster at an address; return what the coordinator says to it.
 
     Its members are told, and its memory on the servers is freed. A job that had ended before is not an error.
@@ -73,8 +82,8 @@ def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | 
     DeadlineError
         No coordinator answered.
     IdentityError
-        The cluster has a job secret, and this is not it; or it has none, and its coordinator is another user's, or on
-        another host.
+        The cluster has keys, and this is not a node's; or a job secret, and this is not it; or neither, and its
+        coordinator is another user's, or on another host.
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
@@ -83,21 +92,23 @@ def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | 
     nonce = secrets.token_bytes(KEY_NBYTES)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
-    run_blocking(_run(machine, "jobs end", timeout))
+    run_blocking(_run(machine, "jobs end", timeout, keys))
     return machine.text
 
 
-def ask_status(address: str, *, timeout: float = 5.0) -> dict[str, Any]:
+def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:
     """Return the status of the cluster at an address, as ``zmqps status --json`` prints it.
 
     Raises
     ------
     DeadlineError
         No coordinator answered.
+    KeyRefusedError
+        It does not take the keys, or this process has none and it takes nobody without.
     ConfigurationError
         ``address`` is not an endpoint.
     """
-    return run_blocking(inquire(address, timeout=timeout))
+    return run_blocking(inquire(address, timeout=timeout, keys=keys))
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

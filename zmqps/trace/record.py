@@ -25,7 +25,7 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.wire import peek
-from zmqps.net.transport import Deliver, Transport
+from zmqps.net.transport import Deliver, Refused, Transport
 from zmqps.trace import VARIABLE
 
 #: Spans that a file holds at most, about 150 MB of them: a trace is to look at, not to fill a disk.
@@ -266,9 +266,11 @@ class WatchedTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+    def start(
+        self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None], refused: Refused
+    ) -> None:
         """Begin to deliver."""
-        self._transport.start(self._recorder.around("receive", self._role, deliver), delivered, disconnected)
+        self._transport.start(self._recorder.around("receive", self._role, deliver), delivered, disconnected, refused)
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[Any]) -> bool:
         """Pass a message on."""

@@ -39,7 +39,9 @@ class Wire:
         self.sent: list[list[bytes]] = []
         self.readers: list[Any] = []
 
-    def start(self, deliver: Callable[..., None], delivered: Callable[[], None], disconnected: Any = None) -> None:
+    def start(
+        self, deliver: Callable[..., None], delivered: Callable[[], None], disconnected: Any = None, refused: Any = None
+    ) -> None:
         self.deliver = deliver
 
     def bind(self, endpoint: str) -> str:
@@ -80,7 +82,9 @@ class Pair:
             [bytes(frame) for frame in frames]
         )
         for transport_ in (self.worker, self.server):
-            transport_.start(lambda peer, frames: self.deliver(peer, frames), lambda: None, lambda _: None)
+            transport_.start(
+                lambda peer, frames: self.deliver(peer, frames), lambda: None, lambda _: None, lambda *_: None
+            )
 
     def shake_hands(self) -> None:
         self.server.greeted(WORKER, self.worker.greeting(SERVER))

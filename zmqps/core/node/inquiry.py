@@ -7,7 +7,17 @@ from typing import Any
 
 from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Exit, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Exit,
+    Received,
+    Send,
+    Stop,
+    Undecodable,
+    Unreachable,
+)
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
 from zmqps.errors import LimitError, PSError, from_wire, printable
 
@@ -52,10 +62,13 @@ class Inquiry:
         """Open the connection and ask."""
         return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
 
-    def handle(self, event: Received | Undecodable | Stop, now: float) -> list[Action]:
+    def handle(self, event: Received | Undecodable | Unreachable | Stop, now: float) -> list[Action]:
         """Take an answer; anything else is not for us."""
         if isinstance(event, Stop):
             return [Exit(exits.OK, event.reason)]
+        if isinstance(event, Unreachable):
+            self.error, self._due = event.error, None
+            return [Exit(exits.FAILED, str(event.error))]
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, Status):
             self.error = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.roles import KeyHolder
 from zmqps.errors import PSError
 
 Peer = bytes
@@ -42,10 +43,11 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came."""
+    """A message came; where there are keys the transport says of a `Hello`, and of who asks unknown, whose it is."""
 
     peer: Peer
     message: Message
+    holder: KeyHolder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Undecodable:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A requested connection cannot be made, now or later."""
+    """A requested connection cannot be made, now or later; or a peer that had one may have none any more."""
 
     peer: Peer
     error: PSError
@@ -84,6 +86,10 @@ class Returned:
 
     tag: Any
     value: Any
+
+
+#: What comes to a node over the network, or from those who run it.
+Happening = Received | Undecodable | Unreachable | Disconnected | Stop
 
 
 # --- out of a machine -------------------------------------------------------------------------

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 from zmqps.core.protocol.events import COORDINATOR, Peer, Reader
 from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.roles import KeyHolder
 from zmqps.errors import ConfigurationError
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.lending import LaneLoan
 from zmqps.net.lane.ring import RingError
 from zmqps.net.lane.segment import Segment, SegmentError, sweep
 from zmqps.net.routes import choose
-from zmqps.net.transport import Deliver, Transport
+from zmqps.net.transport import Deliver, Refused, Transport
 
 #: What is in flight fits, with room for the odd end of the ring; so does the usual limit of a
 #: container's shared memory, 64 MiB, for both rings.
@@ -185,12 +186,14 @@ class LaneTransport:
         self._deliver: Deliver | None = None
         self._reaper: asyncio.TimerHandle | None = None
 
-    def start(self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None]) -> None:
+    def start(
+        self, deliver: Deliver, delivered: Callable[[], None], disconnected: Callable[[Peer], None], refused: Refused
+    ) -> None:
         """Begin to deliver in the running loop; a lane outlives the connections that it goes with."""
         if swept := sweep():
             log.info("removed %d shared-memory segments of processes that were killed", swept)
         self._deliver = deliver
-        self._inner.start(self._receive, delivered, disconnected)
+        self._inner.start(self._receive, delivered, disconnected, refused)
 
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""
@@ -334,6 +337,10 @@ class LaneTransport:
         """Whether all servers connected to here have shown their memory; may be asked in any thread."""
         lanes = [self._lanes.get(peer) for peer in list(self._schemes) if peer != COORDINATOR]
         return bool(lanes) and all(lane is not None and lane.active and lane.segment.borrower.knows for lane in lanes)
+
+    def holder(self, peer: Peer) -> KeyHolder | None:
+        """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
+        return self._inner.holder(peer)
 
     def facts(self) -> Mapping[str, Any]:
         """Return what the status shows: how the connections opened here carry their payloads."""
