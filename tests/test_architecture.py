@@ -55,7 +55,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client",
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
-        "zmqps": "errors codecs optim core/worker launch data stale pipeline worker aio local",
+        "zmqps": "errors codecs optim core/worker keys launch data stale pipeline worker aio local",
         "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch zmqps",
         "__main__": "cli",
     },

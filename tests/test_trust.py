@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 import threading
 import time
@@ -13,12 +15,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 import zmqps
 from tests.inprocess import InProcessCluster
 from zmqps import keys
+from zmqps.core.protocol.events import COORDINATOR
+from zmqps.core.protocol.messages import Leave
+from zmqps.core.protocol.wire import encode
+from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import ConfigurationError, IdentityError, KeyRefusedError
+from zmqps.net.curve import secure_dealer
+from zmqps.net.driver import Driver
+from zmqps.net.identity import new_identity
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, end_job
+from zmqps.nodes.server import ServerConfig
 
 PATIENCE = 30.0
 #: Within so many seconds both ends know.
@@ -93,8 +106,8 @@ def test_a_stranger_with_keys_of_its_own_is_refused(
             zmqps.connect(made.address, keys=own)
 
 
-def test_keys_at_a_cluster_that_has_none_are_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with cluster(None) as made, refused_soon(caplog, "was started without keys", "it has keys, and this node has none"):
+def test_keys_at_a_cluster_that_has_none_are_refused(folder: Path) -> None:
+    with cluster(None) as made, pytest.raises(KeyRefusedError, match="was started without keys"):
         zmqps.connect(made.address, keys=folder)
 
 
@@ -151,6 +164,50 @@ def test_a_key_allows_its_role_and_no_other(folder: Path) -> None:
             with pytest.raises(IdentityError, match="does not allow to end jobs"):
                 end_job(made.address, "default", keys=keys.Keys.of_token(keys.token(folder, role)))
         assert end_job(made.address, "default", keys=keys.Keys.load(folder)) == "job 'default' has ended"
+
+
+def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with cluster(folder) as made:
+        worker = keys.Keys.of_token(keys.token(folder, "worker"))
+        begun = time.monotonic()
+        transport = ZmqTransport(keys=worker, role="worker")
+        machine = ServerMachine(new_identity("server"), made.address, lambda *_: None)  # type: ignore[arg-type,return-value]
+        ended = asyncio.run(Driver(machine, transport, logging.getLogger("zmqps.tests")).run())
+        assert time.monotonic() - begun < SOON_S
+        assert "the worker's key 'worker-1' does not allow to join as a server" in ended.reason
+        assert len(lines(caplog, "refused a request of peer")) == 1
+        with pytest.raises(ConfigurationError, match="does not hold the keys of a node"):
+            worker.check_node()
+
+
+def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_heard(folder: Path) -> None:
+    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+        start(worker)
+        transport = worker._thread.transport._inner  # type: ignore[union-attr]
+        name = transport._dealers[COORDINATOR].getsockopt(zmq.IDENTITY)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
+            secure_dealer(thief, keys.Keys.of_token(keys.token(folder, "worker")), "worker")
+            thief.setsockopt(zmq.IDENTITY, name)
+            thief.setsockopt(zmq.LINGER, 0)
+            thief.connect(made.address)
+            for _ in range(5):
+                thief.send_multipart(encode(Leave("closed")))
+                assert not thief.poll(100), "nobody answers"
+            made.wait_until(lambda status: status["counters"]["refused"] >= 0)
+        worker.push({"secret_layer": np.ones(4, np.float32)})
+        worker.barrier("all", timeout=PATIENCE)
+        assert made.status()["gone"] == []
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5570", "tcp://192.0.2.1:5570"])
+def test_beyond_loopback_a_node_needs_keys_or_to_be_told_that_it_needs_none(folder: Path, endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="zmqps keys create DIR"):
+        CoordinatorConfig(bind=endpoint)
+    with pytest.raises(ConfigurationError, match="zmqps keys create DIR"):
+        ServerConfig(coordinator=endpoint, bind=endpoint)
+    CoordinatorConfig(bind=endpoint, keys=folder)
+    ServerConfig(coordinator=endpoint, bind=endpoint, keys=folder)
+    CoordinatorConfig(bind=endpoint, insecure=True)
 
 
 def test_processes_take_rotated_keys_by_themselves(folder: Path) -> None:

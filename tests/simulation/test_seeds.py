@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 53 scenarios, 583 seeds.
+#: 55 scenarios, 605 seeds.
 SEEDS = range(11)
 
 

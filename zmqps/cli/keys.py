@@ -34,9 +34,13 @@ directory = setting(
 )  # fmt: skip
 
 
-@click.group()
-def keys() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def keys(ctx: click.Context) -> int:
     """Make, show and revoke the keys of a cluster that other hosts reach."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+    return exits.OK
 
 
 @keys.command()

@@ -29,7 +29,7 @@ from typing import Any
 
 from zmqps import checks
 from zmqps.core.protocol.roles import ALLOWS, KEY_ROLES, KeyHolder
-from zmqps.errors import ConfigurationError, UnsafeFileError
+from zmqps.errors import ConfigurationError, UnsafeFileError, printable
 
 CLUSTER_PUBLIC, CLUSTER_SECRET, AUTHORIZED = "cluster.pub", "cluster.key", "authorized.toml"
 #: Of `authorized.toml`; more members than that there cannot be at a time.
@@ -125,7 +125,7 @@ class Keys:
         public, secret = (_key(text, folder / name) if text else "" for name, text in found.items())
         if not public:
             raise ConfigurationError(
-                f"no keys in {folder}: {CLUSTER_PUBLIC} is missing; make some with zmqps keys create"
+                f"no keys in {_shown(folder)}: {CLUSTER_PUBLIC} is missing; make some with zmqps keys create"
             )
         pairs = {}
         for role in KEY_ROLES:
@@ -134,7 +134,7 @@ class Keys:
             if text:
                 first, _, second = text.strip().partition("\n")
                 pairs[role] = Pair(_key(first, path), _key(second, path))
-        return cls(source=str(folder), cluster=public, secret=secret, pairs=pairs, directory=folder)
+        return cls(source=_shown(folder), cluster=public, secret=secret, pairs=pairs, directory=folder)
 
     @classmethod
     def of_token(cls, token: str) -> Keys:
@@ -294,21 +294,30 @@ def _read(path: Path) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error!s:.200}") from None
+    except ValueError:
+        raise ConfigurationError(f"{_shown(path)} cannot be a file's name") from None
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {_shown(path)}: {error.strerror}") from None
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE_NBYTES:
-            raise UnsafeFileError(path=str(path), why="it is no plain file of keys", advice="remove it")
+            raise UnsafeFileError(path=_shown(path), why="it is no plain file of keys", advice="remove it")
         if facts.st_uid not in (0, os.geteuid()):
             raise UnsafeFileError(
-                path=str(path), why=f"user {facts.st_uid} owns it", advice="keep keys in files of your own"
+                path=_shown(path), why=f"user {facts.st_uid} owns it", advice="keep keys in files of your own"
             )
         others = 0o077 if facts.st_uid == os.geteuid() else 0o027
         if facts.st_mode & others and path.name != CLUSTER_PUBLIC:
-            raise UnsafeFileError(path=str(path), why="others may read or change it", advice=f"chmod 600 {path}")
+            raise UnsafeFileError(
+                path=_shown(path), why="others may read or change it", advice=f"chmod 600 {_shown(path)}"
+            )
         data = file.read(MAX_FILE_NBYTES)
     try:
         return data.decode()
     except ValueError:
-        raise ConfigurationError(f"{path} does not hold text; it is damaged, or another file") from None
+        raise ConfigurationError(f"{_shown(path)} does not hold text; it is damaged, or another file") from None
+
+
+def _shown(path: Path) -> str:
+    """Return a path as it may be logged and raised, whatever it is made of."""
+    return printable(str(path)[:200].encode(errors="backslashreplace").decode())

@@ -5,6 +5,10 @@ A DEALER that was refused is silent ever after, and one that cannot agree with t
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import zmq
@@ -19,6 +23,9 @@ MAX_BROKEN = 4
 _AUTH, _BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 _PROTOCOL, _DONE = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 WRONG_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+PROBE_S = 0.5
+#: ZMTP's, of somebody who has a key.
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 NEEDS_A_KEY = (
@@ -45,6 +52,32 @@ def refusal(kind: int, value: int, *, keyed: bool) -> str:
     return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
 
 
+def asks_for_keys(endpoint: str) -> bool:
+    """Return whether a node says in its greeting that it takes nobody without a key; blocks for a second at most.
+
+    Of two ends that do not agree, the one that is slower to read the other's greeting finds the connection closed, and
+    nothing else: so a client without a key is told here.
+    """
+    scheme, _, place = endpoint.partition("://")
+    try:
+        with socket.socket(socket.AF_UNIX) if scheme == "ipc" else _connected(place) as connection:
+            connection.settimeout(PROBE_S)
+            if scheme == "ipc":
+                connection.connect("\0" + place[1:] if place.startswith("@") else place)
+            connection.sendall(_GREETING)
+            greeting = b""
+            while len(greeting) < len(_GREETING) and (more := connection.recv(len(_GREETING) - len(greeting))):
+                greeting += more
+    except (OSError, ValueError):
+        return False
+    return greeting[12:32].rstrip(b"\0") == b"CURVE"
+
+
+def _connected(place: str) -> socket.socket:
+    host, _, port = place.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), PROBE_S)
+
+
 class Refusals:
     """Watches the handshakes of a DEALER.
 
@@ -63,18 +96,33 @@ class Refusals:
         self._dealer = dealer
         self._endpoint, self._role = endpoint, role
         self._num_broken = 0
+        # whether it may be for the want of a key that handshakes break off: to be found out by `asks_for_keys`
+        self._doubtful = False
+        self._found: KeyRefusedError | None = None
         self.socket: zmq.Socket[Any] = dealer.get_monitor_socket(_AUTH | _BROKEN | _PROTOCOL | _DONE)
         self.socket.setsockopt(zmq.LINGER, 0)
 
-    def take(self) -> KeyRefusedError | None:
-        """Take all events that are there; return what is wrong for good."""
-        error = None
+    def take(self, again: Callable[[], None]) -> KeyRefusedError | None:
+        """Take all events that are there; return what is wrong for good, or call ``again`` once it is found out.
+
+        Runs in the thread of an asyncio loop.
+        """
+        error, self._found = self._found, None
         while readable(self.socket):
             event: Any = recv_monitor_message(self.socket)
             why = self._judge(int(event["event"]), int(event["value"]))
             if why:
                 error = KeyRefusedError(address=self._endpoint, role=self._role, why=why)
+        if self._doubtful and error is None:
+            self._doubtful = False
+            asking = asyncio.get_running_loop().run_in_executor(None, asks_for_keys, self._endpoint)
+            asking.add_done_callback(partial(self._settle, again))
         return error
+
+    def _settle(self, again: Callable[[], None], asking: asyncio.Future[bool]) -> None:
+        if not asking.cancelled() and asking.result():
+            self._found = KeyRefusedError(address=self._endpoint, role=self._role, why=NEEDS_A_KEY)
+            again()
 
     def _judge(self, kind: int, value: int) -> str:
         if kind == _DONE:
@@ -83,9 +131,10 @@ class Refusals:
             return NOT_KNOWN
         elif kind == _PROTOCOL and value == MISMATCH:
             return HAS_NO_KEYS if self.keys is not None else NEEDS_A_KEY
-        elif kind in (_BROKEN, _PROTOCOL) and self.keys is not None:
+        elif kind in (_BROKEN, _PROTOCOL):
             self._num_broken += 1
-            if self._num_broken == MAX_BROKEN:
+            self._doubtful = self.keys is None and self._num_broken == 1
+            if self.keys is not None and self._num_broken == MAX_BROKEN:
                 return ANOTHER_CLUSTER
         return ""
 

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import zmq
@@ -82,7 +83,7 @@ class ZmqTransport:
         self._deliver: Deliver | None = None
         self._delivered: Callable[[], None] | None = None
         self._disconnected: Callable[[Peer], None] | None = None
-        self._refused: Refused | None = None
+        self._refused: Refused = lambda peer, error: None
         self._scheduled = False
         self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
         self._unsure = False  # something was done to another meanwhile that may have swallowed an edge
@@ -196,17 +197,14 @@ class ZmqTransport:
 
     def _look_at_refusals(self, peer: Peer) -> None:
         refusals = self._refusals.get(peer)
-        error = None if refusals is None else refusals.take()
-        if error is None:
+        if refusals is None or (error := refusals.take(partial(self._look_at_refusals, peer))) is None:
             return
-        assert refusals is not None
         if refusals.keys is not None and (renewed := refusals.keys.renewed()) != refusals.keys:
             self._keys = renewed  # somebody has rotated them
             identity = self._dealers[peer].getsockopt(zmq.IDENTITY)
             assert isinstance(identity, bytes)
             self._connect(peer, self._endpoints[peer], identity)
             return
-        assert self._refused is not None
         self._hang_up(peer)
         self._refused(peer, error)
 
@@ -301,7 +299,7 @@ class ZmqTransport:
                                 name = socket.recv(_DONTWAIT, copy=False)
                                 sender = INBOUND + name.bytes
                                 if self._gate is not None and not self._gate.passes(sender, name):
-                                    self._turn_away(name, socket)
+                                    self._turn_away(sender, name, socket)
                                     continue
                                 if sender not in self._known and not self._let_in(sender, name, socket):
                                     continue
@@ -397,18 +395,19 @@ class ZmqTransport:
             if self._gate is not None:
                 self._gate.forget(forgotten)
 
-    def _turn_away(self, name: zmq.Frame, socket: zmq.Socket[bytes]) -> None:
+    def _turn_away(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> None:
         """Throw a message away whose sender has another key than whoever has joined under its name, or an old one."""
         self.counters["keys_refused"] += 1
         if self._door is not None:
             self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
+            # ZeroMQ has given its name away, and leaves its connection open, which nobody hears: it has to come again
+            self._door.expel(peer, "somebody else has taken its name")
         if socket.getsockopt(zmq.RCVMORE):
             self._fall_behind(socket)
 
     def _look_at_keys(self) -> None:
         """Keys open nothing any more that did before: end the connections that were opened with them."""
         assert self._loop is not None
-        assert self._refused is not None
         for peer, role, why, returns in self._gate.outdated() if self._gate is not None else ():
             if not returns:
                 self._refused(peer, shut_out(role, why))
