@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 import zmqps
 from zmqps import codecs, pipeline
@@ -174,8 +175,6 @@ def test_what_cannot_be_used_is_refused_before_a_socket_is_left(tmp_path: Path) 
             pipeline.bind(endpoint)
         with pytest.raises(ConfigurationError):
             pipeline.connect(endpoint)
-    with pytest.raises(ConfigurationError, match="insecure"):
-        pipeline.bind("tcp://0.0.0.0:0")
     with pytest.raises(ConfigurationError, match="topk"):
         pipeline.bind("tcp://127.0.0.1:0", codec="topk:fraction=0.1")
     with pytest.raises(ConfigurationError, match="timeout"):
@@ -273,3 +272,16 @@ def test_a_message_that_was_lost_is_noticed(both: tuple[pipeline.Channel, pipeli
 
 def test_it_is_a_public_module() -> None:
     assert zmqps.pipeline is pipeline
+
+
+@pytest.mark.parametrize(("bound", "host"), [("tcp://127.0.0.2:0", "127.0.0.2"), ("tcp://0.0.0.0:0", "127.0.0.1")])
+def test_beyond_this_host_a_channel_is_encrypted(bound: str, host: str) -> None:
+    with pipeline.bind(bound, timeout=30.0) as here:
+        port, _, token = here.endpoint.rpartition(":")[2].partition("#")
+        with pipeline.connect(f"tcp://{host}:{port}#{token}", timeout=30.0) as there:
+            there.send({"x": np.arange(3)})
+            assert here.receive()["x"].tolist() == [0, 1, 2]
+            assert there._pair._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE  # type: ignore[attr-defined]
+        with pipeline.connect(f"tcp://{host}:{port}", secret="0" * 32, timeout=30.0) as stranger:
+            with pytest.raises(ConfigurationError, match="another secret"):
+                stranger.receive()

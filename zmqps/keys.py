@@ -37,8 +37,8 @@ from zmqps.net.keyring import (
 from zmqps.nodes.files import Folder
 
 __all__ = [
-    "KEY_ROLES", "Entry", "Keys", "create", "entries", "find_keys", "load_node_keys", "moment", "revoke", "rotate",
-    "token",
+    "KEY_ROLES", "Entry", "Keys", "Pair", "create", "entries", "find_keys", "load_node_keys", "moment", "revoke",
+    "rotate", "token",
 ]  # fmt: skip
 
 #: For so long the old keys go on to open after they were rotated.

@@ -7,6 +7,7 @@ goes on serving a connection whose key was revoked meanwhile, so `Gate` also say
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import threading
@@ -65,6 +66,30 @@ def secure_dealer(dealer: zmq.Socket[bytes], keys: Keys, role: str) -> None:
         dealer.setsockopt(zmq.CURVE_SECRETKEY, pair.secret.encode())
     except zmq.ZMQError as error:
         raise ConfigurationError(f"the keys of {keys.source} are damaged: {error}") from None
+
+
+def answer_with_pair(router: zmq.Socket[bytes], secret: str) -> bytes:
+    """Encrypt with keys made of a secret that both ends know; return the key that the other one has to show."""
+    check_curve()
+    router.setsockopt(zmq.CURVE_SERVER, 1)
+    router.setsockopt(zmq.CURVE_SECRETKEY, _made_of(secret, b"answering").secret.encode())
+    router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    return bytes(z85.decode(_made_of(secret, b"asking").public))
+
+
+def ask_with_pair(dealer: zmq.Socket[bytes], secret: str) -> None:
+    """Encrypt with keys made of a secret, and talk to nobody who does not know it."""
+    check_curve()
+    pair = _made_of(secret, b"asking")
+    dealer.setsockopt(zmq.CURVE_SERVERKEY, _made_of(secret, b"answering").public.encode())
+    dealer.setsockopt(zmq.CURVE_PUBLICKEY, pair.public.encode())
+    dealer.setsockopt(zmq.CURVE_SECRETKEY, pair.secret.encode())
+
+
+def _made_of(secret: str, end: bytes) -> Pair:
+    made = z85.encode(hmac.digest(secret.encode(), b"zmqps channel curve " + end, "sha256"))
+    return Pair(zmq.curve_public(made).decode(), made.decode())
 
 
 class Gate:
