@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -279,8 +280,10 @@ def test_beyond_this_host_a_channel_is_encrypted(bound: str, host: str) -> None:
     with pipeline.bind(bound, timeout=30.0) as here:
         port, _, token = here.endpoint.rpartition(":")[2].partition("#")
         with pipeline.connect(f"tcp://{host}:{port}#{token}", timeout=30.0) as there:
-            there.send({"x": np.arange(3)})
+            sender = threading.Thread(target=there.send, args=({"x": np.arange(3)},))
+            sender.start()
             assert here.receive()["x"].tolist() == [0, 1, 2]
+            sender.join()
             assert there._pair._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE  # type: ignore[attr-defined]
         with pipeline.connect(f"tcp://{host}:{port}", secret="0" * 32, timeout=30.0) as stranger:
             with pytest.raises(ConfigurationError, match="another secret"):

@@ -285,6 +285,7 @@ def test_with_keys_what_goes_over_the_wire_holds_neither_values_nor_names(
     value[::2] = np.arange(2048)
     secrets = [b"secret_layer", b"agent-smith", b"default", value[100:200].tobytes(), (-value[100:200]).tobytes()]
     with cluster(folder if keyed else None) as made, closing(Recorder(made.address)) as coordinator:
+        made.wait_until(lambda status: bool(status["members"]))
         server = made.status()["members"][0]["endpoint"].split()[0]
         with closing(Recorder(server)) as data:
             monkeypatch.setattr("zmqps.net.lane.shm.choose", lambda advertised, transport: _Route(data.endpoint, False))

@@ -180,9 +180,10 @@ def rotate(
     with _opened(directory) as folder:
         found = _read_entries(folder, Keys.load(folder.path))
         new = [Entry(name=role, role=role, public=pair.public, made=now) for role, pair in pairs.items()]
-        _write_entries(folder, [*map(change, found), *new])  # first: the new ones open as soon as they are there
+        _write_entries(folder, [*found, *new])  # the new ones open before somebody shows them, …
         for role, pair in pairs.items():
             _replace(folder, f"{role}.key", f"{pair.public}\n{pair.secret}\n")
+        _write_entries(folder, [*map(change, found), *new])  # … and the old ones until then
     return pairs
 
 

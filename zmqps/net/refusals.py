@@ -24,8 +24,8 @@ _AUTH, _BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_F
 _PROTOCOL, _DONE = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 WRONG_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 PROBE_S = 0.5
-#: ZMTP's, of somebody who has a key.
-_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+#: The first bytes of ZMTP's, up to its version: that is enough for the other end to send all of its own.
+_GREETING, GREETING_NBYTES = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00", 64
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 NEEDS_A_KEY = (
@@ -42,6 +42,9 @@ ANOTHER_CLUSTER = (
     "new token, or the new keys"
 )
 
+#: Whether this end has keys, and the mechanism of the other one -> why they break off each handshake.
+WHY = {(False, "CURVE"): NEEDS_A_KEY, (True, "NULL"): HAS_NO_KEYS, (True, "CURVE"): ANOTHER_CLUSTER}
+
 
 def refusal(kind: int, value: int, *, keyed: bool) -> str:
     """Return why a node refuses somebody whose handshake has failed, for its log; empty: it is not about keys."""
@@ -52,11 +55,11 @@ def refusal(kind: int, value: int, *, keyed: bool) -> str:
     return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
 
 
-def asks_for_keys(endpoint: str) -> bool:
-    """Return whether a node says in its greeting that it takes nobody without a key; blocks for a second at most.
+def mechanism_at(endpoint: str) -> str:
+    """Return how a node wants to be talked to by its greeting, ``CURVE`` or ``NULL``; blocks for a second at most.
 
     Of two ends that do not agree, the one that is slower to read the other's greeting finds the connection closed, and
-    nothing else: so a client without a key is told here.
+    nothing else: so who has not read it is told here. Empty: it did not answer.
     """
     scheme, _, place = endpoint.partition("://")
     try:
@@ -66,11 +69,11 @@ def asks_for_keys(endpoint: str) -> bool:
                 connection.connect("\0" + place[1:] if place.startswith("@") else place)
             connection.sendall(_GREETING)
             greeting = b""
-            while len(greeting) < len(_GREETING) and (more := connection.recv(len(_GREETING) - len(greeting))):
+            while len(greeting) < GREETING_NBYTES and (more := connection.recv(GREETING_NBYTES - len(greeting))):
                 greeting += more
     except (OSError, ValueError):
-        return False
-    return greeting[12:32].rstrip(b"\0") == b"CURVE"
+        return ""
+    return greeting[12:32].rstrip(b"\0").decode(errors="replace")
 
 
 def _connected(place: str) -> socket.socket:
@@ -96,7 +99,7 @@ class Refusals:
         self._dealer = dealer
         self._endpoint, self._role = endpoint, role
         self._num_broken = 0
-        # whether it may be for the want of a key that handshakes break off: to be found out by `asks_for_keys`
+        # whether it may be about keys that handshakes break off: to be found out by `mechanism_at`
         self._doubtful = False
         self._found: KeyRefusedError | None = None
         self.socket: zmq.Socket[Any] = dealer.get_monitor_socket(_AUTH | _BROKEN | _PROTOCOL | _DONE)
@@ -115,13 +118,14 @@ class Refusals:
                 error = KeyRefusedError(address=self._endpoint, role=self._role, why=why)
         if self._doubtful and error is None:
             self._doubtful = False
-            asking = asyncio.get_running_loop().run_in_executor(None, asks_for_keys, self._endpoint)
+            asking = asyncio.get_running_loop().run_in_executor(None, mechanism_at, self._endpoint)
             asking.add_done_callback(partial(self._settle, again))
         return error
 
-    def _settle(self, again: Callable[[], None], asking: asyncio.Future[bool]) -> None:
-        if not asking.cancelled() and asking.result():
-            self._found = KeyRefusedError(address=self._endpoint, role=self._role, why=NEEDS_A_KEY)
+    def _settle(self, again: Callable[[], None], asking: asyncio.Future[str]) -> None:
+        why = WHY.get((self.keys is not None, "" if asking.cancelled() else asking.result()))
+        if why is not None:
+            self._found = KeyRefusedError(address=self._endpoint, role=self._role, why=why)
             again()
 
     def _judge(self, kind: int, value: int) -> str:
@@ -133,9 +137,7 @@ class Refusals:
             return HAS_NO_KEYS if self.keys is not None else NEEDS_A_KEY
         elif kind in (_BROKEN, _PROTOCOL):
             self._num_broken += 1
-            self._doubtful = self.keys is None and self._num_broken == 1
-            if self.keys is not None and self._num_broken == MAX_BROKEN:
-                return ANOTHER_CLUSTER
+            self._doubtful = self._num_broken == (1 if self.keys is None else MAX_BROKEN)
         return ""
 
     def close(self) -> None:

@@ -33,6 +33,8 @@ BATCH = 256
 STUCK_S = 10.0
 #: A connection whose key was revoked lasts so much longer, for its end to be told.
 LAST_WORD_S = 0.1
+#: After so long somebody who has taken the name of another connection has been shut.
+CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
 
 _DONTWAIT = int(zmq.DONTWAIT)
 
@@ -162,7 +164,7 @@ class ZmqTransport:
         """
         self._connect(peer, endpoint)
 
-    def _connect(self, peer: Peer, endpoint: str, identity: bytes = b"") -> None:
+    def _connect(self, peer: Peer, endpoint: str, identity: Any = b"") -> None:
         self._hang_up(peer)
 
         def prepare(dealer: zmq.Socket[bytes]) -> None:
@@ -201,9 +203,7 @@ class ZmqTransport:
             return
         if refusals.keys is not None and (renewed := refusals.keys.renewed()) != refusals.keys:
             self._keys = renewed  # somebody has rotated them
-            identity = self._dealers[peer].getsockopt(zmq.IDENTITY)
-            assert isinstance(identity, bytes)
-            self._connect(peer, self._endpoints[peer], identity)
+            self._connect(peer, self._endpoints[peer], self._dealers[peer].getsockopt(zmq.IDENTITY))
             return
         self._hang_up(peer)
         self._refused(peer, error)
@@ -400,8 +400,10 @@ class ZmqTransport:
         self.counters["keys_refused"] += 1
         if self._door is not None:
             self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
-            # ZeroMQ has given its name away, and leaves its connection open, which nobody hears: it has to come again
-            self._door.expel(peer, "somebody else has taken its name")
+            # ZeroMQ has given its name away, and leaves its connection open, which nobody hears: it has to come again,
+            # and once more when the other one has gone
+            self._door.expel(peer, TAKEN)
+            asyncio.get_running_loop().call_later(CONTESTED_S, self._door.expel, peer, TAKEN)
         if socket.getsockopt(zmq.RCVMORE):
             self._fall_behind(socket)
 
