@@ -237,10 +237,7 @@ class Discarded(Message):
 
 @dataclass(frozen=True, slots=True)
 class Departed(Message):
-    """A worker or observer has gone: servers take nothing of it any more.
-
-    ``evicted`` is 1 if it was lost, 2 if its key was revoked.
-    """
+    """A worker or observer has gone (``evicted`` 1: was lost, 2: its key was revoked): nothing is taken of it any more."""
 
     kind: ClassVar[int] = 30
     incarnation: Incarnation
