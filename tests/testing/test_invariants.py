@@ -384,7 +384,7 @@ def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_withou
 
 
 def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ServerMachine, "_depart", lambda self, incarnation, **options: None)
+    monkeypatch.setattr(ServerMachine, "_depart", lambda self, incarnation, evicted=0: None)
     caught("async-departures", "which it has forgotten")
 
 

@@ -17,7 +17,7 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
-from zmqps.net.curve import Gate, secure_dealer
+from zmqps.net.curve import Gate
 from zmqps.net.dealer import new_dealer
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.frames import Backlog, discard_frames, readable, receive_frames, send_frames
@@ -166,17 +166,8 @@ class ZmqTransport:
 
     def _connect(self, peer: Peer, endpoint: str, identity: Any = b"") -> None:
         self._hang_up(peer)
-
-        def prepare(dealer: zmq.Socket[bytes]) -> None:
-            if identity:  # by which the other end knows who has said Hello
-                dealer.setsockopt(zmq.IDENTITY, identity)
-            if self._keys is not None:
-                secure_dealer(dealer, self._keys, self._role)
-            refusals.append(Refusals(dealer, endpoint, self._role, self._keys))
-
-        refusals: list[Refusals] = []
-        dealer = self._dealers[peer] = new_dealer(self._context, endpoint, prepare)
-        [self._refusals[peer]] = refusals
+        dealer, self._refusals[peer] = new_dealer(self._context, endpoint, self._role, self._keys, identity)
+        self._dealers[peer] = dealer
         self._endpoints[peer] = endpoint
         self._add(peer, dealer)
         self._watch_refusals(peer)
