@@ -163,6 +163,10 @@ class Gate:
         if self._speaker[0] == peer:
             self._keys_of.setdefault(peer, self._speaker[1])
 
+    def knows(self, peer: Peer) -> bool:
+        """Whether a peer has joined with a key that it still has."""
+        return peer in self._keys_of
+
     def forget(self, peer: Peer) -> None:
         """A peer will not come back under its name."""
         self._keys_of.pop(peer, None)

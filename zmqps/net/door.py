@@ -26,12 +26,11 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.net.connections import Address, Credentials, address_of, are_scarce, borrowed, end_now, received, waiting
 from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
-from zmqps.net.refusals import refusal
+from zmqps.net.refusals import RefusalLog
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0
@@ -143,9 +142,7 @@ class Door:
         self._doubt = doubt
         self._tell_scarce = scarce
         self._scarce = False
-        self._keyed = keyed
-        self._refusals = Throttle(most=1)  # a line an origin
-        self._refusal = ""  # why the handshake failed of the connection that ends next
+        self._refusals = RefusalLog(keyed=keyed)
         self._router = router
         self._lock = threading.RLock()
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
@@ -311,6 +308,7 @@ class Door:
             begin = time.thread_time()
             self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
             self._look(time.monotonic())
+            self._tell(self._refusals.overdue(time.monotonic()))
             took = time.thread_time() - begin
             self._resting = not self._strangers and not self._refusing
             wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * took)
@@ -349,12 +347,14 @@ class Door:
         if kind == _ACCEPTED:
             self._accepted(value)
         elif kind == _GONE:
+            stranger = self._strangers.get(value)  # none if it had ended before it was looked at
+            self._tell(self._refusals.ended(None if stranger is None else stranger.address, time.monotonic()))
             self._ended(value)
             self._tidy_soon()
         elif kind == _FAILED:
             self._failed(value)
         else:
-            self._refusal = refusal(kind, value, keyed=self._keyed)
+            self._refusals.failed(kind, value)
 
     def _accepted(self, descriptor: int) -> None:
         if descriptor in self._early:
@@ -378,13 +378,7 @@ class Door:
             self._shut(next(iter(self._strangers)), f"there are {self.max_strangers} others")
 
     def _ended(self, descriptor: int) -> None:
-        stranger = self._strangers.pop(descriptor, None)
-        if self._refusal and stranger is not None:
-            origin = stranger.address[0], self._refusal  # a host, or a process of this one
-            line = f"refused a connection {stranger.address}: {self._refusal}"
-            if (admitted := self._refusals.admit(line, time.monotonic(), origin)) is not None:
-                log.warning("%s", admitted)
-        self._refusal = ""
+        self._strangers.pop(descriptor, None)
         peer = self._peers.get(descriptor)
         if peer is not None:
             self._forget(descriptor)
@@ -479,6 +473,10 @@ class Door:
             return None
         finally:
             os.dup2(self._null, self._held, inheritable=False)
+
+    def _tell(self, line: str | None) -> None:
+        if line is not None:
+            log.warning("%s", line)
 
     def _say(self, kind: str, text: str) -> None:
         """Log a line, if there was none of its kind just now."""

@@ -14,7 +14,9 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from zmqps.core.node.throttle import Throttle
 from zmqps.errors import KeyRefusedError
+from zmqps.net.connections import Address, Credentials
 from zmqps.net.frames import readable
 from zmqps.net.keyring import Keys
 
@@ -24,6 +26,7 @@ _AUTH, _BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_F
 _PROTOCOL, _DONE = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL), int(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 WRONG_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 PROBE_S = 0.5
+UNKNOWN_S = 0.5
 #: The first bytes of ZMTP's, up to its version: that is enough for the other end to send all of its own.
 _GREETING, GREETING_NBYTES = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00", 64
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
@@ -46,13 +49,54 @@ ANOTHER_CLUSTER = (
 WHY = {(False, "CURVE"): NEEDS_A_KEY, (True, "NULL"): HAS_NO_KEYS, (True, "CURVE"): ANOTHER_CLUSTER}
 
 
-def refusal(kind: int, value: int, *, keyed: bool) -> str:
-    """Return why a node refuses somebody whose handshake has failed, for its log; empty: it is not about keys."""
-    if not keyed:
-        return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
-    if kind == _PROTOCOL and value == WRONG_KEY:
-        return "it looks for a node with another key: its keys are of another cluster, or of before this one's changed"
-    return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
+class RefusalLog:
+    """Lines of a node's log about those whose handshakes fail: one for a host in some seconds.
+
+    libzmq tells why, then which connection has ended; which may have been so short that nobody knows whose it was. Then
+    a line waits for another try of the same one.
+
+    Parameters
+    ----------
+    keyed
+        Whether who comes in has to show a key.
+    """
+
+    def __init__(self, *, keyed: bool) -> None:
+        self._keyed = keyed
+        self._throttle = Throttle("connections that were refused", most=1)
+        self._why = ""  # of the connection that ends next
+        self._unknown: tuple[str, float] | None = None  # why, and until when to wait for who
+
+    def failed(self, kind: int, value: int) -> None:
+        """A handshake has failed."""
+        self._why = self._judge(kind, value)
+
+    def ended(self, address: Credentials | Address | None, now: float) -> str | None:
+        """Return the line about a connection that has ended, if there is one."""
+        why, self._why = self._why, ""
+        if not why:
+            return None
+        if address is None:
+            self._unknown = self._unknown or (why, now + UNKNOWN_S)
+            return None
+        self._unknown = None
+        return self._throttle.admit(f"refused a connection {address}: {why}", now, address[0])
+
+    def overdue(self, now: float) -> str | None:
+        """Return the line about somebody of whom nothing more was heard."""
+        if self._unknown is None or now < self._unknown[1]:
+            return None
+        (why, _), self._unknown = self._unknown, None
+        return self._throttle.admit(f"refused a connection that ended at once: {why}", now)
+
+    def _judge(self, kind: int, value: int) -> str:
+        if not self._keyed:
+            return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
+        if kind == _PROTOCOL and value == WRONG_KEY:
+            return (
+                "it looks for a node with another key: its keys are of another cluster, or of before this one's changed"
+            )
+        return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
 
 
 def mechanism_at(endpoint: str) -> str:

@@ -391,6 +391,7 @@ class ZmqTransport:
         self.counters["keys_refused"] += 1
         if self._door is not None:
             self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
+        if self._door is not None and self._gate is not None and self._gate.knows(peer):
             # ZeroMQ has given its name away, and leaves its connection open, which nobody hears: it has to come again,
             # and once more when the other one has gone
             self._door.expel(peer, TAKEN)
