@@ -109,7 +109,7 @@ ONLY_IN = {
     # messages; what the monitors tell; where sockets are bound, and connected; keys
     "zmq": {
         "zmqps/net/zeromq.py",
-        "zmqps/net/frames.py",
+        "zmqps/net/backlog.py",
         "zmqps/net/pair.py",
         "zmqps/net/door.py",
         "zmqps/net/sockets.py",

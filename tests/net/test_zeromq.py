@@ -18,9 +18,8 @@ from zmqps.core.protocol.events import COORDINATOR, Reader
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net import zeromq
 from zmqps.net.dealer import ROUTING_NBYTES
-from zmqps.net.frames import COPY_NBYTES
 from zmqps.net.transport import INBOUND
-from zmqps.net.zeromq import ZmqTransport
+from zmqps.net.zeromq import COPY_NBYTES, ZmqTransport
 
 ANYWHERE = "tcp://127.0.0.1:0"
 PATIENCE = 20.0

@@ -30,9 +30,9 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
 from zmqps.net.curve import answer_with_pair, ask_with_pair
-from zmqps.net.frames import readable
 from zmqps.net.identity import LOOPBACK_HOSTS
 from zmqps.net.sockets import bind_socket
+from zmqps.net.zeromq import readable
 
 log = logging.getLogger("zmqps.pipeline")
 

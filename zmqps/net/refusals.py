@@ -17,7 +17,6 @@ from zmq.utils.monitor import recv_monitor_message
 from zmqps.core.node.throttle import Throttle
 from zmqps.errors import KeyRefusedError
 from zmqps.net.connections import Address, Credentials
-from zmqps.net.frames import readable
 from zmqps.net.keyring import Keys
 
 #: So many handshakes in a row that broke off tell that the other end has another key; one may be a node that ends.
@@ -155,7 +154,7 @@ class Refusals:
         Runs in the thread of an asyncio loop.
         """
         error, self._found = self._found, None
-        while readable(self.socket):
+        while self.socket.poll(0):
             event: Any = recv_monitor_message(self.socket)
             why = self._judge(int(event["event"]), int(event["value"]))
             if why:

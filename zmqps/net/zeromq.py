@@ -7,7 +7,6 @@ import contextlib
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import zmq
@@ -17,16 +16,19 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
+from zmqps.net.backlog import Backlog, discard_frames
 from zmqps.net.curve import Gate
-from zmqps.net.dealer import new_dealer
+from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
-from zmqps.net.frames import Backlog, discard_frames, readable, receive_frames, send_frames
 from zmqps.net.keyring import Keys
 from zmqps.net.memory import keep_freed_memory
-from zmqps.net.refusals import Refusals
 from zmqps.net.sockets import bind_socket, descriptor_of, limit_frames
 from zmqps.net.transport import INBOUND, Deliver, Refused
 
+#: Frames below this are copied into the message: cheaper than telling when they are free again.
+COPY_NBYTES = 64 << 10
+#: Bytes sent to a peer from one message that tells when it has left to the next.
+MARK_NBYTES = 1 << 20
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
@@ -36,7 +38,53 @@ LAST_WORD_S = 0.1
 #: After so long somebody who has taken the name of another connection has been shut.
 CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
 
-_DONTWAIT = int(zmq.DONTWAIT)
+# plain integers: to combine the members of an enumeration costs more than the call that they are for
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
+
+
+def _send(
+    socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
+) -> list[zmq.Frame]:
+    """Queue a message; return the frames that ZeroMQ goes on to read, if they are to be tracked.
+
+    pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
+    """
+    tracked = []
+    last, total = len(frames) - 1, 0
+    mark = backlog is not None and backlog.fresh > MARK_NBYTES
+    for i, frame in enumerate(frames):
+        flags = _MORE if i < last else _DONTWAIT
+        nbytes = memoryview(frame).nbytes
+        total += nbytes
+        if nbytes < COPY_NBYTES and not (mark and i == last):
+            socket.send(frame, flags)
+            continue
+        aliased = zmq.Frame(frame if nbytes >= COPY_NBYTES else bytes(frame), track=track or mark, copy=False)
+        socket.send(aliased, flags, copy=False)
+        if track or mark:
+            tracked.append(aliased)
+    if backlog is not None:
+        backlog.nbytes += total
+        backlog.fresh += total
+        if mark:
+            backlog.mark(zmq.MessageTracker(*tracked))
+    return tracked
+
+
+def readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def _receive(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
+    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
+    frames = []
+    for _ in range(1 + MAX_FRAMES):
+        frame = socket.recv(_DONTWAIT, copy=False)
+        frames.append(frame.buffer)
+        if not frame.more:
+            return frames
+    return None
 
 
 class ZmqTransport:
@@ -66,12 +114,11 @@ class ZmqTransport:
         self.largest_nbytes: Callable[[], int] = lambda: MAX_FRAMES * MAX_FRAME_NBYTES if arrays else 0
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
-        self._keys, self._role = keys, role
+        self._keys = keys
         self._gate: Gate | None = None  # with keys: who may connect here
         self._router: zmq.Socket[bytes] | None = None
-        self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
-        self._refusals: dict[Peer, Refusals] = {}  # of those
-        self._endpoints: dict[Peer, str] = {}  # of those
+        self._opened = Dealers(self._context, role, keys, self._add, self._remove)
+        self._dealers = self._opened.sockets
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
         self._side_door, self._side_door_shut = "", False  # where those come in who are on this host
@@ -98,8 +145,7 @@ class ZmqTransport:
         self._deliver, self._delivered, self._disconnected, self._refused = deliver, delivered, disconnected, refused
         for _, socket in self._sockets:
             self._watch(socket)
-        for peer in self._refusals:
-            self._watch_refusals(peer)
+        self._opened.start(self._loop, refused)
 
     def bind(self, endpoint: str) -> str:
         """Accept connections on an endpoint such as ``tcp://127.0.0.1:0``; may be called for several.
@@ -162,53 +208,19 @@ class ZmqTransport:
         ConfigurationError
             The endpoint is invalid, or the keys are for others.
         """
-        self._connect(peer, endpoint)
-
-    def _connect(self, peer: Peer, endpoint: str, identity: Any = b"") -> None:
-        self._hang_up(peer)
-        dealer, self._refusals[peer] = new_dealer(self._context, endpoint, self._role, self._keys, identity)
-        self._dealers[peer] = dealer
-        self._endpoints[peer] = endpoint
-        self._add(peer, dealer)
-        self._watch_refusals(peer)
-
-    def _hang_up(self, peer: Peer) -> None:
-        """Close a connection that was opened here, if there is one."""
-        dealer = self._dealers.pop(peer, None)
-        if dealer is not None:
-            self._sockets.remove((peer, dealer))
-            self._overlong.discard(dealer)
-            self._close_refusals(self._refusals.pop(peer))
-            if self._loop is not None:
-                self._loop.remove_reader(dealer.FD)
-            dealer.close(0)
-
-    def _watch_refusals(self, peer: Peer) -> None:
-        if self._loop is not None:
-            self._loop.add_reader(self._refusals[peer].socket.FD, self._look_at_refusals, peer)
-            self._loop.call_soon(self._look_at_refusals, peer)
-
-    def _look_at_refusals(self, peer: Peer) -> None:
-        refusals = self._refusals.get(peer)
-        if refusals is None or (error := refusals.take(partial(self._look_at_refusals, peer))) is None:
-            return
-        if refusals.keys is not None and (renewed := refusals.keys.renewed()) != refusals.keys:
-            self._keys = renewed  # somebody has rotated them
-            self._connect(peer, self._endpoints[peer], self._dealers[peer].getsockopt(zmq.IDENTITY))
-            return
-        self._hang_up(peer)
-        self._refused(peer, error)
-
-    def _close_refusals(self, refusals: Refusals) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(refusals.socket.FD)
-        refusals.close()
+        self._opened.connect(peer, endpoint)
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))
         self._unsure = True
         if self._loop is not None:
             self._watch(socket)
+
+    def _remove(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
+        self._sockets.remove((peer, socket))
+        self._overlong.discard(socket)
+        if self._loop is not None:
+            self._loop.remove_reader(socket.FD)
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
         assert self._loop is not None
@@ -227,7 +239,7 @@ class ZmqTransport:
             self.counters["undeliverable"] += 1
             return False
         try:
-            tracked = send_frames(socket, frames, track=bool(readers), backlog=backlog)
+            tracked = _send(socket, frames, track=bool(readers), backlog=backlog)
         except zmq.ZMQError:  # not connected, or its queue is full: the sender will try again
             self.counters["undeliverable"] += 1
             return False
@@ -294,7 +306,7 @@ class ZmqTransport:
                                     continue
                                 if sender not in self._known and not self._let_in(sender, name, socket):
                                     continue
-                            frames = receive_frames(socket)
+                            frames = _receive(socket)
                         except MemoryError:  # then it is lost on the way
                             self.counters["out_of_memory"] += 1
                             if socket.getsockopt(zmq.RCVMORE):
@@ -401,12 +413,11 @@ class ZmqTransport:
 
     def _look_at_keys(self) -> None:
         """Keys open nothing any more that did before: end the connections that were opened with them."""
-        assert self._loop is not None
         for peer, role, why, returns in self._gate.outdated() if self._gate is not None else ():
             if not returns:
                 self._refused(peer, shut_out(role, why))
             if self._door is not None:  # it has a moment to read why
-                self._loop.call_later(0.0 if returns else LAST_WORD_S, self._door.expel, peer, why)
+                asyncio.get_running_loop().call_later(0.0 if returns else LAST_WORD_S, self._door.expel, peer, why)
 
     def holder(self, peer: Peer) -> KeyHolder | None:
         """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
@@ -479,14 +490,11 @@ class ZmqTransport:
         """Close the sockets and end the context; queued messages get ``linger`` seconds."""
         if self._door is not None:
             self._door.close()
-        for refusals in self._refusals.values():
-            self._close_refusals(refusals)
+        self._opened.close()
         for _, socket in self._sockets:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.remove_reader(socket.FD)
             socket.close(int(linger * 1000))
-        self._refusals.clear()
         self._sockets.clear()
-        self._dealers.clear()
         self._router = None
         self._context.term()
