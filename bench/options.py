@@ -115,6 +115,8 @@ def transfer_options(function: Command) -> Command:
         transport_option,
         click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Worker processes."),
         click.option("--servers", type=click.IntRange(1), default=1, show_default=True, help="Server processes."),
+        click.option("--keys", "keyed", is_flag=True, help="Encrypt: the cluster has keys. The limit is plain."),
+        click.option("--io-threads", type=click.IntRange(1, 64), help="Of each server and worker, for sockets."),
         model_option("resnet50"),
     ):
         function = option(function)

@@ -44,6 +44,10 @@ class Setup:
     device
         Where servers keep their shards and workers their arrays, as `zmqps.gpu.device.open_device` takes it;
         None: on the processor, and nobody asks what a bus would allow.
+    keyed
+        Whether nodes have keys: all that goes over sockets is encrypted.
+    io_threads
+        Of each server and worker, for sockets; None: as they come.
     """
 
     model: str = "resnet50"
@@ -55,12 +59,20 @@ class Setup:
     steps: int = 20
     in_place: bool = False
     device: str | None = None
+    keyed: bool = False
+    io_threads: int | None = None
 
     @property
     def labels(self) -> dict[str, Any]:
         """The fields of a row that say what was done."""
         names = ("model", "servers", "workers", "transport", "optimizer", "codec")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def secured(self) -> str:
+        """What stands behind the name of a case with keys, or with a number of I/O threads."""
+        threads = "" if self.io_threads is None else f" {self.io_threads} I/O"
+        return f"{' keys' if self.keyed else ''}{threads}"
 
     @property
     def pull_codec(self) -> str:

@@ -48,7 +48,10 @@ class TransferWorker:
         shapes = models.find(setup.model)
         self._setup = setup
         self._staleness = staleness
-        self._worker = zmqps.connect(address, job=job, timeout=TIMEOUT, transport=setup.transport)
+        io_threads = setup.io_threads or 1
+        self._worker = zmqps.connect(
+            address, job=job, timeout=TIMEOUT, transport=setup.transport, io_threads=io_threads
+        )
         self._start = models.arrays(shapes, 1.0)
         self._worker.init(
             placed(self._start, setup.device),
@@ -115,8 +118,18 @@ class TransferWorker:
         self._worker.close()
 
 
-def _cluster(setup: Setup) -> zmqps.LocalCluster:
-    return zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, device=setup.device or "cpu")
+def _cluster(stack: ExitStack, setup: Setup) -> zmqps.LocalCluster:
+    """Start a cluster; its keys, if it has some, are made for it, and found by the workers in the environment."""
+    folder = None
+    if setup.keyed:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-keys-"))) / "keys"
+        zmqps.keys.create(folder)
+        os.environ["ZMQPS_KEYS"] = str(folder)
+        stack.callback(os.environ.pop, "ZMQPS_KEYS", None)
+    threads = {} if setup.io_threads is None else {"io_threads": setup.io_threads}
+    return stack.enter_context(
+        zmqps.LocalCluster(setup.servers, setup.workers, device=setup.device or "cpu", keys=folder, **threads)
+    )
 
 
 def start_workers(stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull") -> list[Child]:
@@ -159,7 +172,7 @@ def measure(operation: str, setup: Setup) -> Row:
     limits: list[float] = []
     links: list[float] = []
     with ExitStack() as stack:
-        cluster = stack.enter_context(_cluster(setup))
+        cluster = _cluster(stack, setup)
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, pushed, pulled))
         alone = setup.servers == setup.workers == 1
         link = limit if alone else stack.enter_context(PlainSockets(setup.transport, 1, 1, pushed, pulled))
@@ -180,7 +193,7 @@ def measure(operation: str, setup: Setup) -> Row:
         checked = check_values(setup, workers[0])
     link_bytes_per_s = nbytes / Times(tuple(links)).median
     return Row(
-        case=f"{operation} in place" if setup.in_place else operation,
+        case=f"{operation} in place" if setup.in_place else f"{operation}{setup.secured}",
         **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), pushed + pulled),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, link_bytes_per_s),
@@ -199,7 +212,7 @@ def record(operation: str, setup: Setup) -> merge.Trace:
     with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
         with ExitStack() as stack:
             stack.enter_context(_recording(directory))
-            cluster = stack.enter_context(_cluster(setup))
+            cluster = _cluster(stack, setup)
             workers = start_workers(stack, cluster.address, setup, operation)
             call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
             call_all(workers, "close")

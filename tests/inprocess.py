@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from zmqps.core.protocol.events import Stop
 from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
+from zmqps.net.keyring import Keys, load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.inquiry import inquire, run_blocking
 from zmqps.nodes.server import ServerConfig, make_shard
@@ -30,23 +32,26 @@ class InProcessCluster:
 
     Parameters
     ----------
+    keys
+        The directory of the nodes' keys; None: there are none.
     options
         Of `CoordinatorOptions`.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, keys: Path | None = None, **options: Any) -> None:
         self.address = ""
+        self._keys = load_node_keys(keys)
         self._options = CoordinatorOptions(**options)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     async def _run(self) -> None:
         log = logging.getLogger("zmqps.tests")
-        transport, identity = make_node("coordinator", "coordinator")
+        transport, identity = make_node("coordinator", "coordinator", self._keys)
         self.address = identity.endpoint
         drivers = self._drivers = [Driver(CoordinatorMachine(identity, self._options), transport, log)]
         for number in range(self._options.servers):
-            transport, identity = make_node("server", f"server-{number}")
+            transport, identity = make_node("server", f"server-{number}", self._keys)
             build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"))
             drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
         self._loop = asyncio.get_running_loop()
@@ -56,11 +61,11 @@ class InProcessCluster:
 
     def status(self) -> dict[str, Any]:
         """Return the coordinator's view."""
-        return dict(run_blocking(inquire(self.address, timeout=PATIENCE)))
+        return dict(run_blocking(inquire(self.address, timeout=PATIENCE, keys=self._keys)))
 
     def wait_until(self, good: Callable[[Mapping[str, Any]], bool]) -> None:
         """Wait until the coordinator's view is as it should be."""
-        run_blocking(inquire(self.address, timeout=PATIENCE, until=good))
+        run_blocking(inquire(self.address, timeout=PATIENCE, until=good, keys=self._keys))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -75,8 +80,8 @@ class InProcessCluster:
         assert not self._thread.is_alive()
 
 
-def make_node(role: str, name: str) -> tuple[ZmqTransport, Any]:
+def make_node(role: str, name: str, keys: Keys | None = None) -> tuple[ZmqTransport, Any]:
     """Return a bound transport, and the identity of who it belongs to."""
-    transport = ZmqTransport()
+    transport = ZmqTransport(keys=keys, role=role)
     endpoint = transport.bind(ANYWHERE)
-    return transport, new_identity(role, name=name, endpoint=endpoint)
+    return transport, new_identity(role, name=name, endpoint=endpoint, keyed=keys is not None)

@@ -46,7 +46,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
         "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
-        "launch": "errors checks core/protocol core/coordinator gpu trace nodes",
+        "keys": "errors checks core/protocol net nodes",
+        "launch": "errors checks core/protocol core/coordinator gpu trace nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
     },
     "Public: what scripts and users type": {
@@ -56,8 +57,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client",
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
-        "zmqps": "errors codecs optim core/worker launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace nodes launch doctor zmqps",
+        "zmqps": "errors codecs optim core/worker keys launch data stale pipeline worker aio local",
+        "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -115,14 +116,17 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py"},
-    # messages; what the monitor tells; where sockets are bound, and connected; what a connection carries
+    # messages; what the monitors tell; where sockets are bound, and connected; what a connection carries; keys
     "zmq": {
         "zmqps/net/zeromq.py",
+        "zmqps/net/backlog.py",
         "zmqps/net/pair.py",
         "zmqps/net/door.py",
         "zmqps/net/sockets.py",
         "zmqps/net/dealer.py",
         "zmqps/net/gauge.py",
+        "zmqps/net/curve.py",
+        "zmqps/net/refusals.py",
     },
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
@@ -159,6 +163,7 @@ ON_TOP = {
         "data",
         "errors",
         "jit",
+        "keys",
         "local",
         "pipeline",
         "stale",
@@ -180,6 +185,7 @@ MIRROR_NOTHING = {
     "tests/test_inprocess.py": "a double of the tests",
     "tests/test_jobs.py": "end to end: several jobs on one cluster of processes",
     "tests/test_kill_matrix.py": "end to end: workers that die in each phase of a step",
+    "tests/test_trust.py": "end to end: clusters with keys, and who is let in",
     "tests/test_sync.py": "end to end: synchronous training with real servers",
     "tests/net/test_matrix.py": "end to end: each codec with each optimizer over each transport",
     "tests/client/test_bad_input.py": "the whole room, through the public API",

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+import zmq
 
 import zmqps
 from zmqps import codecs, pipeline
@@ -174,8 +176,6 @@ def test_what_cannot_be_used_is_refused_before_a_socket_is_left(tmp_path: Path) 
             pipeline.bind(endpoint)
         with pytest.raises(ConfigurationError):
             pipeline.connect(endpoint)
-    with pytest.raises(ConfigurationError, match="insecure"):
-        pipeline.bind("tcp://0.0.0.0:0")
     with pytest.raises(ConfigurationError, match="topk"):
         pipeline.bind("tcp://127.0.0.1:0", codec="topk:fraction=0.1")
     with pytest.raises(ConfigurationError, match="timeout"):
@@ -273,3 +273,18 @@ def test_a_message_that_was_lost_is_noticed(both: tuple[pipeline.Channel, pipeli
 
 def test_it_is_a_public_module() -> None:
     assert zmqps.pipeline is pipeline
+
+
+@pytest.mark.parametrize(("bound", "host"), [("tcp://127.0.0.2:0", "127.0.0.2"), ("tcp://0.0.0.0:0", "127.0.0.1")])
+def test_beyond_this_host_a_channel_is_encrypted(bound: str, host: str) -> None:
+    with pipeline.bind(bound, timeout=30.0) as here:
+        port, _, token = here.endpoint.rpartition(":")[2].partition("#")
+        with pipeline.connect(f"tcp://{host}:{port}#{token}", timeout=30.0) as there:
+            sender = threading.Thread(target=there.send, args=({"x": np.arange(3)},))
+            sender.start()
+            assert here.receive()["x"].tolist() == [0, 1, 2]
+            sender.join()
+            assert there._pair._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE  # type: ignore[attr-defined]
+        with pipeline.connect(f"tcp://{host}:{port}", secret="0" * 32, timeout=30.0) as stranger:
+            with pytest.raises(ConfigurationError, match="another secret"):
+                stranger.receive()

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zmqps import aio, codecs, data, errors, local, optim, pipeline, stale
+    from zmqps import aio, codecs, data, errors, keys, local, optim, pipeline, stale
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
@@ -25,6 +25,7 @@ __all__ = [
     "connect",
     "data",
     "errors",
+    "keys",
     "local",
     "optim",
     "pipeline",
@@ -39,7 +40,7 @@ _HOMES = {
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
 }
-_MODULES = ("aio", "codecs", "data", "errors", "local", "optim", "pipeline", "stale")
+_MODULES = ("aio", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
 
 
 def __getattr__(name: str) -> Any:

@@ -218,7 +218,7 @@ class _Connecting:
 
 
 def connect(
-    address: str,
+    address: str | None = None,
     *,
     job: str | None = None,
     timeout: float = 10.0,
@@ -226,6 +226,9 @@ def connect(
     observer: bool = False,
     transport: str | None = None,
     job_secret: str | os.PathLike[str] | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    io_threads: int = 1,
 ) -> _Connecting:
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
@@ -234,12 +237,21 @@ def connect(
     """
     return _Connecting(
         _connect(
-            address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=job_secret
+            address,
+            job=job,
+            timeout=timeout,
+            name=name,
+            observer=observer,
+            transport=transport,
+            job_secret=job_secret,
+            keys=keys,
+            token=token,
+            io_threads=io_threads,
         )
     )
 
 
-async def _connect(address: str, **options: Any) -> AsyncWorker:
+async def _connect(address: str | None, **options: Any) -> AsyncWorker:
     helper = ThreadPoolExecutor(1, thread_name_prefix="zmqps-aio")
     future = helper.submit(connect_blocking, address, **options)
     try:

@@ -19,6 +19,7 @@
     ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
     ├── IdentityError (PermissionError)      a node cannot prove that it is who it says; says what to do
     │   └── WrongPeerError                   another process listens where a server should
+    ├── KeyRefusedError (PermissionError)    a node lets this process in with no key, or not with this one
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
@@ -245,6 +246,16 @@ class WrongPeerError(IdentityError):
         "ended; look what listens there, and which address the server advertises (zmqps server --advertise)"
     )
     server: str
+    why: str
+
+
+class KeyRefusedError(PSError, PermissionError):
+    """A node and this process do not agree on keys, so no connection is made, now or later."""
+
+    code = 18
+    text = "{address} refuses this {role}: {why}"
+    address: str
+    role: str
     why: str
 
 

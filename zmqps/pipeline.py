@@ -219,14 +219,14 @@ def bind(
     timeout : float
         Seconds that `Channel.send` and `Channel.receive` wait at most.
     insecure : bool
-        Listen beyond this host: only the other stage is heard, but nothing is encrypted.
+        Has no meaning any more: beyond this host all is encrypted, with keys made of the secret.
 
     Raises
     ------
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound, or the secret is too short.
     """
-    check_bind(_place(endpoint), insecure=insecure)
+    check_bind(_place(endpoint), insecure=insecure, keyed=True)
     return Channel(endpoint, bind=True, secret=secret, name=name, codec=codec, timeout=timeout)
 
 

@@ -348,7 +348,7 @@ class Worker(Puller):
 
 
 def connect(
-    address: str,
+    address: str | None = None,
     *,
     job: str | None = None,
     timeout: float = 10.0,
@@ -356,13 +356,16 @@ def connect(
     observer: bool = False,
     transport: str | None = None,
     job_secret: str | os.PathLike[str] | None = None,
+    keys: str | os.PathLike[str] | None = None,
+    token: str | None = None,
+    io_threads: int = 1,
 ) -> Worker:
     """Join a cluster as a worker of one of its jobs.
 
     Parameters
     ----------
-    address : str
-        The coordinator's endpoint, say ``tcp://127.0.0.1:5570``.
+    address : str, optional
+        The coordinator's endpoint, say ``tcp://127.0.0.1:5570``; by default the one that the token tells.
     job : str, optional
         The name of the job: workers that name the same one train one model together, and know nothing of
         other jobs. By default what ``ZMQPS_JOB`` says, or ``default``. A job begins with its first worker's
@@ -380,6 +383,13 @@ def connect(
         otherwise. With ``ipc`` and ``shm`` the first operation fails where that is impossible.
     job_secret : path, optional
         The file with the secret of a cluster that was started with one; by default what ``ZMQPS_JOB_SECRET`` names.
+    keys : path, optional
+        The directory with this worker's key, where the cluster has keys; by default what ``ZMQPS_KEYS`` names.
+    token : str, optional
+        The same in one string, as ``zmqps keys token`` prints it; by default ``ZMQPS_TOKEN``.
+    io_threads : int
+        How many threads read and write sockets, and encrypt what goes through them; more than one pays with keys
+        and several servers.
 
     Returns
     -------
@@ -391,14 +401,26 @@ def connect(
     DeadlineError
         The coordinator did not answer.
     ConfigurationError
-        ``address`` is not an endpoint, ``job`` is not a name, there is no such transport, or ``job_secret`` is no
-        file with a secret.
+        ``address`` is not an endpoint, ``job`` is not a name, there is no such transport, ``job_secret`` is no
+        file with a secret, or the keys or the token cannot be read.
+    KeyRefusedError
+        The cluster does not take this key, or nobody without one; or it has none.
     IdentityError
-        The cluster has a job secret, and this is not it; or the coordinator does not know this one.
+        The key does not allow this; or the cluster has a job secret, and this is not it; or the coordinator does not
+        know this one.
     """
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
     secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret
     return Worker(
-        address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=secret
+        address,
+        job=job,
+        timeout=timeout,
+        name=name,
+        observer=observer,
+        transport=transport,
+        job_secret=secret,
+        keys=keys,
+        token=token,
+        io_threads=io_threads,
     )

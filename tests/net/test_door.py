@@ -29,9 +29,10 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.protocol.wire import MAX_FRAMES, encode
 from zmqps.net import door, zeromq
+from zmqps.net.backlog import PORTION
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.transport import INBOUND
-from zmqps.net.zeromq import PORTION, ZmqTransport
+from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.inquiry import ask_status
 
 MIB = 1 << 20

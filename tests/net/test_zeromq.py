@@ -14,7 +14,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zmqps.core.protocol.events import COORDINATOR, Connected, Disconnected, Reader
+from zmqps.core.protocol.events import COORDINATOR, Connected, Disconnected, Reader, Unreachable
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net import zeromq
 from zmqps.net.dealer import ROUTING_NBYTES
@@ -40,8 +40,8 @@ class End:
         def delivered() -> None:
             self.batches += 1
 
-        def noticed(event: Connected | Disconnected) -> None:
-            (self.gone if isinstance(event, Disconnected) else self.came).put_nowait(event.peer)
+        def noticed(event: Connected | Disconnected | Unreachable) -> None:
+            (self.came if isinstance(event, Connected) else self.gone).put_nowait(event.peer)
 
         self.transport.start(self._deliver, delivered, noticed)
 
@@ -307,7 +307,7 @@ def test_closing_twice_is_closing() -> None:
     async def run() -> None:
         transport = ZmqTransport()
         transport.bind(ANYWHERE)
-        transport.start(lambda *_: None, lambda: None, lambda _: None)
+        transport.start(lambda *_: None, lambda: None, lambda _: None, lambda *_: None)
         transport.close(0)
         transport.close(0)
 

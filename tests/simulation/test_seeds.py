@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 62 scenarios, 620 seeds.
+#: 64 scenarios, 640 seeds.
 SEEDS = range(10)
 
 

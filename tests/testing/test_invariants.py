@@ -395,7 +395,7 @@ def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_withou
 
 
 def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ServerMachine, "_depart", lambda self, incarnation, **options: None)
+    monkeypatch.setattr(ServerMachine, "_depart", lambda self, incarnation, evicted=0: None)
     caught("async-departures", "which it has forgotten")
 
 
@@ -519,6 +519,19 @@ def test_a_server_that_takes_what_comes_after_a_client_has_left(monkeypatch: Pat
 def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
     monkeypatch.setattr("zmqps.core.protocol.guard.same", lambda ours, theirs: True)
     caught("async-attacked", "strangers ended the job")
+
+
+@pytest.mark.parametrize(
+    ("broken", "scenario", "text"),
+    [
+        ("zmqps.core.coordinator.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.admission.check_role", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.admission.check_operator", "async-keyed", "strangers ended the job"),
+    ],
+)
+def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: str, scenario: str, text: str) -> None:
+    monkeypatch.setattr(broken, lambda *args, **options: None)
+    caught(scenario, text)
 
 
 # --- what is sent twice -------------------------------------------------------------------------

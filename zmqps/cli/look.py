@@ -35,40 +35,46 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 
 @click.command()
 @coordinator
+@settings.keys
 @settings.directory
 @timeout
 @as_json
 @setting("--watch", "-w", is_flag=True, shared=False, help="Refresh every second, until Ctrl-C.")
-def status(coordinator: str | None, directory: Path, timeout: float, as_json: bool, watch: bool) -> int:
+def status(
+    coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, watch: bool
+) -> int:
     """Show nodes, jobs, placement, traffic, staleness, and who is waited for."""
     if as_json:
-        click.echo(json.dumps(_ask(coordinator, directory, timeout), indent=2))
+        click.echo(json.dumps(_ask(coordinator, keys, directory, timeout), indent=2))
         return exits.OK
     from zmqps.cli.tables import new_console, status_view
 
     console = new_console()
     if not watch:
-        console.print(status_view(_ask(coordinator, directory, timeout)))
+        console.print(status_view(_ask(coordinator, keys, directory, timeout)))
         return exits.OK
     from rich.live import Live
 
-    view = status_view(_ask(coordinator, directory, timeout))
+    view = status_view(_ask(coordinator, keys, directory, timeout))
     with Live(view, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         pace = threading.Event()
         while True:
             pace.wait(1.0)
-            live.update(status_view(_ask(coordinator, directory, timeout)), refresh=True)
+            live.update(status_view(_ask(coordinator, keys, directory, timeout)), refresh=True)
 
 
 @click.command()
 @coordinator
+@settings.keys
 @settings.directory
 @timeout
 @as_json
 @setting("--job", shared=False, help="Which job, if several are running.", show_default="the only one")
-def placement(coordinator: str | None, directory: Path, timeout: float, as_json: bool, job: str | None) -> int:
+def placement(
+    coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, job: str | None
+) -> int:
     """Show which parameters of a job are on which server."""
-    jobs = _ask(coordinator, directory, timeout)["jobs"]
+    jobs = _ask(coordinator, keys, directory, timeout)["jobs"]
     if job is None and len(jobs) > 1:
         raise click.UsageError(f"say which job with --job: {', '.join(jobs)}")
     if job is not None and job not in jobs:
@@ -87,16 +93,19 @@ def placement(coordinator: str | None, directory: Path, timeout: float, as_json:
 
 @click.group(invoke_without_command=True)
 @coordinator
+@settings.keys
 @settings.directory
 @timeout
 @as_json
 @click.pass_context
-def jobs(ctx: click.Context, coordinator: str | None, directory: Path, timeout: float, as_json: bool) -> int:
+def jobs(
+    ctx: click.Context, coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool
+) -> int:
     """Show the jobs of a cluster, also those that have ended; `zmqps jobs end NAME` ends one."""
     if ctx.invoked_subcommand is not None:
-        ctx.obj = _address(coordinator, directory), timeout
+        ctx.obj = _address(coordinator, directory), timeout, keys
         return exits.OK
-    found = _ask(coordinator, directory, timeout)
+    found = _ask(coordinator, keys, directory, timeout)
     if as_json:
         click.echo(json.dumps({"jobs": found["jobs"], "ended": found["ended"]}, indent=2))
     elif not found["jobs"] and not found["ended"]:
@@ -112,13 +121,22 @@ def jobs(ctx: click.Context, coordinator: str | None, directory: Path, timeout: 
 @click.argument("name")
 @coordinator
 @settings.job_secret
+@settings.keys
 @click.pass_obj
-def end(where: tuple[str, float], name: str, coordinator: str | None, job_secret: Path | None) -> int:
+def end(
+    where: tuple[str, float, Path | None],
+    name: str,
+    coordinator: str | None,
+    job_secret: Path | None,
+    keys: Path | None,
+) -> int:
     """End the job NAME: its workers are told, its memory on the servers is freed, its values are gone."""
+    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import end_job
 
-    address, timeout = where
-    click.echo(end_job(coordinator or address, name, timeout=timeout, job_secret=job_secret))
+    address, timeout, shown = where
+    found = find_keys(keys or shown, None, os.environ)
+    click.echo(end_job(coordinator or address, name, timeout=timeout, job_secret=job_secret, keys=found))
     return exits.OK
 
 
@@ -132,12 +150,13 @@ def _address(coordinator: str | None, directory: Path) -> str:
     return (state.address if state is not None and state.running else "") or DEFAULT_ADDRESS
 
 
-def _ask(coordinator: str | None, directory: Path, timeout: float) -> dict[str, Any]:
+def _ask(coordinator: str | None, keys: Path | None, directory: Path, timeout: float) -> dict[str, Any]:
+    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_status
 
     address = _address(coordinator, directory)
     try:
-        return ask_status(address, timeout=timeout)
+        return ask_status(address, timeout=timeout, keys=find_keys(keys, None, os.environ))
     except DeadlineError as error:
         guessed = coordinator is None and address == DEFAULT_ADDRESS
         hint = "; no cluster was started here, name one with --coordinator" if guessed else ""

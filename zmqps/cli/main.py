@@ -11,6 +11,7 @@ import click
 
 from zmqps import __version__
 from zmqps.cli.doctor import doctor
+from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
 from zmqps.cli.look import jobs, logs, placement, status
 from zmqps.cli.nodes import coordinator, server
@@ -46,7 +47,9 @@ def cli(ctx: click.Context, config: Path | None) -> None:
         ctx.default_map = read_config(config, cli)
 
 
-for command in (up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, coordinator, server, agent):
+for command in (
+    up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, coordinator, server, agent,
+):  # fmt: skip
     cli.add_command(command)
 
 

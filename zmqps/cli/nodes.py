@@ -30,6 +30,7 @@ from zmqps.launch.logs import set_up_logging
 )
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
+@settings.keys
 @settings.insecure
 @settings.log_settings
 @settings.parent_fd
@@ -47,6 +48,7 @@ def coordinator(
     workers: int | None,
     name: str | None,
     job_secret: Path | None,
+    keys: Path | None,
     insecure: bool,
     log_json: bool,
     log_level: str,
@@ -71,6 +73,7 @@ def coordinator(
                 name=name,
                 insecure=insecure,
                 job_secret=job_secret,
+                keys=keys,
             ),
             parent_fd,
         ),
@@ -91,8 +94,10 @@ def coordinator(
 @settings.apply_threads
 @settings.device
 @settings.memory
+@settings.io_threads
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
+@settings.keys
 @settings.insecure
 @settings.log_settings
 @settings.parent_fd
@@ -106,8 +111,10 @@ def server(
     apply_threads: int,
     device: str,
     memory: int | None,
+    io_threads: int,
     name: str | None,
     job_secret: Path | None,
+    keys: Path | None,
     insecure: bool,
     log_json: bool,
     log_level: str,
@@ -132,6 +139,8 @@ def server(
                 device=device,
                 memory_nbytes=memory,
                 job_secret=job_secret,
+                keys=keys,
+                io_threads=io_threads,
             ),
             parent_fd,
         ),

@@ -141,7 +141,17 @@ def cluster_settings(command: F) -> F:
     return command
 
 
-insecure = setting("--insecure", is_flag=True, help="Allow binding beyond this host, without encryption or passwords.")
+insecure = setting(
+    "--insecure", is_flag=True, help="Allow binding beyond this host without keys: anybody there may do everything."
+)
+keys = setting(
+    "--keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="The directory of keys that `zmqps keys create` has made; by default, none: nothing is encrypted.",
+)  # fmt: skip
+io_threads = setting(
+    "--io-threads", type=click.IntRange(1, 64), default=2,
+    help="How many threads of a server read and write sockets, and encrypt with keys.",
+)  # fmt: skip
 advertise = setting(
     "--advertise", shared=False, metavar="HOST[:PORT]",
     help="What others are told to connect to, where that is not the address it listens at.",

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from zmqps.doctor.rows import Row, Verdict
 from zmqps.errors import num_bytes
+from zmqps.keys import Entry, moment
 from zmqps.trace.phases import Summary
 
 Facts = Mapping[str, Any]
@@ -87,6 +88,17 @@ def doctor_table(rows: Sequence[Row]) -> Table:
     table = _table("", "where", "check", "", "found", "what to do")
     for row in rows:
         _add(table, row.where, row.check, Text(row.verdict, COLOURS[row.verdict]), row.found, row.advice)
+    return table
+
+
+def keys_table(entries: Sequence[Entry], now: float) -> Table:
+    """Return whom nodes let in, and who was revoked."""
+    table = _table("keys", "name", "role", "key", "made", "opens")
+    for entry in entries:
+        refusal = entry.refusal(now)
+        until = f"until {moment(entry.expires)}" if entry.expires else "until it is revoked"
+        ended = f"no more: revoked {moment(entry.revoked)}" if entry.revoked else "no more: expired"
+        _add(table, entry.name, entry.role, f"{entry.public[:8]}…", moment(entry.made), ended if refusal else until)
     return table
 
 

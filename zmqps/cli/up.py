@@ -41,12 +41,14 @@ if TYPE_CHECKING:
 @settings.apply_threads
 @settings.device
 @settings.memory
+@settings.io_threads
 @setting(
     "--servers-per-gpu", type=click.IntRange(1, 65535),
     help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
 @settings.job_secret
+@settings.keys
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -112,6 +114,8 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         devices=devices or (told["device"],),
         memory_nbytes=told["memory"],
         job_secret=told["job_secret"],
+        keys=told["keys"],
+        io_threads=told["io_threads"],
     )
     config = UpConfig(
         cluster=cluster,

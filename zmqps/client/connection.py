@@ -31,6 +31,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
 from zmqps.net.identity import check_peer, new_identity, read_job_secret
+from zmqps.net.keyring import find_keys
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
@@ -41,6 +42,7 @@ from zmqps.trace.record import around, watched_coding
 #: meanwhile is named only then.
 DEFAULT_TIMEOUT = 60.0
 LOSSES_PER_TIMEOUT = 2.0
+MAX_IO_THREADS = 64
 
 log = logging.getLogger("zmqps.worker")
 
@@ -52,7 +54,7 @@ class Connection:
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         *,
         job: str,
         timeout: float,
@@ -60,8 +62,16 @@ class Connection:
         observer: bool,
         transport: str,
         job_secret: str | os.PathLike[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+        io_threads: int = 1,
     ) -> None:
         refuse_in_callback()
+        self._keys = find_keys(keys, token, os.environ)
+        if address is None and self._keys is not None:
+            address = self._keys.address or None
+        if address is None:
+            raise ConfigurationError("say where the coordinator is: connect('tcp://HOST:PORT'), or give a token")
         check_peer(address)
         checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
         if name is not None:
@@ -79,6 +89,9 @@ class Connection:
         self._name = name
         self._transport = transport
         self._job_secret = read_job_secret(job_secret)
+        if self._keys is not None:
+            self._keys.pair(self._role)  # or it says here that they are for others
+        self._io_threads = checks.whole("io_threads", io_threads, 1, MAX_IO_THREADS)
         self._arenas = Arenas()  # memory that servers on this host may read
         self._closed = False
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
@@ -98,9 +111,10 @@ class Connection:
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check, watched_coding())
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
+        keys, role, io_threads = self._keys, self._role, self._io_threads
 
         def make_transport() -> LaneTransport:
-            return LaneTransport(ZmqTransport(), transport, arenas=arenas)
+            return LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas)
 
         thread = SessionThread(machine, make_transport)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again

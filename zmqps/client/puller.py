@@ -27,7 +27,7 @@ class Puller(Connection):
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         *,
         job: str,
         timeout: float,
@@ -35,12 +35,24 @@ class Puller(Connection):
         observer: bool,
         transport: str,
         job_secret: str | os.PathLike[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
+        token: str | None = None,
+        io_threads: int = 1,
     ) -> None:
         self._handover = Handover()
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
         super().__init__(
-            address, job=job, timeout=timeout, name=name, observer=observer, transport=transport, job_secret=job_secret
+            address,
+            job=job,
+            timeout=timeout,
+            name=name,
+            observer=observer,
+            transport=transport,
+            job_secret=job_secret,
+            keys=keys,
+            token=token,
+            io_threads=io_threads,
         )
 
     @property

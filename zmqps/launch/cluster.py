@@ -23,12 +23,13 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import host_of, is_wildcard, join
 from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
+from zmqps.keys import load_node_keys
 from zmqps.launch.logs import LEVELS
 from zmqps.launch.processes import Process, all_exited, end, launched_for, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
-from zmqps.nodes.server import ServerConfig
+from zmqps.nodes.server import IO_THREADS, ServerConfig
 
 T = TypeVar("T")
 
@@ -71,6 +72,10 @@ class ClusterConfig:
         The most that the shards of all jobs may take on a server; None: what is free.
     job_secret
         The file with what everybody who joins has to know; None: nothing.
+    keys
+        The directory with the cluster's keys; None: it has none.
+    io_threads
+        How many threads of each server read and write sockets.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -85,6 +90,8 @@ class ClusterConfig:
     devices: tuple[str, ...] = ("cpu",)
     memory_nbytes: int | None = None
     job_secret: Path | None = None
+    keys: Path | None = None
+    io_threads: int = IO_THREADS
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -102,7 +109,7 @@ class ClusterConfig:
         flags = [
             f"--coordinator={coordinator}", f"--address={bind or self._server_address(coordinator)}",
             f"--kernels={self.kernels}", f"--apply-threads={self.apply_threads}",
-            f"--device={self.devices[index % len(self.devices)]}",
+            f"--device={self.devices[index % len(self.devices)]}", f"--io-threads={self.io_threads}",
             *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
             *([f"--ports={self.ports}"] if self.ports else []),
         ]  # fmt: skip
@@ -119,6 +126,7 @@ class ClusterConfig:
         switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
         switches += [f"--interface={self.interface}"] if self.interface else []
         switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
+        switches += [f"--keys={self.keys.absolute()}"] if self.keys is not None else []
         return [f"--name={name}", f"--log-level={self.log_level}", *switches]
 
 
@@ -136,6 +144,8 @@ class Nodes:
     def __init__(self, config: ClusterConfig, spawn: Callable[[str, Sequence[str]], Process]) -> None:
         self.address = ""
         self.processes: list[Process] = []
+        #: What those show who ask its coordinator.
+        self.keys = load_node_keys(config.keys)
         self._config = config
         self._spawn = spawn
         self._missing = "the coordinator to start"
@@ -183,7 +193,7 @@ class Nodes:
             self._missing = f"{num_servers - here} of {counted(num_servers, 'server')} to join"
             return here == num_servers
 
-        await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined))
+        await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
 
     def _add(self, name: str, command: Sequence[str]) -> None:
         self.processes.append(self._spawn(name, command))
@@ -244,6 +254,11 @@ class LocalCluster:
     job_secret : path, optional
         The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
         `zmqps.connect`, too. By default nobody has to know anything.
+    keys : path, optional
+        The directory with the cluster's keys (``zmqps keys create``), which `zmqps.connect` then needs, too. By default
+        nothing is encrypted: only this host can reach the cluster.
+    io_threads : int
+        How many threads of each server read and write sockets, and encrypt where there are keys.
     slice_nbytes : int
         Size of a slice.
     kernels : {"numba", "numpy"}
@@ -280,6 +295,8 @@ class LocalCluster:
         idle_timeout: float = 0.0,
         memory: int | None = None,
         job_secret: str | Path | None = None,
+        keys: str | Path | None = None,
+        io_threads: int = IO_THREADS,
         slice_nbytes: int = CoordinatorOptions().slice_nbytes,
         kernels: str = "numba",
         apply_threads: int = 1,
@@ -295,7 +312,7 @@ class LocalCluster:
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
         )  # fmt: skip
         # what is wrong with them is said here, not by a process
-        CoordinatorConfig(options=options, job_secret=job_secret)
+        CoordinatorConfig(options=options, job_secret=job_secret, keys=keys)
         secret = None if job_secret is None else Path(job_secret)
         ServerConfig(
             coordinator="tcp://127.0.0.1:1",
@@ -303,6 +320,7 @@ class LocalCluster:
             apply_threads=apply_threads,
             device=device,
             memory_nbytes=memory,
+            io_threads=io_threads,
         )
         checks.one_of("log_level", log_level, LEVELS)
         if not isinstance(directory, str | os.PathLike | None):
@@ -315,6 +333,8 @@ class LocalCluster:
             devices=devices or (device,),
             memory_nbytes=memory,
             job_secret=secret,
+            keys=None if keys is None else Path(keys),
+            io_threads=io_threads,
         )
         self._nodes = Nodes(config, self._spawn)
         self._joined = ""  # the cluster that this process was launched for
@@ -406,7 +426,7 @@ class LocalCluster:
         DeadlineError
             The coordinator does not answer.
         """
-        return ask_status(self.address, timeout=timeout)
+        return ask_status(self.address, timeout=timeout, keys=self._nodes.keys)
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None

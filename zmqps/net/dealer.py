@@ -19,11 +19,14 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zmqps.core.protocol.events import Connected, Disconnected, Peer
+from zmqps.core.protocol.events import Connected, Disconnected, Peer, Unreachable
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.errors import ConfigurationError
 from zmqps.net.connections import Address, Credentials, address_of, borrowed, end_now, silence
+from zmqps.net.curve import secure_dealer
+from zmqps.net.keyring import Keys
 from zmqps.net.names import Dialer, has_name
+from zmqps.net.refusals import FAILURES, Refusals
 from zmqps.net.sockets import keep_alive, limit_frames, speak_to
 from zmqps.net.transport import Noticed
 
@@ -53,24 +56,33 @@ class Dealer:
     peer
         What the connection is called.
     endpoint
-        Where to.
-
-    Where the endpoint has a name in the place of an address it is not connected yet: that is for `Dialer` to do.
-
-    Where the endpoint has a name in the place of an address it is connected once that was looked up.
+        Where to. With a name in the place of an address it is connected once `Dialer` has looked that up.
+    role, keys
+        Whose key it shows; None: it shows none.
+    identity
+        By which the other end knows this one already.
 
     Raises
     ------
     ConfigurationError
-        The endpoint is invalid.
+        The endpoint is invalid, or the keys are for others.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], peer: Peer, endpoint: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        peer: Peer,
+        endpoint: str,
+        role: str,
+        keys: Keys | None,
+        identity: Any = b"",
+    ) -> None:
         self.peer = peer
         self.endpoint = endpoint
-        self.socket = new_dealer(context)
+        self.socket = new_dealer(context, role, keys, identity)
+        self.refusals = Refusals(endpoint, role, keys)
         address = f"inproc://zmqps-dealer-{id(self)}"
-        self.socket.monitor(address, _OPEN | _UP | _GONE)
+        self.socket.monitor(address, _OPEN | _UP | _GONE | FAILURES)
         self.monitor: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.monitor.setsockopt(zmq.LINGER, 0)
         self.monitor.connect(address)
@@ -104,8 +116,11 @@ class Dealer:
             kind = int(event["event"])
             if kind == _OPEN:
                 self._open(int(event["value"]))
+            elif kind & FAILURES:
+                self.refusals.failed(kind, int(event["value"]))
             elif kind == _UP:
                 self._up = True
+                self.refusals.succeeded()
                 self.socket.getsockopt(_EVENTS)  # ZeroMQ may not have looked yet: nothing could be sent
                 noticed(Connected(self.peer))
             elif kind == _GONE:
@@ -142,11 +157,19 @@ class Dealer:
         self.monitor.close(0)
 
 
-def new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    """Return a socket that is not connected yet."""
+def new_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], role: str, keys: Keys | None = None, identity: Any = b""
+) -> zmq.Socket[bytes]:
+    """Return a socket that is not connected yet; with keys it shows a role's, and talks to nodes of their cluster only.
+
+    Raises
+    ------
+    ConfigurationError
+        The keys are for others, or damaged.
+    """
     dealer = context.socket(zmq.DEALER)
     # nobody can know it, and so take this connection over; nor are two the same, which would starve each other
-    dealer.setsockopt(zmq.IDENTITY, b"z" + secrets.token_bytes(ROUTING_NBYTES))
+    dealer.setsockopt(zmq.IDENTITY, identity or b"z" + secrets.token_bytes(ROUTING_NBYTES))
     dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
     dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message tells who has come back
     dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -155,51 +178,91 @@ def new_dealer(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     dealer.setsockopt(zmq.SNDHWM, 2 * PUSH_WINDOW)  # or what a worker may have in flight is dropped on a slow link
     keep_alive(dealer, idle_s=1, interval_s=1, times=3)
     limit_frames(dealer)
+    if keys is not None:
+        try:
+            secure_dealer(dealer, keys, role)
+        except ConfigurationError:
+            dealer.close(0)
+            raise
     return dealer
 
 
 class Dealers:
-    """The connections of one transport."""
+    """The connections that a transport has opened, until a node refuses one for good.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    Parameters
+    ----------
+    context
+        Of their sockets.
+    role, keys
+        Whose key they show; None: they show none.
+    added, removed
+        Called with the peer and its socket after that was made, and before it is closed.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        role: str,
+        keys: Keys | None,
+        added: Callable[[Peer, zmq.Socket[bytes]], None],
+        removed: Callable[[Peer, zmq.Socket[bytes]], None],
+    ) -> None:
         self.sockets: dict[Peer, zmq.Socket[bytes]] = {}
-        self._context = context
-        self._dealers: list[Dealer] = []
+        self._context, self._role, self._keys = context, role, keys
+        self._added, self._removed = added, removed
+        self._dealers: dict[Peer, Dealer] = {}
+        self._dialers: dict[Peer, Dialer] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._noticed: Noticed = lambda event: None
         self._touched: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
-        self._dialers: list[Dialer] = []
 
     def start(self, loop: asyncio.AbstractEventLoop, noticed: Noticed, touched: Callable[[], None]) -> None:
         """Begin to tell what becomes of connections, and when what was done to one may have swallowed an edge."""
         self._loop, self._noticed, self._touched = loop, noticed, touched
-        for dealer in self._dealers:
+        for dealer in self._dealers.values():
             self._watch(dealer)
 
-    def open(self, peer: Peer, endpoint: str) -> zmq.Socket[bytes]:
-        """Open a connection in the background.
-
-        Raises
-        ------
-        ConfigurationError
-            The endpoint is invalid.
-        """
-        dealer = Dealer(self._context, peer, endpoint)
-        self._dealers.append(dealer)
+    def open(self, peer: Peer, endpoint: str, identity: Any = b"") -> None:
+        """Open a connection in the background; one to the same peer is closed. Raises as `Dealer` does."""
+        self._hang_up(peer)
+        dealer = self._dealers[peer] = Dealer(self._context, peer, endpoint, self._role, self._keys, identity)
         self.sockets[peer] = dealer.socket
+        self._added(peer, dealer.socket)
         if self._loop is not None:
             self._watch(dealer)
-        return dealer.socket
 
     def _watch(self, dealer: Dealer) -> None:
         assert self._loop is not None
-        self._loop.add_reader(dealer.monitor.FD, dealer.settle, self._noticed)
-        self._loop.call_soon(dealer.settle, self._noticed)  # what was told before is not announced
+        self._loop.add_reader(dealer.monitor.FD, self._settle, dealer)
+        self._loop.call_soon(self._settle, dealer)  # what was told before is not announced
         if has_name(dealer.endpoint):
-            self._dialers.append(Dialer(dealer.endpoint, self._loop, lambda: dealer.is_up, partial(self._dial, dealer)))
+            dial = partial(self._dial, dealer)
+            self._dialers[dealer.peer] = Dialer(dealer.endpoint, self._loop, lambda: dealer.is_up, dial)
         if self._timer is None:
             self._timer = self._loop.call_later(LOOK_S, self._look)
+
+    def _settle(self, dealer: Dealer) -> None:
+        """Take what a monitor tells; one that was refused for good tries again with newer keys, or is closed."""
+        if self._dealers.get(dealer.peer) is not dealer:
+            return
+        dealer.settle(self._noticed)
+        error, keys = dealer.refusals.take(partial(self._settle, dealer)), dealer.refusals.keys
+        if error is None:
+            return
+        if keys is not None and (renewed := keys.renewed()) != keys:
+            self._keys = renewed  # somebody has rotated them
+            self.open(dealer.peer, dealer.endpoint, dealer.socket.getsockopt(zmq.IDENTITY))
+            return
+        self._hang_up(dealer.peer)
+        self._noticed(Unreachable(dealer.peer, error))
+
+    def _hang_up(self, peer: Peer) -> None:
+        if (dealer := self._dealers.pop(peer, None)) is not None:
+            del self.sockets[peer]
+            self._removed(peer, dealer.socket)
+            self._end(dealer, 0)
 
     def _dial(self, dealer: Dealer, endpoint: str, before: str) -> None:
         dealer.dial(endpoint, before)
@@ -208,19 +271,23 @@ class Dealers:
     def _look(self) -> None:
         assert self._loop is not None
         self._timer = self._loop.call_later(LOOK_S, self._look)
-        for dealer in self._dealers:
-            dealer.settle(self._noticed)
-            dealer.look()
+        for dealer in list(self._dealers.values()):
+            self._settle(dealer)
+            if not dealer.socket.closed:
+                dealer.look()
+
+    def _end(self, dealer: Dealer, linger: float) -> None:
+        if (dialer := self._dialers.pop(dealer.peer, None)) is not None:
+            dialer.close()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(dealer.monitor.FD)
+        dealer.close(linger)
 
     def close(self, linger: float) -> None:
         """Close all of them; queued messages get ``linger`` seconds."""
         if self._timer is not None:
             self._timer.cancel()
-        for dialer in self._dialers:
-            dialer.close()
-        for dealer in self._dealers:
-            if self._loop is not None and not self._loop.is_closed():
-                self._loop.remove_reader(dealer.monitor.FD)
-            dealer.close(linger)
+        for dealer in self._dealers.values():
+            self._end(dealer, linger)
         self._dealers.clear()
         self.sockets.clear()

@@ -40,6 +40,7 @@ from zmqps.net.connections import (
     waiting,
 )
 from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
+from zmqps.net.refusals import RefusalLog
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0
@@ -76,6 +77,7 @@ LOG_S = 10.0
 
 TOO_MUCH = "it sent more than a Hello"
 ENDLESS = "it sent a message that does not end"
+_BROKEN_OFF, _WRONG = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL), int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 _ACCEPTED, _FAILED, _GONE = int(zmq.EVENT_ACCEPTED), int(zmq.EVENT_ACCEPT_FAILED), int(zmq.EVENT_DISCONNECTED)
 
 log = logging.getLogger("zmqps.door")
@@ -128,6 +130,8 @@ class Door:
         Called in the door's thread to have `trust` called at the next message of a peer that was welcomed.
     scarce
         Called in the door's thread when descriptors begin to run short, with True, and when they do no more.
+    keyed
+        Whether who comes in has to show a key.
     """
 
     def __init__(
@@ -137,6 +141,8 @@ class Door:
         ask: Callable[[], None],
         doubt: Callable[[Peer], None],
         scarce: Callable[[bool], None],
+        *,
+        keyed: bool = False,
     ) -> None:
         self.counters = {"connections_shut": 0, "accepts_failed": 0}
         self.max_strangers = _max_strangers()
@@ -146,6 +152,7 @@ class Door:
         self._doubt = doubt
         self._tell_scarce = scarce
         self._scarce = False
+        self._refusals = RefusalLog(keyed=keyed)
         self._router = router
         self._lock = threading.RLock()
         self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
@@ -163,7 +170,7 @@ class Door:
         self._spare: int | None = os.dup(self._null)
         self._refusing = False  # what is accepted was accepted with the spare descriptor
         address = f"inproc://zmqps-door-{id(self)}"
-        router.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_ACCEPT_FAILED | zmq.EVENT_DISCONNECTED)
+        router.monitor(address, _ACCEPTED | _FAILED | _GONE | _BROKEN_OFF | _WRONG)
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.connect(address)
@@ -316,6 +323,7 @@ class Door:
             begin = time.thread_time()
             self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
             self._look(time.monotonic())
+            self._tell(self._refusals.overdue(time.monotonic()))
             took = time.thread_time() - begin
             self._resting = not self._strangers and not self._refusing
             wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * took)
@@ -354,10 +362,14 @@ class Door:
         if kind == _ACCEPTED:
             self._accepted(value)
         elif kind == _GONE:
+            stranger = self._strangers.get(value)  # none if it had ended before it was looked at
+            self._tell(self._refusals.ended(None if stranger is None else stranger.address, time.monotonic()))
             self._ended(value)
             self._tidy_soon()
         elif kind == _FAILED:
             self._failed(value)
+        else:
+            self._refusals.failed(kind, value)
 
     def _accepted(self, descriptor: int) -> None:
         if descriptor in self._early:
@@ -476,6 +488,10 @@ class Door:
             return None
         finally:
             os.dup2(self._null, self._held, inheritable=False)
+
+    def _tell(self, line: str | None) -> None:
+        if line is not None:
+            log.warning("%s", line)
 
     def _say(self, kind: str, text: str) -> None:
         """Log a line, if there was none of its kind just now."""

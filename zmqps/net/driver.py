@@ -37,7 +37,7 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.messages import Error, Heartbeat, Hello, Message, Welcome
+from zmqps.core.protocol.messages import EndJob, Error, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, printable
 from zmqps.net.reach import why_silent
@@ -50,8 +50,9 @@ MAX_CAUSE_CHARS = 300
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # tuples, because a union in the place of use is made anew for every message
-GREETINGS = (Hello, Welcome)
-COMPLETED = (*GREETINGS, Heartbeat)
+COMPLETED = (Hello, Welcome, Heartbeat)
+#: Of these the machine is told whose key the connection was opened with.
+INTRODUCTIONS = (Hello, Welcome, EndJob)
 
 
 class Driver:
@@ -135,7 +136,7 @@ class Driver:
             self._lost(error, peer)
             return
         else:
-            event = self._greeted(peer, message) if isinstance(message, GREETINGS) else Received(peer, message)
+            event = self._introduced(peer, message) if isinstance(message, INTRODUCTIONS) else Received(peer, message)
         self._do(self.machine.handle, event)
 
     def _do(self, ask: Callable[..., list[Action]], *events: Any) -> None:
@@ -215,12 +216,14 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _greeted(self, peer: Peer, message: Hello | Welcome) -> Received | Unreachable:
-        try:
-            self.transport.greeted(peer, message.capabilities)
-        except PSError as error:
-            return Unreachable(peer, error)
-        return Received(peer, message, self.transport.origin(peer) if isinstance(message, Hello) else "")
+    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob) -> Received | Unreachable:
+        if not isinstance(message, EndJob):
+            try:
+                self.transport.greeted(peer, message.capabilities)
+            except PSError as error:
+                return Unreachable(peer, error)
+        origin = self.transport.origin(peer) if isinstance(message, Hello) else ""
+        return Received(peer, message, origin, self.transport.holder(peer))
 
     def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat) -> Message:
         """Add what the transport has to say."""

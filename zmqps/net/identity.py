@@ -20,7 +20,13 @@ MAX_SECRET_NBYTES = 4096
 
 
 def new_identity(
-    role: str, *, name: str | None = None, endpoint: str = "", job: str = "", job_secret: bytes = b""
+    role: str,
+    *,
+    name: str | None = None,
+    endpoint: str = "",
+    job: str = "",
+    job_secret: bytes = b"",
+    keyed: bool = False,
 ) -> Identity:
     """Return the identity of this life of this process; ``job`` is what a worker or observer is there for."""
     host = socket.gethostname()
@@ -34,6 +40,7 @@ def new_identity(
         job=job,
         secret=secrets.token_bytes(KEY_NBYTES),
         job_secret=job_secret,
+        keyed=keyed,
     )
 
 
@@ -61,20 +68,22 @@ def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
     return secret
 
 
-def check_bind(endpoint: str, *, insecure: bool) -> None:
-    """Refuse to listen beyond this host unless told to: nothing is encrypted or authenticated yet.
+def check_bind(endpoint: str, *, insecure: bool, keyed: bool = False) -> None:
+    """Refuse to listen beyond this host without keys, unless told to: nothing would be encrypted or authenticated.
 
     Raises
     ------
     ConfigurationError
-        The endpoint is invalid, or reaches beyond loopback without ``insecure``.
+        The endpoint is invalid, or reaches beyond loopback without keys and without ``insecure``.
     """
     check_endpoint(endpoint)
     checks.flag("insecure", insecure)
-    if endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0]) and not insecure:
+    beyond = endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0])
+    if beyond and not insecure and not keyed:
         raise ConfigurationError(
-            f"{endpoint} can be reached from other hosts, and this version neither encrypts nor authenticates; "
-            "bind to 127.0.0.1, or pass --insecure on a network you trust"
+            f"{endpoint} can be reached from other hosts, and without keys anybody there may read and change "
+            "everything; make some with `zmqps keys create DIR` and pass --keys DIR, bind to 127.0.0.1, or pass "
+            "--insecure on a network where you trust everybody"
         )
 
 

@@ -1,10 +1,11 @@
 """A connection between two processes that both block and share a secret: a ROUTER that binds, a DEALER that dials.
 
-A stranger has two doors before it. ZeroMQ's own handshake (PLAIN) asks for a word made of the secret, so that one
-that does not know it gets no queue, and none of its messages is received. Then both ends prove to each other, as in
-`core.protocol.proof`, that they know the secret itself: the word alone, which a process that has taken the
-endpoint can learn, opens nothing. The ROUTER sends to the connection that has proved itself and to no other. A
-DEALER is connected once; after a break there is a new one, and a new proof, before anything is sent.
+A stranger has two doors before it. ZeroMQ's own handshake asks for a word made of the secret (PLAIN) or, beyond this
+host, for a key made of it (CURVE, which also encrypts all that follows), so that one that does not know it gets no
+queue, and none of its messages is received. Then both ends prove to each other, as in `core.protocol.proof`, that they
+know the secret itself: the word alone, which a process that has taken the endpoint can learn, opens nothing. The ROUTER
+sends to the connection that has proved itself and to no other. A DEALER is connected once; after a break there is a new
+one, and a new proof, before anything is sent.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from zmqps.core.node.throttle import Throttle
+from zmqps.core.protocol.endpoints import is_loopback, split
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
+from zmqps.net.curve import answer_with_pair, ask_with_pair
 from zmqps.net.names import find
 from zmqps.net.sockets import bind_socket, speak_to
 from zmqps.net.zeromq import readable
@@ -43,6 +46,9 @@ MAX_ASKING = 1024
 RETRY_S, MAX_RETRY_S = 0.05, 1.0
 #: ZeroMQ never connects the same DEALER again, which would send to whoever has the endpoint by then.
 NEVER_MS = (1 << 31) - 1
+
+#: So many handshakes in a row that broke off: the other end has another key, made of another secret.
+MAX_REFUSED = 4
 
 _ZAP = "inproc://zeromq.zap.01"
 _USER = b"zmqps"
@@ -129,7 +135,11 @@ class BoundPair(Pair):
         self._throttle = Throttle()
         self._socket = self._new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
+        word = door_word(secret)
+        if _goes_beyond(endpoint):
+            word = answer_with_pair(self._socket, secret)
+        else:
+            self._socket.setsockopt(zmq.PLAIN_SERVER, 1)
         zap = self._context.socket(zmq.REP)
         zap.setsockopt(zmq.LINGER, 0)
         zap.bind(_ZAP)
@@ -141,7 +151,7 @@ class BoundPair(Pair):
             monitor.close(0)
             self.close(0.0)
             raise
-        door = (zap, monitor, door_word(secret), self.endpoint)
+        door = (zap, monitor, word, self.endpoint)
         threading.Thread(target=_keep_door, args=door, name="zmqps-door", daemon=True).start()
 
     def send(self, frames: Sequence[Any], timeout: float) -> bool:
@@ -233,6 +243,8 @@ class DialledPair(Pair):
     def __init__(self, endpoint: str, secret: str, hello: Hello, *, backlog: int) -> None:
         super().__init__(endpoint, secret, hello, backlog)
         self._proven = False
+        self._encrypted = _goes_beyond(endpoint)
+        self._num_refused = 0  # in a row
         self._retry_s = RETRY_S
         self._retry_at = math.inf  # when a broken connection is given up for a new one
         self._unnamed = False  # has said that the endpoint's name does not resolve
@@ -275,8 +287,11 @@ class DialledPair(Pair):
     def _dial(self) -> None:
         self._retry_at = math.inf
         self._socket = self._new_socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.PLAIN_USERNAME, _USER)
-        self._socket.setsockopt(zmq.PLAIN_PASSWORD, door_word(self._secret))
+        if self._encrypted:
+            ask_with_pair(self._socket, self._secret)
+        else:
+            self._socket.setsockopt(zmq.PLAIN_USERNAME, _USER)
+            self._socket.setsockopt(zmq.PLAIN_PASSWORD, door_word(self._secret))
         self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         self._monitor = self._socket.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         try:
@@ -317,15 +332,26 @@ class DialledPair(Pair):
 
     def _note(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            self._break_off()
-            raise ConfigurationError(
-                f"the stage at {self.endpoint} refused this one: its channel has another secret; give both the same"
-            )
+            self._refuse()
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._num_refused = 0
             self._asking = Asking(self._secret, self._new_nonce(), self._hello)
             self._socket.send_multipart(self._asking.first())
         elif self._retry_at == math.inf:
+            if event & _REFUSED:
+                self._num_refused += 1
+                if self._num_refused >= MAX_REFUSED:
+                    self._refuse()
+                if not _goes_beyond(self.endpoint):  # the other end is bound to all interfaces, maybe
+                    self._encrypted = not self._encrypted
             self._break_off()
+
+    def _refuse(self) -> None:
+        self._num_refused = 0
+        self._break_off()
+        raise ConfigurationError(
+            f"the stage at {self.endpoint} refused this one: its channel has another secret; give both the same"
+        )
 
     def _break_off(self) -> None:
         while self._proven and readable(self._socket):  # what came before the end still counts
@@ -348,6 +374,11 @@ class DialledPair(Pair):
         self._proven, self._retry_s = True, RETRY_S
 
 
+def _goes_beyond(endpoint: str) -> bool:
+    """Whether an endpoint leads beyond this host: then all is encrypted, with keys made of the channel's secret."""
+    return endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0])
+
+
 def _milliseconds(deadline: float) -> int:
     return max(0, math.ceil((deadline - time.monotonic()) * 1000))
 
@@ -366,7 +397,8 @@ def _keep_door(zap: zmq.Socket[bytes], monitor: zmq.Socket[bytes], word: bytes, 
             ready = dict(zmq.zmq_poll([(zap, _POLLIN), (monitor, _POLLIN)], 60_000))
             if zap in ready:
                 version, request, _, _, _, mechanism, *credentials = zap.recv_multipart()
-                known = mechanism == b"PLAIN" and hmac.compare_digest(b"".join(credentials[1:]), word)
+                shown = credentials[0] if mechanism == b"CURVE" else b"".join(credentials[1:])
+                known = mechanism in (b"PLAIN", b"CURVE") and hmac.compare_digest(shown, word)
                 status = (b"200", b"OK") if known else (b"400", b"unknown")
                 zap.send_multipart([version, request, *status, b"", b""])
             if monitor in ready:

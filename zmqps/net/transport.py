@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from zmqps.core.protocol.events import Connected, Disconnected, Peer, Reader
+from zmqps.core.protocol.events import Connected, Disconnected, Peer, Reader, Unreachable
+from zmqps.core.protocol.roles import KeyHolder
 
 #: Peers that connected here are named by this and their routing id, so that nobody can choose an
 #: identity that is the name of a connection we opened.
@@ -14,9 +15,9 @@ INBOUND = b"@"
 #: Takes the frames that a peer sent. Array frames alias the transport's buffers, which live as
 #: long as somebody refers to them.
 Deliver = Callable[[Peer, Sequence[Any]], None]
-
-#: Is told of connections: of those that we open, and of the end of those over which a peer was welcomed.
-Noticed = Callable[[Connected | Disconnected], None]
+#: Is told of connections: of those that we open, and of the end of those over which a peer was welcomed; and of peers
+#: with whom there will be none any more.
+Noticed = Callable[[Connected | Disconnected | Unreachable], None]
 
 
 class Transport(Protocol):
@@ -57,6 +58,9 @@ class Transport(Protocol):
 
     def origin(self, peer: Peer) -> str:
         """Return the address of the other host that a peer's `Hello` came from; empty: from this one, or unknown."""
+
+    def holder(self, peer: Peer) -> KeyHolder | None:
+        """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
 
     def facts(self) -> Mapping[str, Any]:
         """Return what to show in the status."""

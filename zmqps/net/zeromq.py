@@ -11,74 +11,37 @@ from typing import Any
 
 import zmq
 
-from zmqps.core.protocol.events import Disconnected, Peer, Reader
+from zmqps.core.protocol.events import Disconnected, Peer, Reader, Unreachable
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
+from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames
 from zmqps.net.connections import origin_of
+from zmqps.net.curve import Gate
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
+from zmqps.net.keyring import Keys
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket, descriptor_of, keep_alive, limit_frames
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
-#: Frames thrown away at a time, of a message that is none.
-PORTION = 2048
-#: Bytes sent to a peer from one message that tells when it has left to the next.
-MARK_NBYTES = 1 << 20
-
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
 STUCK_S = 10.0
 #: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
 DEAD_S = 60.0
+#: A connection whose key was revoked lasts so much longer, for its end to be told.
+LAST_WORD_S = 0.1
+#: After so long somebody who has taken the name of another connection has been shut.
+CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
 
 # plain integers: to combine the members of an enumeration costs more than the call that they are for
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
-
-
-class Backlog:
-    """How many bytes wait in ZeroMQ for a peer to read them: no less, and until it is asked more."""
-
-    __slots__ = ("_confirmed", "_marks", "fresh", "nbytes", "stuck_since")
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self.fresh = 0  # of these since the last mark
-        self.stuck_since: float | None = None
-        self._confirmed = 0  # bytes of the connection, when that was noted last
-        self._marks: list[tuple[zmq.MessageTracker, int]] = []
-
-    def note(self, confirmed: int, now: float) -> None:
-        """Take note of the bytes of the connection that have arrived: one large message leaves no mark on its way."""
-        if confirmed >= self._confirmed + MARK_NBYTES:
-            self._confirmed, self.stuck_since = confirmed, now
-
-    def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
-        """A message was queued; with a mark it tells when it has left, and all before it with it."""
-        self.nbytes += nbytes
-        self.fresh += nbytes
-        if mark is not None:
-            self._marks.append((mark, self.fresh))
-            self.fresh = 0
-
-    def is_full(self, now: float, limit_nbytes: int) -> bool:
-        """Whether there is more than a limit even without what has left meanwhile."""
-        waiting = [mark for mark in self._marks if not mark[0].done]
-        if len(waiting) < len(self._marks):
-            self.stuck_since = None
-        self._marks = waiting
-        self.nbytes = self.fresh + sum(nbytes for _, nbytes in waiting)
-        if self.nbytes <= limit_nbytes:
-            self.stuck_since = None
-            return False
-        if self.stuck_since is None:
-            self.stuck_since = now
-        return True
 
 
 def send_frames(
@@ -123,14 +86,6 @@ def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
     return None
 
 
-def discard_frames(socket: zmq.Socket[bytes]) -> bool:
-    """Throw away frames of the message that is there; return whether that was the last one."""
-    for _ in range(PORTION):
-        if not socket.recv(_DONTWAIT, copy=False).more:
-            return True
-    return False
-
-
 class ZmqTransport:
     """Moves frames through ZeroMQ sockets inside an asyncio loop.
 
@@ -143,17 +98,25 @@ class ZmqTransport:
         How many threads of ZeroMQ read and write sockets; connections are spread over them.
     arrays
         Whether those who connect here send arrays; where they do not, frames are limited to a header's size.
+    keys
+        What connections are encrypted with, and who may open one; None: they are not, and anybody may.
+    role
+        Whose key is shown where this end connects: a server's, worker's, observer's, or an ``operator``'s.
     """
 
-    def __init__(self, io_threads: int = 1, *, arrays: bool = True) -> None:
+    def __init__(
+        self, io_threads: int = 1, *, arrays: bool = True, keys: Keys | None = None, role: str = "operator"
+    ) -> None:
         keep_freed_memory()
         self._arrays = arrays
         #: Returns the bytes of the largest array message that anybody may send; asked in the loop's thread.
         self.largest_nbytes: Callable[[], int] = lambda: MAX_FRAMES * MAX_FRAME_NBYTES if arrays else 0
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
+        self._keys = keys
+        self._gate: Gate | None = None  # with keys: who may connect here
         self._router: zmq.Socket[bytes] | None = None
-        self._dealers = Dealers(self._context)
+        self._dealers = Dealers(self._context, role, keys, self._add, self._remove)
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
         self._side_door, self._side_door_shut = "", False  # where those come in who are on this host
@@ -166,7 +129,7 @@ class ZmqTransport:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver | None = None
         self._delivered: Callable[[], None] | None = None
-        self._noticed: Noticed | None = None
+        self._tell: Noticed = lambda event: None
         self._scheduled = False
         self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
         self._unsure = False  # something was done to another meanwhile that may have swallowed an edge
@@ -174,7 +137,7 @@ class ZmqTransport:
     def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
         """Begin to deliver in the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._deliver, self._delivered, self._noticed = deliver, delivered, noticed
+        self._deliver, self._delivered, self._tell = deliver, delivered, noticed
         self._dealers.start(self._loop, noticed, self._schedule)
         for _, socket in self._sockets:
             self._watch(socket)
@@ -209,6 +172,8 @@ class ZmqTransport:
                 self._loop.call_later(0.1, self._open_side_door)
 
     def _new_router(self) -> zmq.Socket[bytes]:
+        if self._keys is not None:
+            self._gate = Gate(self._context, self._keys, lambda: self._soon(self._look_at_keys))
         self._router = router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
@@ -216,6 +181,8 @@ class ZmqTransport:
         keep_alive(router, idle_s=10, interval_s=10, times=5)
         router.setsockopt(zmq.TCP_MAXRT, int(1000 * DEAD_S))
         limit_frames(router, self._arrays)
+        if self._gate is not None:
+            self._gate.secure(router)
         zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
             self._door = Door(
@@ -224,6 +191,7 @@ class ZmqTransport:
                 ask=lambda: self._soon(self._judge),
                 doubt=lambda peer: self._soon(self._doubt, peer),
                 scarce=lambda scarce: self._soon(self._shut_side_door if scarce else self._open_side_door),
+                keyed=self._gate is not None,
             )
             self._set_bound()
         self._add(b"", router)
@@ -235,15 +203,21 @@ class ZmqTransport:
         Raises
         ------
         ConfigurationError
-            The endpoint is invalid.
+            The endpoint is invalid, or the keys are for others.
         """
-        self._add(peer, self._dealers.open(peer, endpoint))
+        self._dealers.open(peer, endpoint)
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))
         self._unsure = True
         if self._loop is not None:
             self._watch(socket)
+
+    def _remove(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
+        self._sockets.remove((peer, socket))
+        self._overlong.discard(socket)
+        if self._loop is not None:
+            self._loop.remove_reader(socket.FD)
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
         assert self._loop is not None
@@ -310,7 +284,7 @@ class ZmqTransport:
                     self._drained = socket
                     for _ in range(16):
                         if socket.closed:
-                            return
+                            break
                         if not readable(socket):  # cheaper than the exception of a vain receive
                             break
                         budget -= 1
@@ -325,6 +299,9 @@ class ZmqTransport:
                             if not peer:
                                 name = socket.recv(_DONTWAIT, copy=False)
                                 sender = INBOUND + name.bytes
+                                if self._gate is not None and not self._gate.passes(sender, name):
+                                    self._turn_away(sender, name, socket)
+                                    continue
                                 if sender not in self._known and not self._let_in(sender, name, socket):
                                     continue
                             frames = receive_frames(socket)
@@ -382,6 +359,8 @@ class ZmqTransport:
     def _know(self, peer: Peer, descriptor: int) -> None:
         if self._door is not None and not self._door.admit(peer, descriptor):
             return  # the last of what it has said is read after its end
+        if self._gate is not None:
+            self._gate.bind(peer)
         self._returning.pop(peer, None)
         self._known[peer] = None
         self._backlogs[peer] = Backlog()  # of another connection nothing is left to be read
@@ -413,7 +392,34 @@ class ZmqTransport:
         self._backlogs.pop(peer, None)
         self._returning[peer] = None
         if len(self._returning) > MAX_RETURNING:
-            self._returning.popitem(last=False)
+            forgotten, _ = self._returning.popitem(last=False)
+            if self._gate is not None:
+                self._gate.forget(forgotten)
+
+    def _turn_away(self, peer: Peer, name: zmq.Frame, socket: zmq.Socket[bytes]) -> None:
+        """Throw a message away whose sender has another key than whoever has joined under its name, or an old one."""
+        self.counters["keys_refused"] += 1
+        if self._door is not None:
+            self._door.shut(descriptor_of(name), "its key is not valid, or not the one that has joined under its name")
+        if self._door is not None and self._gate is not None and self._gate.knows(peer):
+            # ZeroMQ has given its name away, and leaves its connection open, which nobody hears: it has to come again,
+            # and once more when the other one has gone
+            self._door.expel(peer, TAKEN)
+            asyncio.get_running_loop().call_later(CONTESTED_S, self._door.expel, peer, TAKEN)
+        if socket.getsockopt(zmq.RCVMORE):
+            self._fall_behind(socket)
+
+    def _look_at_keys(self) -> None:
+        """Keys open nothing any more that did before: end the connections that were opened with them."""
+        for peer, role, why, returns in self._gate.outdated() if self._gate is not None else ():
+            if not returns:
+                self._tell(Unreachable(peer, shut_out(role, why)))
+            if self._door is not None:  # it has a moment to read why
+                asyncio.get_running_loop().call_later(0.0 if returns else LAST_WORD_S, self._door.expel, peer, why)
+
+    def holder(self, peer: Peer) -> KeyHolder | None:
+        """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
+        return None if self._gate is None else self._gate.holder(peer)
 
     def _soon(self, do: Callable[..., None], *arguments: Peer) -> None:
         """Do something in the loop's thread; what the door calls from its own."""
@@ -440,8 +446,7 @@ class ZmqTransport:
         if peer not in self._known or self._door is None or self._door.is_here(peer):
             return  # it has come back already
         self._forget(peer)
-        assert self._noticed is not None
-        self._noticed(Disconnected(peer))
+        self._tell(Disconnected(peer))
 
     def _refuse(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         """Throw a message of too many frames away, and whoever sent it."""

@@ -13,6 +13,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ConfigurationError, listed
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
+from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import offer_end_key
 from zmqps.nodes.listening import Place, other_addresses
@@ -39,6 +40,8 @@ class CoordinatorConfig:
         Allow binding beyond loopback.
     job_secret
         The file with what everybody who joins has to know; None: nothing.
+    keys
+        The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
     """
 
     bind: str = ""
@@ -48,11 +51,13 @@ class CoordinatorConfig:
     name: str | None = None
     insecure: bool = False
     job_secret: str | os.PathLike[str] | None = None
+    keys: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        keys = load_node_keys(self.keys)
         self.place.check()
         if self.bind:
-            check_bind(self.bind, insecure=self.insecure)
+            check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
         read_job_secret(self.job_secret)
         o = self.options
         checks.whole("servers", o.servers, 1)
@@ -82,9 +87,10 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         The endpoint cannot be bound.
     """
     log = logging.getLogger("zmqps.coordinator")
+    keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
-    check_bind(where, insecure=config.insecure)
-    transport = ZmqTransport(arrays=False)
+    check_bind(where, insecure=config.insecure, keyed=keys is not None)
+    transport = ZmqTransport(arrays=False, keys=keys)
     try:
         bound = transport.bind(where)
         endpoint = config.place.advertises(bound)
@@ -94,7 +100,9 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     if others := other_addresses(bound, endpoint):
         log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
     secret = read_job_secret(config.job_secret)
-    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret)
+    identity = new_identity(
+        "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
+    )
     with offer_end_key(endpoint) as end_key:
         identity = replace(identity, end_key=end_key)
         machine = CoordinatorMachine(identity, config.options)

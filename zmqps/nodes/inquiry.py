@@ -20,6 +20,7 @@ from zmqps.core.protocol.messages import EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
+from zmqps.net.keyring import Keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import find_end_key
 
@@ -32,7 +33,11 @@ log = logging.getLogger("zmqps.inquiry")
 
 
 async def inquire(
-    address: str, *, timeout: float, until: Callable[[Mapping[str, Any]], bool] = lambda status: True
+    address: str,
+    *,
+    timeout: float,
+    until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
+    keys: Keys | None = None,
 ) -> dict[str, Any]:
     """Ask the coordinator for its status until it is satisfactory.
 
@@ -44,6 +49,8 @@ async def inquire(
         Seconds to wait for that.
     until
         Whether a status is satisfactory; by default the first one is.
+    keys
+        What to show; None: the cluster has none.
 
     Raises
     ------
@@ -51,16 +58,16 @@ async def inquire(
         It did not answer, or no status was satisfactory.
     """
     machine = Inquiry(address, until)
-    await _run(machine, "status", timeout)
+    await _run(machine, "status", timeout, keys)
     assert machine.status is not None
     return dict(machine.status)
 
 
-async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
+async def _run(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
     check_endpoint(machine.endpoint)
     try:
         async with asyncio.timeout(timeout):
-            await Driver(machine, ZmqTransport(), log).run()
+            await Driver(machine, ZmqTransport(keys=keys), log).run()
     except TimeoutError:
         awaited = " to answer" if machine.status is None else " to be ready"
         waited = f"the coordinator at {machine.endpoint}{awaited}{f' ({machine.why})' if machine.why else ''}"
@@ -69,7 +76,9 @@ async def _run(machine: Inquiry, operation: str, timeout: float) -> None:
         raise machine.error.again()
 
 
-def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None) -> str:
+def end_job(
+    address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None, keys: Keys | None = None
+) -> str:
     """End a job of the cluster at an address; return what the coordinator says to it.
 
     Its members are told, and its memory on the servers is freed. A job that had ended before is not an error.
@@ -79,17 +88,19 @@ def end_job(address: str, job: str, *, timeout: float = 5.0, job_secret: Path | 
     DeadlineError
         No coordinator answered.
     IdentityError
-        The cluster has a job secret, and this is not it; or it has none, and its coordinator is another user's, or on
-        another host.
+        The cluster has keys, and this is not a node's; or a job secret, and this is not it; or neither, and its
+        coordinator is another user's, or on another host.
     JobError
         There is no job of that name; says which there are.
     ConfigurationError
         ``address`` is not an endpoint, or ``job_secret`` is no file with a secret.
     """
-    return _end(address, checks.name("a job's name", job, MAX_JOB_NAME_CHARS), "jobs end", timeout, job_secret)
+    return _end(address, checks.name("a job's name", job, MAX_JOB_NAME_CHARS), "jobs end", timeout, job_secret, keys)
 
 
-def end_cluster(address: str, *, timeout: float = 20.0, job_secret: Path | None = None) -> None:
+def end_cluster(
+    address: str, *, timeout: float = 20.0, job_secret: Path | None = None, keys: Keys | None = None
+) -> None:
     """End the cluster at an address, with all its jobs; return when its coordinator does not answer any more.
 
     Raises
@@ -100,35 +111,37 @@ def end_cluster(address: str, *, timeout: float = 20.0, job_secret: Path | None 
         As for `end_job`.
     """
     ends_at = time.monotonic() + timeout
-    _end(address, "", "down", timeout, job_secret)
+    _end(address, "", "down", timeout, job_secret, keys)
     while (left := ends_at - time.monotonic()) > 0:
         try:
-            ask_status(address, timeout=min(left, GONE_S))
+            ask_status(address, timeout=min(left, GONE_S), keys=keys)
         except DeadlineError:
             return
     waited = f"the coordinator at {address} to end, which it was told to and has not"
     raise DeadlineError(operation="down", seconds=timeout, waiting_for=waited)
 
 
-def _end(address: str, job: str, operation: str, timeout: float, job_secret: Path | None) -> str:
+def _end(address: str, job: str, operation: str, timeout: float, job_secret: Path | None, keys: Keys | None) -> str:
     nonce = secrets.token_bytes(KEY_NBYTES)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
-    run_blocking(_run(machine, operation, timeout))
+    run_blocking(_run(machine, operation, timeout, keys))
     return machine.text
 
 
-def ask_status(address: str, *, timeout: float = 5.0) -> dict[str, Any]:
+def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:
     """Return the status of the cluster at an address, as ``zmqps status --json`` prints it.
 
     Raises
     ------
     DeadlineError
         No coordinator answered.
+    KeyRefusedError
+        It does not take the keys, or this process has none and it takes nobody without.
     ConfigurationError
         ``address`` is not an endpoint.
     """
-    return run_blocking(inquire(address, timeout=timeout))
+    return run_blocking(inquire(address, timeout=timeout, keys=keys))
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.staging import Streams, device_memory
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
+from zmqps.net.keyring import load_node_keys
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
@@ -41,6 +43,7 @@ from zmqps.trace.record import watch, watch_rules, watched_coding
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
 #: small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7 times.
 IO_THREADS = 2
+MAX_IO_THREADS = 64
 KERNELS = ("numba", "numpy")
 
 
@@ -71,6 +74,10 @@ class ServerConfig:
         The most that shards of all jobs may take; None: what is free on this host when a job begins.
     job_secret
         The file with the cluster's; None: it has none.
+    keys
+        The directory with the keys of the cluster's nodes; None: it has none.
+    io_threads
+        How many threads read and write sockets, and encrypt what goes through them.
     """
 
     coordinator: str
@@ -85,12 +92,16 @@ class ServerConfig:
     device: str = "cpu"
     memory_nbytes: int | None = None
     job_secret: Path | None = None
+    keys: str | os.PathLike[str] | None = None
+    io_threads: int = IO_THREADS
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
+        keys = load_node_keys(self.keys)
         self.place.check()
         if self.bind:
-            check_bind(self.bind, insecure=self.insecure)
+            check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
+        checks.whole("io_threads", self.io_threads, 1, MAX_IO_THREADS)
         parse(self.device)
         read_job_secret(self.job_secret)
         checks.one_of("kernels", self.kernels, KERNELS)
@@ -226,11 +237,12 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     if streams is not None:
         streams.enter()
         log.info("computing on %s", streams.device.name)
+    keys = load_node_keys(config.keys)
     where = await resolved(lambda: config.place.binds(0, config.coordinator), parent_fd, log)
     if where is None:
         return exits.OK
-    check_bind(where, insecure=config.insecure)
-    sockets = ZmqTransport(IO_THREADS)
+    check_bind(where, insecure=config.insecure, keyed=keys is not None)
+    sockets = ZmqTransport(config.io_threads, keys=keys, role="server")
     transport = LaneTransport(sockets)
     try:
         bound = config.place.bind(transport.bind, where)
@@ -245,7 +257,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         transport.close(0)
         raise
     secret = read_job_secret(config.job_secret)
-    identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret)
+    identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret, keyed=keys is not None)
 
     freed = FreedMemory()
     largest_header = data_header_nbytes(0, 0)  # of all shards there ever were: a late message may be about one

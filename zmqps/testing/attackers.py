@@ -1,7 +1,9 @@
 """Strangers beside a training: they know what is public, say they are somebody else, and repeat what was said.
 
 What they know is what a status, a log or a server's answer shows anybody: incarnations, epochs, names and the numbers
-of requests. What they cannot know is what only two ends of a connection know: secrets, tickets and proofs.
+of requests. What they cannot know is what only two ends of a connection know: secrets, tickets and proofs. Where nodes
+have keys they know the secrets of members, and what ends jobs, too; but their keys are those of an observer and of
+another worker.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING
 from zmqps.core.coordinator.losses import ASKED
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol.events import Disconnected, Received
+from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -35,6 +38,7 @@ from zmqps.core.protocol.messages import (
     Ready,
     Withdraw,
 )
+from zmqps.core.protocol.roles import ALLOWS, KeyHolder
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Node
@@ -48,6 +52,8 @@ LAST_S = 30.0
 CONNECTIONS = 6
 #: Messages of others that they repeat: the newest.
 MAX_HEARD = 32
+#: Their keys, where nodes have some.
+OWN = KeyHolder("observer", "spy"), KeyHolder("worker", "mallory")
 
 
 class Attackers:
@@ -61,9 +67,12 @@ class Attackers:
         Of their own random numbers: those of the simulation stay as they are.
     job
         The name of a job.
+    keyed
+        Whether nodes have keys.
     """
 
-    def __init__(self, simulation: SimulatedCluster, seed: int, job: str) -> None:
+    def __init__(self, simulation: SimulatedCluster, seed: int, job: str, *, keyed: bool = False) -> None:
+        self._keyed = keyed
         self.num_sent = 0
         self._job = job
         self._simulation = simulation
@@ -108,18 +117,20 @@ class Attackers:
         targets = [node for node in simulation.nodes.values() if node.alive and node.role in ("coordinator", "server")]
         if targets:
             target, peer = rng.choice(targets), rng.choice(self._peers)
-            event = Disconnected(peer) if rng.random() < 0.05 else Received(peer, self._message(target))
+            holder = OWN[self._peers.index(peer) % len(OWN)] if self._keyed else None
+            message = self._message(target, holder)
+            event = Disconnected(peer) if rng.random() < 0.05 else Received(peer, message, holder=holder)
             simulation.note("a stranger", f"{peer[1:5].hex()} to {target.name}: {event!r}"[:200])
             self.num_sent += 1
             simulation.event(target, event)
         if simulation.now < LAST_S:
             simulation.at(simulation.now + rng.expovariate(RATE), self._strike)
 
-    def _message(self, target: Node) -> Message:
+    def _message(self, target: Node, holder: KeyHolder | None) -> Message:
         rng = self._rng
         epoch, request = rng.choice(sorted(self._epochs)), rng.randint(0, 40)
         choices: list[Callable[[], Message]] = [
-            *[partial(self._hello, target, epoch)] * 3,
+            *[partial(self._hello, target, epoch, holder)] * 3,
             lambda: Leave(rng.choice(("finished", "closed"))),
             lambda: decode(rng.choice(self._heard)) if self._heard else Leave("closed"),
         ]
@@ -129,11 +140,16 @@ class Attackers:
                 lambda: rng.choice((Arrive(request, rng.randint(0, 5), (1,)), Ready(epoch, 1), Discarded(epoch))),
                 lambda: Forgotten(rng.choice(sorted(self._simulation.nodes.items()))[1].identity.incarnation),
                 lambda: rng.choice((Committed(epoch, rng.randint(0, 5)), Error(epoch, 49, "x", {"reason": "x"}))),
-                lambda: EndJob(request, self._job, rng.randbytes(KEY_NBYTES), rng.randbytes(KEY_NBYTES)),
+                partial(self._end, request),
             ]
         return rng.choice(choices)()
 
-    def _hello(self, target: Node, epoch: int) -> Message:
+    def _end(self, request: int) -> Message:
+        nonce, guess = self._rng.randbytes(KEY_NBYTES), self._rng.randbytes(KEY_NBYTES)
+        known = self._simulation.coordinator.identity.end_key if self._keyed else b""
+        return EndJob(request, self._job, nonce, end_guard(known, self._job, nonce) if known else guess)
+
+    def _hello(self, target: Node, epoch: int, holder: KeyHolder | None) -> Message:
         """Return what somebody else might say, but for what only that one knows."""
         rng, there = self._rng, [node.identity for node in self._simulation.nodes.values()]
         roles: tuple[str, ...] = ("worker", "observer")
@@ -143,6 +159,12 @@ class Attackers:
         if not there:
             return Leave("closed")
         who = rng.choice(there)
+        if holder is not None:  # they know its secret; or are somebody new, in a role that their key does not allow
+            beyond = [role for role in roles if role not in ALLOWS[holder.role]]
+            if not beyond or rng.random() < 0.5:
+                return replace(who, job=who.job or self._job).hello(epoch=epoch)
+            new = replace(who, incarnation=rng.randbytes(16), role=rng.choice(beyond), job=who.job or self._job)
+            return new.hello(epoch=epoch)
         secret = rng.choice((bytes(KEY_NBYTES), rng.randbytes(KEY_NBYTES), who.incarnation))
         role = who.role if who.role in roles and rng.random() < 0.5 else rng.choice(roles)
         return replace(who, role=role, job=who.job or self._job).hello(secret, epoch)

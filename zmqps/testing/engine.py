@@ -32,6 +32,7 @@ from zmqps.core.protocol.events import (
     Stop,
 )
 from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.operations import Operation
@@ -51,6 +52,9 @@ TRACE_LINES = 200
 LOOK_S = 1.0
 #: A machine whose deadline is due again and again at the same moment would spin forever.
 MOST_RINGS = 5
+
+#: Where nodes have keys: whose who shows, by role.
+HOLDERS = {"server": KeyHolder("node", "node"), "worker": KeyHolder("worker", "worker")}
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -334,7 +338,9 @@ class Engine:
         self.note(node.name, (peer, message))
         for hook in self.on_receive:
             hook(node, connection.ends[1 - receiver], message)
-        self.event(node, Received(peer, message))
+        opener = self.nodes[connection.ends[0]]
+        holder = HOLDERS[opener.role] if node.identity.keyed and receiver == 1 else None
+        self.event(node, Received(peer, message, holder=holder))
 
     # --- programs ------------------------------------------------------------------------------
 

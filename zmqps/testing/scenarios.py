@@ -57,6 +57,8 @@ class Scenario:
         How many.
     attacked
         Whether strangers are there, too.
+    keyed
+        Whether nodes have keys; the strangers then know all secrets, and have keys of an observer and of a worker.
     orphaned
         Whether the coordinator dies for good.
     succeeded
@@ -72,6 +74,7 @@ class Scenario:
     servers: int = 2
     workers: int = 3
     attacked: bool = False
+    keyed: bool = False
     orphaned: bool = False
     succeeded: bool = False
     calm_s: float = CALM_S
@@ -81,8 +84,8 @@ class Scenario:
         """Return the run of a seed."""
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
-            attacked=self.attacked, orphaned=self.orphaned, succeeded=self.succeeded, bandwidth=self.bandwidth,
-            thrifty=self.bandwidth < BANDWIDTH,
+            attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
+            bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH,
         )  # fmt: skip
 
 
@@ -181,6 +184,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
     found["async-attacked"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True)
     found["sync-attacked"] = Scenario(faults=TWISTED, training=_synchronous(), attacked=True)
+    found["async-keyed"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True, keyed=True)
+    found["jobs-keyed"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True, keyed=True)
     found["jobs-attacked"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True)
     return found
 

@@ -97,6 +97,8 @@ class Simulation(SimulatedCluster):
         Whether every machine's ``validate()`` is called after each of its events.
     attacked
         Whether there are `zmqps.testing.attackers.Attackers`.
+    keyed
+        Whether nodes have keys.
     orphaned
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
@@ -127,11 +129,13 @@ class Simulation(SimulatedCluster):
         limit_s: float = 3600.0,
         validate: bool = True,
         attacked: bool = False,
+        keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
         thrifty: bool = False,
     ) -> None:
         self.seed = seed
+        self._keyed = keyed
         self.faults = faults
         self.training = training or AsyncTraining()
         rng = Random(seed)
@@ -156,7 +160,7 @@ class Simulation(SimulatedCluster):
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
-        self._attackers = Attackers(self, seed, self.training.name) if attacked else None
+        self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
             self.at(rng.random() * 0.3, self.start_server)
@@ -295,6 +299,7 @@ class Simulation(SimulatedCluster):
             job=job,
             secret=self.rng.randbytes(KEY_NBYTES),
             end_key=END_KEY if role == "coordinator" else b"",
+            keyed=self._keyed,
         )
 
     def partition(self, node: Node, seconds: float) -> None:

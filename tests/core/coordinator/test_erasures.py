@@ -39,7 +39,7 @@ def asked(*epochs: int, of: tuple[MemberInfo, ...] = (A, B)) -> Erasures:
 
 
 def depart(erasures: Erasures, who: bytes, *servers: MemberInfo, epoch: int = 3, now: float = 0.0) -> list[Action]:
-    actions = erasures.depart(who, epoch, servers or (A, B), now, evicted=True)
+    actions = erasures.depart(who, epoch, servers or (A, B), now, how="lost")
     erasures.validate()
     return actions
 
@@ -112,7 +112,7 @@ def test_nobody_to_ask_is_nothing_to_wait_for(others: tuple[int, ...]) -> None:
     erasures = asked(*others)
     before = erasures.next_deadline()
     assert erasures.discard(7, [], 0.5) == []
-    assert erasures.depart(W, 7, [], 0.5, evicted=False) == []
+    assert erasures.depart(W, 7, [], 0.5, how="closed") == []
     erasures.validate()
     assert erasures.next_deadline() == before
 
@@ -142,6 +142,6 @@ def test_thousands_that_nobody_has_confirmed_are_said_again_a_few_at_a_time() ->
 def test_of_too_many_departures_a_server_is_not_told_of_the_oldest_again() -> None:
     erasures = Erasures()
     for i in range(MAX_DEPARTURES + 1):
-        erasures.depart(i.to_bytes(16, "big"), 3, [A], 0.0, evicted=False)
+        erasures.depart(i.to_bytes(16, "big"), 3, [A], 0.0, how="closed")
     erasures.validate()
     assert again(erasures, RETRY_S)[0] == (peer("a"), (1).to_bytes(16, "big"))

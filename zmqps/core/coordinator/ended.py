@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.messages import EndJob, JobEnded
+from zmqps.errors import JobError, listed
 
 #: Of jobs that have ended, the status shows so many; older ones are forgotten.
 MAX_ENDED = 256
@@ -58,3 +60,9 @@ class EndedJobs:
     def status(self, now: float) -> list[dict[str, Any]]:
         """Return them for the status, the one that ended last at the end."""
         return [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at, _) in self.by_name.items()]
+
+
+def unknown_job(name: str, running: Iterable[str]) -> JobError:
+    """Return the error for a job that there is not; it says which there are."""
+    names = listed(sorted(map(repr, running)), 8)
+    return JobError(f"there is no job {name[:100]!r}; {f'running: {names}' if names else 'none is running'}")

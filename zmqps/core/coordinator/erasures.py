@@ -17,6 +17,8 @@ MOST_AGAIN = 64
 PIECE_S = 0.005
 #: Departures that wait for a server: it remembers no more who may not come back, and a job's end makes them moot.
 MAX_DEPARTURES = 4096
+#: What servers are told of members that have not left by themselves.
+EVICTED = {"lost": 1, "revoked": 2}
 
 
 @dataclass(slots=True)
@@ -56,10 +58,10 @@ class Erasures:
         return actions
 
     def depart(
-        self, incarnation: bytes, epoch: int, servers: Iterable[MemberInfo], now: float, *, evicted: bool
+        self, incarnation: bytes, epoch: int, servers: Iterable[MemberInfo], now: float, how: str
     ) -> list[Action]:
         """A member of the job of an epoch has left or was lost; what is sent after this was possible without it."""
-        message, actions = Departed(incarnation, int(evicted)), list[Action]()
+        message, actions = Departed(incarnation, EVICTED.get(how, 0)), list[Action]()
         for server in servers:
             members = self._of(server).members
             members[incarnation] = _Departure(message, epoch, now + RETRY_S)

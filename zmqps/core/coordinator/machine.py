@@ -6,7 +6,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from zmqps.core.coordinator.ended import EndedJobs
+from zmqps.core.coordinator.admission import check_admission, check_ending
+from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
@@ -17,9 +18,19 @@ from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, p
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import Action, Disconnected, Exit, Log, Peer, Received, Send, Stop, Undecodable
-from zmqps.core.protocol.guard import check_end, check_join, welcome_guard
-from zmqps.core.protocol.hello import check_hello, check_job
+from zmqps.core.protocol.events import (
+    Action,
+    Exit,
+    Log,
+    NetworkEvent,
+    Peer,
+    Received,
+    Send,
+    Stop,
+    Undecodable,
+    Unreachable,
+)
+from zmqps.core.protocol.guard import welcome_guard
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -47,16 +58,13 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.errors import (
-    EvictedError,
     JobEndedError,
-    JobError,
     LimitError,
     NotJoinedError,
     PeerLostError,
     ProtocolError,
     PSError,
     from_wire,
-    listed,
 )
 
 #: How long the end of the cluster waits for the servers to say goodbye.
@@ -108,16 +116,20 @@ class CoordinatorMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: Received | Undecodable | Disconnected | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
             return self._end(Exit(exits.OK, event.reason), now)
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
-        if isinstance(event, Disconnected):
-            return []  # it may come back; whether a member is lost is for its heartbeats to say
-        message, member = event.message, self.membership.find(event.peer)
+        member = self.membership.find(event.peer)
+        if isinstance(event, Unreachable):  # its key was revoked
+            told = Send(event.peer, Error.of(0, event.error))
+            return [] if member is None else [told, *self._lose(member, now, "revoked")]
+        if not isinstance(event, Received):
+            return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
+        message = event.message
         host = member.hello.host if member else getattr(message, "host", "")
         try:
             return self._news.spare(self._take(event, member, message, now), now, host)
@@ -125,18 +137,18 @@ class CoordinatorMachine:
             return self._refuse(event.peer, getattr(message, "request", 0), error)
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
-        peer = event.peer
         if isinstance(message, Hello):
             return self._join(event, message, now)
         if isinstance(message, StatusRequest):
             self._inquiries.check(len(self.membership.members), now)
-            return [Send(peer, Status(message.request, self.status(now)))]
+            return [Send(event.peer, Status(message.request, self.status(now)))]
         if isinstance(message, EndJob):
-            return self._end_job(peer, message, now)
+            check_ending(self.identity, message, event.holder)
+            return self._end_job(event.peer, message, now)
         if member is None and isinstance(message, Leave):
-            return [Send(peer, Left())]  # said again, because the answer was lost
+            return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
-            self.membership.check_known(peer)
+            self.membership.check_known(event.peer)
             what = f"{type(message).__name__} before Hello"
             raise NotJoinedError(f"{what}: the sender has not joined this coordinator, perhaps an earlier one here")
         self.membership.heard(member, now)
@@ -161,7 +173,7 @@ class CoordinatorMachine:
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
                 actions += self._news.spare(self._lose(member, now), now, member.hello.host)
-                actions.append(Send(member.peer, Error.of(0, self._evicted(member, now))))
+                actions.append(Send(member.peer, Error.of(0, member.lost(now))))
                 self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
             actions += self._news.spare(run.on_deadline(now), now, run.name)
@@ -194,15 +206,12 @@ class CoordinatorMachine:
     # --- members -------------------------------------------------------------------------------
 
     def _join(self, event: Received, hello: Hello, now: float) -> list[Action]:
-        check_hello(hello, ("worker", "server", "observer"))
-        check_join(self.identity.job_secret, hello)
+        check_admission(self.identity, hello, event.holder)
         self.membership.check_welcome(hello.incarnation)
         if self.ending is not None:
             return [Send(event.peer, Shutdown(self.ending.reason))]
         known = hello.incarnation in self.membership.members
         check_advertised(hello, event.origin)
-        if hello.role != "server":
-            check_job(hello)
         if (run := None if hello.role == "server" else self._run_for(hello.job)) is not None:
             check_in_reach(hello.role, event.origin, self.servers)
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
@@ -210,7 +219,7 @@ class CoordinatorMachine:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             if not known and len(roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
-        member = self.membership.join(hello, event.peer, roster, now)
+        member = self.membership.join(hello, event.peer, roster, now, event.holder)
         actions: list[Action] = []
         if not known:
             member.origin = event.origin
@@ -318,26 +327,20 @@ class CoordinatorMachine:
         actions: list[Action] = [Log("warning", str(error))]
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         runs = [run for run in self.runs.values() if run.is_on(member)] if member.role == "server" else []
-        told: list[MemberInfo] = []
-        if member.role == "server":
-            for run in runs:
-                actions += run.lose_server(member, error)
-            told = [other for run in runs for other in run.members.values()]
-            if self.ending is None:
-                stays = "the cluster stays: start another server, and begin again what was trained on this one"
-                actions.append(Log("warning", "the cluster ends with its job" if self.options.once and runs else stays))
+        for run in runs:
+            actions += run.lose_server(member, error)
+        told = [other for run in runs for other in run.members.values()]
+        if member.role == "server" and self.ending is None:
+            stays = "the cluster stays: start another server, and begin again what was trained on this one"
+            actions.append(Log("warning", "the cluster ends with its job" if self.options.once and runs else stays))
         actions += self._depart(member, how, now, error)
         for run in runs:
             if run.vacant:  # nobody is there who would have to notice before
                 actions += self._end_run(run, str(error), now)
         return [*actions, *(Send(other.peer, lost) for other in told)]
 
-    def _evicted(self, member: MemberInfo, now: float) -> EvictedError:
-        silent = now - member.seen_at
-        return EvictedError(f"{member.title} was silent for {silent:.1f} s and presumed dead; connect again")
-
     def _depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
-        self.membership.remove(member, how, now, self._evicted(member, now) if how == "lost" else None)
+        self.membership.remove(member, how, now, member.eviction(now, how))
         actions: list[Action] = []
         run = self.runs.get(member.job)
         if run is None:
@@ -346,8 +349,8 @@ class CoordinatorMachine:
             if member.incarnation in run.startup.told:  # of others servers know nothing
                 # before a step that is complete without it: servers take nothing more of it from then on
                 there = [server for server in run.startup.servers if server.incarnation in self.membership.members]
-                gone, epoch, evicted = member.incarnation, run.startup.epoch, how == "lost"
-                actions += self._erasures.depart(gone, epoch, there, now, evicted=evicted)
+                gone, epoch = member.incarnation, run.startup.epoch
+                actions += self._erasures.depart(gone, epoch, there, now, how)
             actions += run.depart(member, how, now, error)
             if run.finished:
                 actions += self._end_run(run, run.losses.outcome, now)
@@ -415,7 +418,6 @@ class CoordinatorMachine:
 
     def _end_job(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other."""
-        check_end(self.identity.job_secret, self.identity.end_key, message)
         if (known := self.ended.answered(peer, message)) is not None:
             return [Send(peer, known)]
         if not message.job:  # all of them, and the cluster
@@ -427,8 +429,7 @@ class CoordinatorMachine:
             self._note_idle(now)
             text = f"job {message.job!r} has ended"
         elif not (text := self.ended.describe(message.job, now)):
-            running = f"running: {listed(sorted(map(repr, self.runs)), 8)}" if self.runs else "none is running"
-            raise JobError(f"there is no job {message.job[:100]!r}; {running}")
+            raise unknown_job(message.job, self.runs)
         return [*actions, Send(peer, self.ended.answer(peer, message, text))]
 
     # --- failures and the end ------------------------------------------------------------------

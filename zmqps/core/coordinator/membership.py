@@ -12,7 +12,8 @@ from typing import Any
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Message
-from zmqps.errors import IdentityError, JobError, LimitError, ProtocolError, PSError, listed
+from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
+from zmqps.errors import EvictedError, IdentityError, JobError, LimitError, ProtocolError, PSError, listed
 
 MAX_MEMBERS = 4096
 #: After so many heartbeats that have not come a member is called silent.
@@ -36,6 +37,7 @@ class MemberInfo:
     seen_at: float
     origin: str = ""  # the address of the other host that it comes from; empty: from this one
     unreached: str = ""  # which servers it cannot reach, by what it says
+    holder: KeyHolder | None = None  # whose key it has joined with
     counters: str = "{}"  # packed, see `zmqps.core.coordinator.status`
     counters_nbytes: int = 0
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
@@ -71,6 +73,15 @@ class MemberInfo:
     def title(self) -> str:
         """How errors and logs call it: ``worker 2 (name, host, pid 4711)``."""
         return f"{self.role} {self.rank} ({self.hello.name}, {self.hello.host}, pid {self.hello.pid})"
+
+    def lost(self, now: float) -> EvictedError:
+        """Return what it is told that was silent for too long."""
+        silent = now - self.seen_at
+        return EvictedError(f"{self.title} was silent for {silent:.1f} s and presumed dead; connect again")
+
+    def eviction(self, now: float, how: str) -> PSError | None:
+        """Return what it is told if it comes back after it has gone without a goodbye."""
+        return shut_out(self.role) if how == "revoked" else self.lost(now) if how == "lost" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +119,9 @@ class Roster:
         """
         return max(len(self._names), len(self) + self.num_finished)
 
-    def enter(self, hello: Hello, peer: Peer, now: float) -> MemberInfo:
+    def enter(self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None) -> MemberInfo:
         """Return a new member under the lowest free rank."""
-        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now)
+        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, holder=holder)
         self.take(member)
         return member
 
@@ -197,13 +208,13 @@ class Membership:
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}
         self._barred_peers: dict[Peer, PSError] = {}
 
-    def join(self, hello: Hello, peer: Peer, roster: Roster, now: float) -> MemberInfo:
+    def join(self, hello: Hello, peer: Peer, roster: Roster, now: float, holder: KeyHolder | None = None) -> MemberInfo:
         """Enter a member in its roster; the same incarnation keeps its rank, whatever connection it comes by.
 
         Raises
         ------
         IdentityError
-            Somebody else says that it is a member: it does not know its secret.
+            Somebody else says that it is a member: it does not know its secret, or has another key.
         """
         if self._peers.get(peer, hello.incarnation) != hello.incarnation:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
@@ -212,10 +223,12 @@ class Membership:
         member = self.members.get(hello.incarnation)
         if member is not None and not same(member.hello.secret, hello.secret):
             raise IdentityError(f"{member.title} is here, and whoever says this Hello is another one; nothing changes")
+        if member is not None:
+            check_same(member.holder, holder, member.title)
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
-            member = roster.enter(hello, peer, now)
+            member = roster.enter(hello, peer, now, holder)
             self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
         else:
             self._peers.pop(member.peer, None)

@@ -15,10 +15,11 @@ from zmqps.core.protocol.events import (
     Exit,
     Look,
     Looked,
+    NetworkEvent,
     Received,
     Send,
     Stop,
-    Undecodable,
+    Unreachable,
 )
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
 from zmqps.errors import LimitError, PSError, from_wire, printable
@@ -69,7 +70,7 @@ class Inquiry:
         self._look_due = now + LOOK_S
         return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
 
-    def handle(self, event: Received | Undecodable | Connected | Looked | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         """Take an answer; anything else is not for us."""
         if isinstance(event, Stop):
             return [Exit(exits.OK, event.reason)]
@@ -78,6 +79,9 @@ class Inquiry:
         if isinstance(event, Looked):
             self.why = printable(event.why)
             return []
+        if isinstance(event, Unreachable):
+            self.error, self._due = event.error, None
+            return [Exit(exits.FAILED, str(event.error))]
         message = event.message if isinstance(event, Received) else None
         if message is not None:
             self._look_due = None

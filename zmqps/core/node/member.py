@@ -51,6 +51,7 @@ class Identity:
     secret: bytes = field(default=b"", repr=False)  # known to the coordinator alone: who shows it is this process
     job_secret: bytes = field(default=b"", repr=False)  # of the cluster; empty where it has none
     end_key: bytes = field(default=b"", repr=False)  # who knows it may end jobs where there is no job secret
+    keyed: bool = False  # whether nobody connects to this process without a key
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""

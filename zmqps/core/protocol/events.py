@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.roles import KeyHolder
 from zmqps.errors import PSError
 
 Peer = bytes
@@ -42,11 +43,16 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came; of a `Hello` the transport says from which other host, if any, by its address."""
+    """A message came; the transport says more of a `Hello`, and of who asks unknown.
+
+    ``origin``: the address of the other host that it comes from, empty for this one. ``holder``: where there are keys,
+    whose it is.
+    """
 
     peer: Peer
     message: Message
     origin: str = ""
+    holder: KeyHolder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class Undecodable:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A requested connection cannot be made, now or later."""
+    """A requested connection cannot be made, now or later; or a peer that had one may have none any more."""
 
     peer: Peer
     error: PSError
@@ -106,7 +112,7 @@ class Looked:
 
 
 #: What a transport tells.
-NetworkEvent = Received | Undecodable | Connected | Disconnected | Looked
+NetworkEvent = Received | Undecodable | Unreachable | Connected | Disconnected | Looked
 
 
 # --- out of a machine -------------------------------------------------------------------------

@@ -237,7 +237,7 @@ class Discarded(Message):
 
 @dataclass(frozen=True, slots=True)
 class Departed(Message):
-    """A worker or observer has gone, ``evicted`` 1 if it was lost: servers take nothing of it any more."""
+    """A worker or observer has gone for good; ``evicted`` is 1 if it was lost, 2 if its key was revoked."""
 
     kind: ClassVar[int] = 30
     incarnation: Incarnation

@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.keys import LOADER, proof_of, same, ticket_of
 from zmqps.core.protocol.messages import Hello
-from zmqps.errors import IdentityError, LimitError, ProtocolError, PSError, StaleEpochError
+from zmqps.core.protocol.roles import KeyHolder, check_role, check_same, shut_out
+from zmqps.errors import (
+    EvictedError,
+    IdentityError,
+    LimitError,
+    NotJoinedError,
+    ProtocolError,
+    PSError,
+    StaleEpochError,
+)
 
 #: A worker is a few hundred bytes and a ledger here. The coordinator has no more members.
 MAX_CLIENTS = 4096
@@ -25,12 +34,15 @@ class Client:
         What it said.
     peer
         The connection it said it on: no other one speaks for it.
+    holder
+        Whose key it has shown, where there are keys.
     """
 
-    __slots__ = ("epoch", "hello", "loads", "name", "peer", "puller")
+    __slots__ = ("epoch", "hello", "holder", "loads", "name", "peer", "puller")
 
-    def __init__(self, hello: Hello, peer: Peer) -> None:
+    def __init__(self, hello: Hello, peer: Peer, holder: KeyHolder | None = None) -> None:
         self.hello = hello
+        self.holder = holder
         self.peer = peer
         self.epoch = hello.epoch  # of the job it trains
         self.loads = False  # whether it was asked to upload the initial values
@@ -39,10 +51,26 @@ class Client:
         self.puller = hello.incarnation if hello.role == "worker" else b""
 
 
-class Clients:
-    """The clients of a server, their connections, and those who may not come back."""
+def departed(evicted: int) -> PSError:
+    """Return what somebody is told who has gone and comes back; ``evicted`` as in `Departed`."""
+    if evicted == 2:
+        return shut_out("worker")
+    if evicted:
+        return EvictedError("the coordinator presumed this worker dead; connect again as a new worker")
+    return NotJoinedError("this worker has left; connect again as a new one")
 
-    def __init__(self) -> None:
+
+class Clients:
+    """The clients of a server, their connections, and those who may not come back.
+
+    Parameters
+    ----------
+    keyed
+        Whether nobody is welcome without a key.
+    """
+
+    def __init__(self, *, keyed: bool = False) -> None:
+        self._keyed = keyed
         self.by_incarnation: dict[bytes, Client] = {}
         self._by_peer: dict[Peer, Client] = {}
         #: Returns the client behind a connection; None: nobody has shown a ticket there.
@@ -53,7 +81,7 @@ class Clients:
     def __len__(self) -> int:
         return len(self.by_incarnation)
 
-    def welcome(self, peer: Peer, hello: Hello, key: bytes) -> bytes:
+    def welcome(self, peer: Peer, hello: Hello, key: bytes, holder: KeyHolder | None = None) -> bytes:
         """Take a member of the job of this key; return what proves to it who this server is.
 
         The same incarnation may come on another connection: that one speaks for it from then on.
@@ -61,11 +89,12 @@ class Clients:
         Raises
         ------
         IdentityError
-            Its ticket is not one that the coordinator made for it, and for this server.
+            Its ticket is not one that the coordinator made for it, and for this server; or its key does not allow that.
         PSError
             It was lost, or has left; or it goes back to an earlier job.
         """
         who = hello.incarnation
+        check_role(holder, hello.role, keyed=self._keyed)
         loads = hello.role == "worker" and same(hello.secret, ticket_of(key, LOADER, who))
         if not loads and not same(hello.secret, ticket_of(key, hello.role, who)):
             raise IdentityError(
@@ -75,12 +104,14 @@ class Clients:
         if who in self._barred:
             raise self._barred[who][1].again()
         behind, client = self._by_peer.get(peer), self.by_incarnation.get(who)
+        if client is not None:
+            check_same(client.holder, holder, f"{hello.role} {client.name}")
         if behind is not None and behind is not client:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
         if client is None:
             if len(self) >= MAX_CLIENTS:
                 raise LimitError(what="number of workers", got=len(self) + 1, limit=MAX_CLIENTS)
-            client = self.by_incarnation[who] = Client(hello, peer)
+            client = self.by_incarnation[who] = Client(hello, peer, holder)
         elif hello.epoch < client.epoch:
             raise StaleEpochError(ours=client.epoch, theirs=hello.epoch)
         elif client.peer != peer:

@@ -23,10 +23,12 @@ from zmqps.core.protocol.events import (
     NetworkEvent,
     Peer,
     Reader,
+    Received,
     Returned,
     Send,
     Stop,
     Undecodable,
+    Unreachable,
 )
 from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.hello import check_hello
@@ -56,7 +58,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
-from zmqps.core.server.clients import Client, Clients
+from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.parked import (
     COMMITTED,
@@ -111,7 +113,7 @@ class ServerMachine:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self._builds = Builds(self.tenants, make_shard, available)
-        self.clients = Clients()
+        self.clients = Clients(keyed=identity.keyed)
         self._num_refused = 0
         self._discarded = DiscardedJobs()
         self._ending = False
@@ -134,16 +136,17 @@ class ServerMachine:
         here = {"refused": self._num_refused, "clients": len(self.clients)}
         return {**in_all(of_jobs.values()), **here, "jobs": of_jobs}
 
-    def handle(self, event: NetworkEvent | Returned | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
             return [*self.member.leave("closed", now), Exit(exits.OK, event.reason)]
         if isinstance(event, Undecodable):
             return self._refuse(event.peer, 0, event.error)
-        if isinstance(event, Disconnected):  # if it comes back it asks again for what it has not got
-            client = self.clients.find(event.peer)
-            if client is not None:
+        if isinstance(event, Unreachable) and event.peer == COORDINATOR:
+            return [Exit(exits.FAILED, str(event.error))]
+        if isinstance(event, (Disconnected, Unreachable)):  # if it comes back it asks again for what it has not got
+            if (client := self.clients.find(event.peer)) is not None:
                 self.tenants[client.epoch].parked.drop(client.hello.incarnation)
             return []
         if isinstance(event, Connected):
@@ -156,7 +159,7 @@ class ServerMachine:
         try:
             if event.peer == COORDINATOR:
                 return self._from_coordinator(message, now)
-            return self._from_client(event.peer, message)
+            return self._from_client(event, message)
         except (MemoryError, PSError) as error:
             return self._failed(event.peer, message, error)
 
@@ -222,7 +225,7 @@ class ServerMachine:
         elif isinstance(message, Discard):
             actions += self._discard(message)
         elif isinstance(message, Departed):
-            self._depart(message.incarnation, evicted=bool(message.evicted))
+            self._depart(message.incarnation, message.evicted)
             actions.append(Send(COORDINATOR, Forgotten(message.incarnation)))
         elif isinstance(message, Shutdown):
             actions += [*self.member.leave("finished", now), Exit(exits.OK, message.reason)]
@@ -303,10 +306,10 @@ class ServerMachine:
 
     # --- workers -------------------------------------------------------------------------------
 
-    def _from_client(self, peer: Peer, message: Message) -> list[Action]:
-        client = self.clients.find(peer)
+    def _from_client(self, event: Received, message: Message) -> list[Action]:
+        client = self.clients.find(event.peer)
         if client is None:
-            return self._from_stranger(peer, message)
+            return self._from_stranger(event, message)
         if isinstance(message, Push):
             return self._push(client, self._tenant(message.epoch, client), message)
         if isinstance(message, Pull):
@@ -315,34 +318,34 @@ class ServerMachine:
             return self._load(client, message)
         if isinstance(message, Leave):
             self._depart(client.hello.incarnation)
-            return [Send(peer, Left())]
+            return [Send(event.peer, Left())]
         if isinstance(message, Hello):
-            return self._welcome(peer, message)
+            return self._welcome(event, message)
         raise ProtocolError(f"a server does not take {type(message).__name__}")
 
-    def _from_stranger(self, peer: Peer, message: Message) -> list[Action]:
+    def _from_stranger(self, event: Received, message: Message) -> list[Action]:
         """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
         if isinstance(message, Hello):
-            return self._welcome(peer, message)
+            return self._welcome(event, message)
         if isinstance(message, Leave):
-            return [Send(peer, Left())]  # the coordinator was faster to say that it has left
-        self.clients.check_known(peer)
+            return [Send(event.peer, Left())]  # the coordinator was faster to say that it has left
+        self.clients.check_known(event.peer)
         if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
             raise self._discarded.error(message.epoch)
         raise NotJoinedError(f"{type(message).__name__} before Hello")
 
-    def _welcome(self, peer: Peer, hello: Hello) -> list[Action]:
+    def _welcome(self, event: Received, hello: Hello) -> list[Action]:
         check_hello(hello, ("worker", "observer"))
         tenant = self._tenant(hello.epoch)
         if hello.job != tenant.name:
             raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
-        proof = self.clients.welcome(peer, hello, tenant.assign.key)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
-            member.num_workers, member.num_servers, proof=proof,
+            member.num_workers, member.num_servers,
+            proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder),
         )  # fmt: skip
-        return [Send(peer, welcome)]
+        return [Send(event.peer, welcome)]
 
     def _load(self, client: Client, message: Load) -> list[Action]:
         tenant = self._tenant(message.epoch, client)
@@ -478,11 +481,9 @@ class ServerMachine:
             client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
         )
 
-    def _depart(self, incarnation: bytes, *, evicted: bool = False) -> None:
+    def _depart(self, incarnation: bytes, evicted: int = 0) -> None:
         """A client has gone for good: nothing is taken of it any more."""
-        text = "the coordinator presumed this worker dead; connect again as a new worker"
-        left = NotJoinedError("this worker has left; connect again as a new one")
-        self.clients.bar(incarnation, EvictedError(text) if evicted else left)
+        self.clients.bar(incarnation, departed(evicted))
         self._forget(incarnation)
 
     def _forget(self, incarnation: bytes) -> None:

@@ -70,6 +70,7 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
     DeadlineError,
+    KeyRefusedError,
     PSError,
     ShutdownError,
     from_wire,
@@ -80,6 +81,7 @@ from zmqps.errors import (
 FAREWELL_S = 2.0
 #: After so many heartbeats without an answer an error at a deadline tells of the coordinator's silence.
 SILENT_BEATS = 2.5
+Event = NetworkEvent | Stop | Operation | Cancelled
 
 
 def _all_finite(arrays: Sequence[Array]) -> bool:
@@ -163,7 +165,7 @@ class SessionMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
+    def handle(self, event: Event, now: float) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
         actions = self._take(event, now)
@@ -172,7 +174,7 @@ class SessionMachine:
             actions += self._go_on(now)
         return actions
 
-    def _take(self, event: NetworkEvent | Unreachable | Stop | Operation | Cancelled, now: float) -> list[Action]:
+    def _take(self, event: Event, now: float) -> list[Action]:
         if isinstance(event, Operation):
             return self._begin(event, now)
         if isinstance(event, Cancelled):
@@ -183,7 +185,12 @@ class SessionMachine:
         if isinstance(event, Undecodable):
             return [Log("warning", f"dropped what {self.transfers.title_of(event.peer)} sent: {event.error}")]
         if isinstance(event, Unreachable):
-            return [Log("error", str(event.error)), *self.transfers.unreachable(event.peer, event.error)]
+            told = [] if self._fatal else [Log("error", str(event.error))]
+            if event.peer != COORDINATOR and not isinstance(event.error, KeyRefusedError):
+                return [*told, *self.transfers.unreachable(event.peer, event.error)]
+            if event.peer == COORDINATOR:
+                self.member.abandon()
+            return [*([] if self.operations else told), *self._fail_all(event.error)]
         if isinstance(event, Connected):
             if event.peer != COORDINATOR:
                 return self.transfers.connected(event.peer, now)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from zmqps.core.protocol.events import COORDINATOR, Peer, Reader
 from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.roles import KeyHolder
 from zmqps.errors import ConfigurationError
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.lending import LaneLoan
@@ -338,6 +339,10 @@ class LaneTransport:
     def origin(self, peer: Peer) -> str:
         """Return the address of the other host that a peer's `Hello` came from."""
         return self._inner.origin(peer)
+
+    def holder(self, peer: Peer) -> KeyHolder | None:
+        """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
+        return self._inner.holder(peer)
 
     def facts(self) -> Mapping[str, Any]:
         """Return what the status shows: how the connections opened here carry their payloads."""

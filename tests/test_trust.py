@@ -1,0 +1,304 @@
+"""Clusters with keys: who is let in, who is not, what both ends say, and what can be read on the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+import zmqps
+from tests.inprocess import InProcessCluster
+from zmqps import keys
+from zmqps.core.protocol.events import COORDINATOR
+from zmqps.core.protocol.messages import Leave
+from zmqps.core.protocol.wire import encode
+from zmqps.core.server.machine import ServerMachine
+from zmqps.errors import ConfigurationError, IdentityError, KeyRefusedError
+from zmqps.net.curve import secure_dealer
+from zmqps.net.driver import Driver
+from zmqps.net.identity import new_identity
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.coordinator import CoordinatorConfig
+from zmqps.nodes.inquiry import ask_status, end_job
+from zmqps.nodes.server import ServerConfig
+
+PATIENCE = 30.0
+#: Within so many seconds both ends know.
+SOON_S = 2.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    keys.create(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+@contextmanager
+def cluster(folder: Path | None) -> Iterator[InProcessCluster]:
+    with InProcessCluster(folder, heartbeat_interval=0.2) as made:
+        yield made
+
+
+def start(worker: zmqps.Worker, size: int = 4) -> None:
+    worker.init({"secret_layer": np.zeros(size, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+
+
+def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+
+def heard(caplog: pytest.LogCaptureFixture, text: str, number: int = 1) -> None:
+    """Wait for the nodes' lines: they are logged by other threads."""
+    ends_at, patience = time.monotonic() + SOON_S, threading.Event()
+    while len(lines(caplog, text)) < number:
+        assert time.monotonic() < ends_at, f"{text!r}: {[record.getMessage() for record in caplog.records]}"
+        patience.wait(0.01)
+
+
+@contextmanager
+def refused_soon(caplog: pytest.LogCaptureFixture, here: str, there: str) -> Iterator[None]:
+    """Assert that both ends say within two seconds, each in a line, that somebody is refused."""
+    begun = time.monotonic()
+    with pytest.raises(KeyRefusedError) as found:
+        yield
+    assert time.monotonic() - begun < SOON_S
+    assert here in str(found.value)
+    assert "\n" not in str(found.value)
+    heard(caplog, there)
+
+
+def test_a_worker_with_a_token_trains_and_one_without_is_refused(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cluster(folder) as made, zmqps.connect(token=keys.token(folder, address=made.address)) as worker:
+        start(worker)
+        worker.push({"secret_layer": np.ones(4, np.float32)})
+        assert worker.pull()["secret_layer"].tolist() == [-1.0] * 4
+        with refused_soon(caplog, "takes nobody without a key", "it shows no key"):
+            zmqps.connect(made.address)
+        with pytest.raises(KeyRefusedError, match="takes nobody without a key"):
+            ask_status(made.address)
+        status = ask_status(made.address, keys=keys.Keys.of_token(keys.token(folder, "observer")))
+        assert [member["role"] for member in status["members"]] == ["server", "worker"]
+
+
+def test_a_stranger_with_keys_of_its_own_is_refused(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "own"
+    keys.create(own)
+    with cluster(folder) as made:
+        with refused_soon(caplog, "has another key than this one's keys say", "it looks for a node with another key"):
+            zmqps.connect(made.address, keys=own)
+        (own / "cluster.pub").write_text((folder / "cluster.pub").read_text())
+        with refused_soon(caplog, "not, or no longer, one that may come in", "its key is none of this cluster's"):
+            zmqps.connect(made.address, keys=own)
+
+
+def test_keys_at_a_cluster_that_has_none_are_refused(folder: Path) -> None:
+    with cluster(None) as made, pytest.raises(KeyRefusedError, match="was started without keys"):
+        zmqps.connect(made.address, keys=folder)
+
+
+def test_revoking_a_key_ends_its_connection_within_a_second_and_its_token_opens_nothing(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cluster(folder) as made:
+        mallory = keys.token(folder, address=made.address, name="mallory")
+        with zmqps.connect(token=mallory) as worker, zmqps.connect(made.address, keys=folder) as other:
+            start(worker)
+            start(other)
+            keys.revoke(folder, ["mallory"])
+            with refused_soon(caplog, "refuses this worker", "lost worker 0"):
+                while True:
+                    worker.push({"secret_layer": np.ones(4, np.float32)})
+            heard(caplog, "shut a connection", 2)  # both nodes
+            assert all("'mallory' was revoked at 20" in line for line in lines(caplog, "shut a connection"))
+            before = other.pull()["secret_layer"].tolist()
+            caplog.clear()
+            with pytest.raises(KeyRefusedError):
+                worker.push({"secret_layer": np.ones(4, np.float32)})
+            with refused_soon(caplog, "not, or no longer", "refused a connection"):
+                zmqps.connect(token=mallory)
+            assert other.pull()["secret_layer"].tolist() == before
+
+
+def test_a_token_that_has_expired_opens_nothing_and_its_connection_ends(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cluster(folder) as made:
+        token = keys.token(folder, address=made.address, name="guest", lasts=1.5)
+        with zmqps.connect(token=token) as worker:
+            start(worker)
+            with refused_soon(caplog, "refuses this worker", "lost worker 0"):
+                while True:
+                    worker.pull()
+        caplog.clear()
+        with refused_soon(caplog, "not, or no longer", "the worker's key 'guest' has expired at"):
+            zmqps.connect(token=token)
+
+
+def test_a_key_allows_its_role_and_no_other(folder: Path) -> None:
+    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+        start(worker)
+        looks = keys.token(folder, "observer", made.address)
+        with pytest.raises(
+            ConfigurationError, match="the token is for observer, whose key does not allow to be a worker"
+        ):
+            zmqps.connect(token=looks)
+        with zmqps.connect(token=looks, observer=True) as observer:
+            assert observer.pull()["secret_layer"].tolist() == [0.0] * 4
+            with pytest.raises(zmqps.errors.PSError):
+                observer.push({"secret_layer": np.ones(4, np.float32)})
+        for role in ("worker", "observer"):
+            with pytest.raises(IdentityError, match="does not allow to end jobs"):
+                end_job(made.address, "default", keys=keys.Keys.of_token(keys.token(folder, role)))
+        assert end_job(made.address, "default", keys=keys.Keys.load(folder)) == "job 'default' has ended"
+
+
+def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with cluster(folder) as made:
+        worker = keys.Keys.of_token(keys.token(folder, "worker"))
+        begun = time.monotonic()
+        transport = ZmqTransport(keys=worker, role="worker")
+        machine = ServerMachine(new_identity("server"), made.address, lambda *_: None)  # type: ignore[arg-type,return-value]
+        ended = asyncio.run(Driver(machine, transport, logging.getLogger("zmqps.tests")).run())
+        assert time.monotonic() - begun < SOON_S
+        assert "the worker's key 'worker-1' does not allow to join as a server" in ended.reason
+        assert len(lines(caplog, "refused a request of peer")) == 1
+        with pytest.raises(ConfigurationError, match="does not hold the keys of a node"):
+            worker.check_node()
+
+
+def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_heard(folder: Path) -> None:
+    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+        start(worker)
+        transport = worker._thread.transport._inner  # type: ignore[union-attr]
+        name = transport._dealers[COORDINATOR].getsockopt(zmq.IDENTITY)
+        with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
+            secure_dealer(thief, keys.Keys.of_token(keys.token(folder, "worker")), "worker")
+            thief.setsockopt(zmq.IDENTITY, name)
+            thief.setsockopt(zmq.LINGER, 0)
+            thief.connect(made.address)
+            for _ in range(5):
+                thief.send_multipart(encode(Leave("closed")))
+                assert not thief.poll(100), "nobody answers"
+            made.wait_until(lambda status: status["counters"]["refused"] >= 0)
+        worker.push({"secret_layer": np.ones(4, np.float32)})
+        worker.barrier("all", timeout=PATIENCE)
+        assert made.status()["gone"] == []
+
+
+@pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5570", "tcp://192.0.2.1:5570"])
+def test_beyond_loopback_a_node_needs_keys_or_to_be_told_that_it_needs_none(folder: Path, endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match="zmqps keys create DIR"):
+        CoordinatorConfig(bind=endpoint)
+    with pytest.raises(ConfigurationError, match="zmqps keys create DIR"):
+        ServerConfig(coordinator=endpoint, bind=endpoint)
+    CoordinatorConfig(bind=endpoint, keys=folder)
+    ServerConfig(coordinator=endpoint, bind=endpoint, keys=folder)
+    CoordinatorConfig(bind=endpoint, insecure=True)
+
+
+def test_processes_take_rotated_keys_by_themselves(folder: Path) -> None:
+    with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
+        start(worker)
+        old = keys.Keys.load(folder)
+        keys.rotate(folder, grace=0.0)  # what is open ends at once, and comes back with the new keys
+        for _ in range(20):
+            worker.push({"secret_layer": np.ones(4, np.float32)}, timeout=PATIENCE)
+            threading.Event().wait(0.05)
+        assert worker.pull()["secret_layer"].tolist() == [-20.0] * 4
+        made.wait_until(lambda status: len(status["members"]) == 2 and not status["gone"])
+        with pytest.raises(KeyRefusedError):
+            ask_status(made.address, keys=replace(old, directory=None))
+
+
+# --- the wire -----------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands before a TCP port, and keeps all that goes through it, both ways."""
+
+    def __init__(self, endpoint: str) -> None:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        self._there = host, int(port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.seen = bytearray()
+        self._threads = [threading.Thread(target=self._accept)]
+        self._sockets: list[socket.socket] = []
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here, _ = self._listener.accept()
+            except OSError:
+                return
+            there = socket.create_connection(self._there)
+            self._sockets += [here, there]
+            for source, sink in ((here, there), (there, here)):
+                self._threads.append(threading.Thread(target=self._pump, args=(source, sink)))
+                self._threads[-1].start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                self.seen += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in self._sockets:
+            one.close()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+
+def _train_through(recorder: Recorder, value: np.ndarray[Any, Any], **who: Any) -> None:
+    with zmqps.connect(recorder.endpoint, transport="tcp", name="agent-smith", **who) as worker:
+        start(worker, value.size)
+        worker.push({"secret_layer": value})
+        worker.pull()
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_with_keys_what_goes_over_the_wire_holds_neither_values_nor_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    value = np.full(4096, 1234.5678, np.float32)
+    value[::2] = np.arange(2048)
+    secrets = [b"secret_layer", b"agent-smith", b"default", value[100:200].tobytes(), (-value[100:200]).tobytes()]
+    with cluster(folder if keyed else None) as made, closing(Recorder(made.address)) as coordinator:
+        made.wait_until(lambda status: bool(status["members"]))
+        server = made.status()["members"][0]["endpoint"].split()[0]
+        with closing(Recorder(server)) as data:
+            monkeypatch.setattr("zmqps.net.lane.shm.choose", lambda advertised, transport: _Route(data.endpoint, False))
+            _train_through(coordinator, value, **({"keys": folder} if keyed else {}))
+            wire = bytes(coordinator.seen + data.seen)
+    assert len(data.seen) > 3 * value.nbytes, "initial values, gradients and values went this way"
+    assert [secret for secret in secrets if secret in wire] == ([] if keyed else secrets)
+
+
+class _Route:
+    def __init__(self, endpoint: str, shared: bool) -> None:
+        self.endpoint, self.shared = endpoint, shared
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.endpoint, self.shared))

@@ -1,0 +1,32 @@
+"""Who may join a cluster, and who may end its jobs."""
+
+from __future__ import annotations
+
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.guard import check_end, check_join
+from zmqps.core.protocol.hello import check_hello, check_job
+from zmqps.core.protocol.messages import EndJob, Hello
+from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
+
+
+def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) -> None:
+    """Raise unless somebody may join this coordinator's cluster, by its key and by what it knows.
+
+    Raises
+    ------
+    IdentityError
+        Its key does not allow its role, or it does not know the job secret.
+    ProtocolError
+        Its `Hello` is not one of ours.
+    """
+    check_hello(hello, ("worker", "server", "observer"))
+    check_role(holder, hello.role, keyed=identity.keyed)
+    check_join(identity.job_secret, hello)
+    if hello.role != "server":
+        check_job(hello)
+
+
+def check_ending(identity: Identity, message: EndJob, holder: KeyHolder | None) -> None:
+    """Raise `IdentityError` unless somebody may end a job: with keys, who has a node's; else who knows a secret."""
+    check_operator(holder, "end jobs", keyed=identity.keyed)
+    check_end(identity.job_secret, b"" if identity.keyed else identity.end_key, message)

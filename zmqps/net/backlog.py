@@ -1,0 +1,60 @@
+"""What gathers at a socket: bytes that a peer has yet to read, frames of a message that is none."""
+
+from __future__ import annotations
+
+import zmq
+
+#: Frames thrown away at a time, of a message that is none.
+PORTION = 2048
+#: Bytes sent to a peer from one message that tells when it has left to the next.
+MARK_NBYTES = 1 << 20
+
+_DONTWAIT = int(zmq.DONTWAIT)
+
+
+class Backlog:
+    """How many bytes wait in ZeroMQ for a peer to read them: no less, and until it is asked more."""
+
+    __slots__ = ("_confirmed", "_marks", "fresh", "nbytes", "stuck_since")
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.fresh = 0  # of these since the last mark
+        self.stuck_since: float | None = None
+        self._confirmed = 0  # bytes of the connection, when that was noted last
+        self._marks: list[tuple[zmq.MessageTracker, int]] = []
+
+    def note(self, confirmed: int, now: float) -> None:
+        """Take note of the bytes of the connection that have arrived: one large message leaves no mark on its way."""
+        if confirmed >= self._confirmed + MARK_NBYTES:
+            self._confirmed, self.stuck_since = confirmed, now
+
+    def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
+        """A message was queued; with a mark it tells when it has left, and all before it with it."""
+        self.nbytes += nbytes
+        self.fresh += nbytes
+        if mark is not None:
+            self._marks.append((mark, self.fresh))
+            self.fresh = 0
+
+    def is_full(self, now: float, limit_nbytes: int) -> bool:
+        """Whether there is more than a limit even without what has left meanwhile."""
+        waiting = [mark for mark in self._marks if not mark[0].done]
+        if len(waiting) < len(self._marks):
+            self.stuck_since = None
+        self._marks = waiting
+        self.nbytes = self.fresh + sum(nbytes for _, nbytes in waiting)
+        if self.nbytes <= limit_nbytes:
+            self.stuck_since = None
+            return False
+        if self.stuck_since is None:
+            self.stuck_since = now
+        return True
+
+
+def discard_frames(socket: zmq.Socket[bytes]) -> bool:
+    """Throw away frames of the message that is there; return whether that was the last one."""
+    for _ in range(PORTION):
+        if not socket.recv(_DONTWAIT, copy=False).more:
+            return True
+    return False

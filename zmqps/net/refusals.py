@@ -1,0 +1,179 @@
+"""Handshakes that fail for good: libzmq says so to the monitor of a socket, and to nobody else.
+
+A DEALER that was refused is silent ever after, and one that cannot agree with the other end tries again for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from functools import partial
+
+import zmq
+
+from zmqps.core.node.throttle import Throttle
+from zmqps.errors import KeyRefusedError
+from zmqps.net.connections import Address, Credentials
+from zmqps.net.keyring import Keys
+
+#: So many handshakes in a row that broke off tell that the other end has another key; one may be a node that ends.
+MAX_BROKEN = 4
+_AUTH, _BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+#: What a monitor tells of handshakes that fail.
+FAILURES = _AUTH | _BROKEN | _PROTOCOL
+WRONG_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+PROBE_S = 0.5
+UNKNOWN_S = 0.5
+#: The first bytes of ZMTP's, up to its version: that is enough for the other end to send all of its own.
+_GREETING, GREETING_NBYTES = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00", 64
+MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+
+NEEDS_A_KEY = (
+    "it takes nobody without a key; give this process a token (ZMQPS_TOKEN, zmqps.connect(token=...)) or a directory "
+    "of keys (--keys DIR, ZMQPS_KEYS)"
+)
+HAS_NO_KEYS = "it was started without keys, and this one has some; start it with --keys DIR, or give this one none"
+NOT_KNOWN = (
+    "its key is not, or no longer, one that may come in; whoever runs the cluster sees why in the node's log, and "
+    "makes a new token with zmqps keys token"
+)
+ANOTHER_CLUSTER = (
+    "it has another key than this one's keys say: they are of another cluster, or the cluster's key was changed; get a "
+    "new token, or the new keys"
+)
+
+#: Whether this end has keys, and the mechanism of the other one -> why they break off each handshake.
+WHY = {(False, "CURVE"): NEEDS_A_KEY, (True, "NULL"): HAS_NO_KEYS, (True, "CURVE"): ANOTHER_CLUSTER}
+
+
+class RefusalLog:
+    """Lines of a node's log about those whose handshakes fail: one for a host in some seconds.
+
+    libzmq tells why, then which connection has ended; which may have been so short that nobody knows whose it was. Then
+    a line waits for another try of the same one.
+
+    Parameters
+    ----------
+    keyed
+        Whether who comes in has to show a key.
+    """
+
+    def __init__(self, *, keyed: bool) -> None:
+        self._keyed = keyed
+        self._throttle = Throttle("connections that were refused", most=1)
+        self._why = ""  # of the connection that ends next
+        self._unknown: tuple[str, float] | None = None  # why, and until when to wait for who
+
+    def failed(self, kind: int, value: int) -> None:
+        """A handshake has failed."""
+        self._why = self._judge(kind, value)
+
+    def ended(self, address: Credentials | Address | None, now: float) -> str | None:
+        """Return the line about a connection that has ended, if there is one."""
+        why, self._why = self._why, ""
+        if not why:
+            return None
+        if address is None:
+            self._unknown = self._unknown or (why, now + UNKNOWN_S)
+            return None
+        self._unknown = None
+        return self._throttle.admit(f"refused a connection {address}: {why}", now, address[0])
+
+    def overdue(self, now: float) -> str | None:
+        """Return the line about somebody of whom nothing more was heard."""
+        if self._unknown is None or now < self._unknown[1]:
+            return None
+        (why, _), self._unknown = self._unknown, None
+        return self._throttle.admit(f"refused a connection that ended at once: {why}", now)
+
+    def _judge(self, kind: int, value: int) -> str:
+        if not self._keyed:
+            return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
+        if kind == _PROTOCOL and value == WRONG_KEY:
+            return (
+                "it looks for a node with another key: its keys are of another cluster, or of before this one's changed"
+            )
+        return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
+
+
+def mechanism_at(endpoint: str) -> str:
+    """Return how a node wants to be talked to by its greeting, ``CURVE`` or ``NULL``; blocks for a second at most.
+
+    Of two ends that do not agree, the one that is slower to read the other's greeting finds the connection closed, and
+    nothing else: so who has not read it is told here. Empty: it did not answer.
+    """
+    scheme, _, place = endpoint.partition("://")
+    try:
+        with socket.socket(socket.AF_UNIX) if scheme == "ipc" else _connected(place) as connection:
+            connection.settimeout(PROBE_S)
+            if scheme == "ipc":
+                connection.connect("\0" + place[1:] if place.startswith("@") else place)
+            connection.sendall(_GREETING)
+            greeting = b""
+            while len(greeting) < GREETING_NBYTES and (more := connection.recv(GREETING_NBYTES - len(greeting))):
+                greeting += more
+    except (OSError, ValueError):
+        return ""
+    return greeting[12:32].rstrip(b"\0").decode(errors="replace")
+
+
+def _connected(place: str) -> socket.socket:
+    host, _, port = place.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), PROBE_S)
+
+
+class Refusals:
+    """What is to be made of a DEALER's handshakes that fail.
+
+    Parameters
+    ----------
+    endpoint, role
+        Of what and by whom, for the error.
+    keys
+        What it shows, and knows the other end by.
+    """
+
+    def __init__(self, endpoint: str, role: str, keys: Keys | None) -> None:
+        self.keys = keys
+        self._endpoint, self._role = endpoint, role
+        self._num_broken = 0
+        # whether it may be about keys that handshakes break off: to be found out by `mechanism_at`
+        self._doubtful = False
+        self._found: KeyRefusedError | None = None
+
+    def succeeded(self) -> None:
+        """A handshake has come to its end."""
+        self._num_broken = 0
+
+    def failed(self, kind: int, value: int) -> None:
+        """A handshake has failed, by what the monitor tells."""
+        if kind == _AUTH:
+            self._refused(NOT_KNOWN)
+        elif kind == _PROTOCOL and value == MISMATCH:
+            self._refused(HAS_NO_KEYS if self.keys is not None else NEEDS_A_KEY)
+        else:
+            self._num_broken += 1
+            self._doubtful = self._num_broken == (1 if self.keys is None else MAX_BROKEN)
+
+    def take(self, again: Callable[[], None]) -> KeyRefusedError | None:
+        """Return what is wrong for good, or call ``again`` once it is found out.
+
+        Runs in the thread of an asyncio loop.
+        """
+        error, self._found = self._found, None
+        if self._doubtful and error is None:
+            self._doubtful = False
+            asking = asyncio.get_running_loop().run_in_executor(None, mechanism_at, self._endpoint)
+            asking.add_done_callback(partial(self._settle, again))
+        return error
+
+    def _settle(self, again: Callable[[], None], asking: asyncio.Future[str]) -> None:
+        why = WHY.get((self.keys is not None, "" if asking.cancelled() else asking.result()))
+        if why is not None:
+            self._refused(why)
+            again()
+
+    def _refused(self, why: str) -> None:
+        self._found = KeyRefusedError(address=self._endpoint, role=self._role, why=why)
