@@ -47,7 +47,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
-        "launch": "errors checks core/protocol core/coordinator gpu trace nodes keys",
+        "launch": "errors checks core/protocol core/coordinator net gpu trace nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
     },
     "Public: what scripts and users type": {

@@ -87,7 +87,16 @@ def test_a_cluster_ends_with_its_workers_and_its_logs_are_here(ssh, zmqps, tmp_p
     logs = zmqps("logs", "worker-1").stdout.splitlines()
     assert len(logs) == 1
     assert "1 of tcp://" in logs[0]
-    assert not (tmp_path / ".zmqps").exists()
+    assert not (tmp_path / ".zmqps").exists(), "the keys are gone, too"
+
+
+@pytest.mark.processes
+def test_a_host_of_workers_gets_the_key_of_a_worker_only(ssh, zmqps, tmp_path) -> None:
+    (tmp_path / "hosts.txt").write_text("127.0.0.11 servers=1 workers=0\n127.0.0.12 slots=1\n")
+    result = zmqps(*ssh, "--hosts", "hosts.txt", "--", "sh", "-c", "ls -m $ZMQPS_KEYS $ZMQPS_KEYS/.. | tr -d '\\n'")
+    assert result.returncode == exits.OK, result.stdout + result.stderr
+    (said,) = [line for line in result.stdout.splitlines() if line.startswith("worker-0@")]
+    assert re.search(r"/worker-keys:cluster\.pub, worker\.key\S+/\.\.:worker-keys$", said)
 
 
 @pytest.mark.processes

@@ -55,7 +55,7 @@ class Agent:
 
     def set_up(self, **facts: Any) -> Message:
         told = {"directory": "/", "files": {}, "env": {}, "workers": 2, "trace": False, "name": "x", "local": False}
-        self.tell("setup", **{**told, "address": "", "interface": "", **facts})
+        self.tell("setup", **{**told, "keys": "", "address": "", "interface": "", **facts})
         return self.hear("ready")
 
     def start_worker(self, *command: str, name: str = "w", **env: str) -> None:

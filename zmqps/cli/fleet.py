@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import traceback
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -16,11 +17,13 @@ from typing import Any
 
 from zmqps import __version__
 from zmqps.cli.output import LogFile, Terminal
-from zmqps.cli.state import Claim, State
+from zmqps.cli.state import Claim, State, state_path
 from zmqps.core.protocol import exits
-from zmqps.errors import DeadlineError, NodeFailedError, PSError
+from zmqps.errors import DeadlineError, NodeFailedError, PSError, listed
+from zmqps.keys import create
 from zmqps.launch.cluster import GRACE_S, ClusterConfig
 from zmqps.launch.far import FILES, pack
+from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, key_files
 from zmqps.launch.hosts import Place
 from zmqps.launch.logs import NAME_WIDTH
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
@@ -32,6 +35,9 @@ from zmqps.trace import VARIABLE as TRACE
 
 #: A code that says how a process was ended by a signal begins here, as shells have it.
 SIGNALLED = 128
+#: Where the keys are while the cluster lives, beside the state file.
+KEYS = "keys"
+MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +47,7 @@ class LaunchConfig:
     Parameters
     ----------
     cluster
-        The coordinator and servers; of its address only the port counts.
+        The coordinator and servers; ``insecure``: without keys, unless it names some. Its address does not count.
     places
         What runs on each host.
     shell
@@ -154,6 +160,7 @@ class Fleet:
             facts = {"pid": os.getpid(), "name": config.name, "logs": str(self._folder.path), "started": started}
             facts["start"] = start_of(os.getpid())
             claim.write(State(address="", **facts))  # type: ignore[arg-type]
+            self._keys = self._logs.enter_context(self._find_keys())
             try:
                 await self._start()
                 claim.write(State(address=self._address, **facts))  # type: ignore[arg-type]
@@ -206,8 +213,25 @@ class Fleet:
             if not address:  # this host, without ssh: the way to the others tells
                 self._addresses[name] = await self._hosts[name].route(others[0]) if others else "127.0.0.1"
         beyond = sorted({address for address in self._addresses.values() if not is_loopback(address)})
-        if beyond:
-            self._log.say("warning", f"nothing is encrypted, and who reaches {', '.join(beyond)} can join (--insecure)")
+        if beyond and self._keys is None:
+            self._log.say(
+                "warning", f"nothing is encrypted, and who reaches {listed(beyond, MOST_NAMED)} can join (--insecure)"
+            )
+
+    @contextlib.contextmanager
+    def _find_keys(self) -> Iterator[Path | None]:
+        """Yield the directory of the cluster's keys: the user's, or new ones that end with this cluster."""
+        told = self._config.cluster.keys
+        if told is not None or self._config.cluster.insecure or all(p.host.is_local for p in self._config.places):
+            yield told
+            return
+        path = state_path(self._config.directory.absolute()).with_name(KEYS)
+        shutil.rmtree(path, ignore_errors=True)  # of a launcher that was killed
+        create(path)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
 
     async def _reach(self, host: RemoteHost) -> None:
         await host.open()
@@ -243,7 +267,7 @@ class Fleet:
     async def _set_up(self, place: Place) -> None:
         host, config = place.host, self._config
         env = {"ZMQPS_CHANNEL_SECRET": CHANNEL_SECRET, **config.env}
-        files = {}
+        files, env = self._files(place, env)
         if config.cluster.job_secret is not None:
             files["job.secret"] = pack(config.cluster.job_secret)
             env["ZMQPS_JOB_SECRET"] = f"{FILES}/job.secret"
@@ -251,8 +275,16 @@ class Fleet:
             "directory": config.remote_directory, "files": files, "env": env, "workers": len(place.workers),
             "trace": bool(os.environ.get(TRACE)), "name": host.name, "local": host.is_local,
             "address": host.address, "interface": host.interface,
+            "keys": FOR_NODES if FOR_NODES in {name.partition("/")[0] for name in files} else "",
         }  # fmt: skip
         self._addresses[host.name] = await self._hosts[host.name].set_up(facts)
+
+    def _files(self, place: Place, env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the keys that a host gets, and the variables of its workers: only those of a node are a node's."""
+        if self._keys is None:
+            return {}, env
+        files = key_files(self._keys, has_nodes=place.coordinator or bool(place.servers))
+        return files, env | {"ZMQPS_KEYS": f"{FILES}/{FOR_WORKERS}"}
 
     async def _start_nodes(self) -> None:
         config = self._config
@@ -290,11 +322,14 @@ class Fleet:
         address = self._addresses[place.host.name]
         host = f"[{address}]" if ":" in address else address
         secret = Path(FILES) / "job.secret" if self._config.cluster.job_secret is not None else None
-        insecure = not is_bound_freely(address)
-        return replace(self._config.cluster, address=f"tcp://{host}:{port}", job_secret=secret, insecure=insecure)
+        insecure = self._keys is None and not is_bound_freely(address)
+        return replace(
+            self._config.cluster, address=f"tcp://{host}:{port}", job_secret=secret, insecure=insecure, keys=None
+        )
 
     def _start_node(self, place: Place, name: str, role: str, flags: Sequence[str]) -> RemoteProcess:
-        process = self._begin(place, name, role, {"flags": list(flags)})
+        keys = [f"--keys={FILES}/{FOR_NODES}"] * (self._keys is not None)
+        process = self._begin(place, name, role, {"flags": [*flags, *keys]})
         self._processes.append(process)
         return process
 

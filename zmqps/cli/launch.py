@@ -34,7 +34,9 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
 @settings.apply_threads
 @settings.device
 @settings.memory
+@settings.io_threads
 @settings.job_secret
+@settings.keys
 @settings.insecure
 @click.option(
     "--env", "-x", multiple=True, allow_from_autoenv=False, metavar="NAME[=VALUE]",
@@ -118,6 +120,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         options=options, kernels=told["kernels"], insecure=told["insecure"], log_level=told["log_level"],
         log_json=told["log_json"], apply_threads=told["apply_threads"], devices=(told["device"],),
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
+        keys=told["keys"], io_threads=told["io_threads"],
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)

@@ -42,7 +42,9 @@ SCONTROL_S = 10.0
 @settings.apply_threads
 @settings.device
 @settings.memory
+@settings.io_threads
 @settings.job_secret
+@settings.keys
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -99,10 +101,11 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     mine = roles(rank, size, told["servers"], told["workers_each"], apart=told["servers_apart"])
     address = _slurm_address(host) if found.source == "Slurm" and not told["address"] else resolved(host)
     own = address_of_interface(told["interface"]) if told["interface"] else route_towards(address)
-    if not told["insecure"] and not (is_bound_freely(address) and is_bound_freely(own)) and not is_loopback(address):
+    free = told["insecure"] or told["keys"] is not None
+    if not free and not (is_bound_freely(address) and is_bound_freely(own)) and not is_loopback(address):
         raise ConfigurationError(
-            f"{address} can be reached from other hosts, and this version neither encrypts nor authenticates; "
-            "pass --insecure on a network you trust"
+            f"{address} can be reached from other hosts: pass --keys DIR, which `zmqps keys create DIR` makes and "
+            "every host needs a copy of, or --insecure on a network where you trust everybody"
         )
     endpoint = f"tcp://{_bracketed(address)}:{port}"
     options = CoordinatorOptions(
@@ -112,9 +115,11 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
     )  # fmt: skip
     cluster = ClusterConfig(
-        options=options, address=endpoint, kernels=told["kernels"], insecure=not is_bound_freely(address),
+        options=options, address=endpoint, kernels=told["kernels"],
+        insecure=told["keys"] is None and not is_bound_freely(address),
         log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
+        keys=told["keys"], io_threads=told["io_threads"],
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),

@@ -21,6 +21,7 @@ import zmqps
 from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
+from zmqps.keys import load_node_keys
 from zmqps.launch.cluster import GRACE_S, ClusterConfig
 from zmqps.launch.processes import (
     Process,
@@ -151,7 +152,8 @@ class Task:
             here: int = sum(member["role"] == "server" for member in status["members"])
             return here >= config.cluster.options.servers
 
-        waits = asyncio.ensure_future(inquire(config.address, timeout=config.timeout, until=ready))
+        keys = load_node_keys(config.cluster.keys)
+        waits = asyncio.ensure_future(inquire(config.address, timeout=config.timeout, until=ready, keys=keys))
         ends = {asyncio.ensure_future(node.exited()): node for node in self._nodes}
         futures: list[asyncio.Future[Any]] = [waits, *ends]
         try:
@@ -167,6 +169,7 @@ class Task:
         await self._observe(f"{NAME}{config.rank}")
         for index in config.roles.workers:
             env = dict(config.env) | worker_environment(config.address, index, config.cluster.job_secret)
+            env |= {"ZMQPS_KEYS": str(config.cluster.keys.absolute())} if config.cluster.keys is not None else {}
             self._workers.append(self._spawn(f"worker-{index}", worker_command(config.command), env))
 
     def _name(self, role: str) -> str:
@@ -216,7 +219,7 @@ class Task:
         """Join as an observer, which the other tasks see by its name."""
         observer = await asyncio.to_thread(
             zmqps.connect, self._config.address, job=JOB, observer=True, name=name, timeout=self._config.timeout,
-            job_secret=self._config.cluster.job_secret,
+            job_secret=self._config.cluster.job_secret, keys=self._config.cluster.keys,
         )  # fmt: skip
         self._observers.append(observer)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
+from zmqps.keys import Keys, load_node_keys
 from zmqps.launch.cluster import GRACE_S
 from zmqps.launch.far import (
     FILES,
@@ -99,6 +100,7 @@ class Agent:
         self._mark = mark_of(os.getpid(), start_of(os.getpid()))
         self._num_workers = 1
         self._is_tracing = False
+        self._keys: Keys | None = None
         self._actions = {
             "alive": lambda told: None, "setup": self._setup, "start": self._start, "signal": self._signal,
             "joined": self._joined, "fetch": self._fetch, "route": self._route,
@@ -177,6 +179,7 @@ class Agent:
         self._env = {name: self._filled(value) for name, value in told["env"].items()}
         self._num_workers = told["workers"]
         self._is_tracing = told["trace"]
+        self._keys = load_node_keys(self._folder / told["keys"]) if told["keys"] else None
         address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
         self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
 
@@ -226,7 +229,7 @@ class Agent:
             return bool(here >= told["servers"])
 
         try:
-            await inquire(told["address"], timeout=float("inf"), until=joined)
+            await inquire(told["address"], timeout=float("inf"), until=joined, keys=self._keys)
         except PSError as error:
             self._refuse(told, error)
 
