@@ -53,10 +53,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-from zmqps.words import counted as counted
-from zmqps.words import listed as listed
-from zmqps.words import num_bytes as num_bytes
-from zmqps.words import printable as printable
+from zmqps import words
+
+counted, listed, num_bytes, printable = words.counted, words.listed, words.num_bytes, words.printable
 
 Fact = str | int | float | bool | None
 
@@ -135,10 +134,7 @@ class UnresolvedNameError(ConfigurationError):
     """A host's name stands for no address, at the moment or at all."""
 
     code = 15
-    text = (
-        "the name {name!r} does not resolve on {host} ({why}); check its spelling, enter it in DNS or /etc/hosts, or "
-        "write the address"
-    )
+    text = "the name {name!r} does not resolve on {host} ({why}); check its spelling, or write the address"
     name: str
     host: str
     why: str
@@ -168,8 +164,7 @@ class AddressInUseError(PSError, OSError):
 class DeadlineError(PSError, TimeoutError):
     """A wait ended at its timeout.
 
-    Nothing is known to be lost: a push that timed out may or may not have been applied, and is
-    applied at most once.
+    Nothing is known to be lost: a push that timed out may or may not have been applied, and is applied at most once.
     """
 
     code = 4
@@ -241,9 +236,8 @@ class WrongPeerError(IdentityError):
 
     code = 16
     text = (
-        "what listens at the endpoint of {server} is not the server that the coordinator named ({why}): another "
-        "process has that address, on this host or where the name leads, or has taken the place of a server that has "
-        "ended; look what listens there, and which address the server advertises (zmqps server --advertise)"
+        "what listens at the endpoint of {server} is not the server that the coordinator named ({why}); look what "
+        "listens there, and which address the server advertises (zmqps server --advertise)"
     )
     server: str
     why: str
@@ -273,10 +267,7 @@ class CoordinatorRestartedError(PSError, ConnectionError):
     """The coordinator that this node had joined has ended, and another one answers at its address."""
 
     code = 14
-    text = (
-        "the coordinator at {address} is a new one: the one that {node} had joined has ended, and with it its jobs, of "
-        "which this one knows nothing; {advice}"
-    )
+    text = "the coordinator at {address} is a new one: the one that {node} had joined has ended with its jobs; {advice}"
     address: str
     node: str
     advice: str
@@ -497,8 +488,7 @@ BY_CODE: dict[int, type[PSError]] = {cls.code: cls for cls in _tree(PSError)}
 def from_wire(code: int, text: str, facts: Mapping[str, Fact]) -> PSError:
     """Return the exception an ``Error`` message stands for.
 
-    A number or facts this version does not know (a newer peer's) give a plain `PSError` with the
-    peer's text, so that an unknown error is still an error.
+    A number or facts this version does not know (a newer peer's) give a plain `PSError` with the peer's text.
     """
     cls, text = BY_CODE.get(code), printable(text)
     facts = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}

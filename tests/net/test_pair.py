@@ -124,7 +124,7 @@ def test_by_a_name_that_resolves_later(monkeypatch: pytest.MonkeyPatch, caplog: 
             talk(head, tail)
     assert [record.message for record in caplog.records if "does not resolve" in record.message] == [
         "waiting for the stage at tcp://stage:5570: the name 'stage' does not resolve on here (not known); check its "
-        "spelling, enter it in DNS or /etc/hosts, or write the address"
+        "spelling, or write the address"
     ]
 
 

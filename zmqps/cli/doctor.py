@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -68,7 +69,7 @@ def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
     for name in ("servers", "port"):  # the hosts may say; the coordinator of a launch takes any port
         if ctx.get_parameter_source(name) == click.core.ParameterSource.DEFAULT:
             told[name] = None
-    cluster = _cluster(told["coordinator"]) if told["coordinator"] else None
+    cluster = _cluster(told["coordinator"], told["keys"]) if told["coordinator"] else None
     findings = _examine(_wanted(told, cluster), cluster)
     rows = judge(findings)
     if told["as_json"]:
@@ -172,13 +173,18 @@ def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
     )
 
 
-def _cluster(coordinator: str) -> Cluster:
+def _cluster(coordinator: str, keys: str | None) -> Cluster:
     """Return what the coordinator says; what is wrong with it is a finding like others."""
     from zmqps.doctor.facts import Cluster
+    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_status
 
     try:
-        return Cluster(address=coordinator, status=ask_status(coordinator, timeout=STATUS_S))
+        found = find_keys(Path(keys) if keys else None, None, os.environ)
+    except PSError as error:
+        return Cluster(address=coordinator, status={}, problem=str(error))
+    try:
+        return Cluster(address=coordinator, status=ask_status(coordinator, timeout=STATUS_S, keys=found))
     except ConfigurationError:
         raise
     except PSError as error:

@@ -192,7 +192,7 @@ class Supervisor:
             code = await self._nodes.coordinator.exited()
             return "a worker was lost, see the coordinator's last line" if code == exits.WORKERS_FAILED else ""
         try:
-            status = await inquire(self._nodes.address, timeout=STATUS_S)
+            status = await inquire(self._nodes.address, timeout=STATUS_S, keys=self._nodes.keys)
         except PSError as error:
             self._log.say("warning", f"whether a worker was lost is not known: {error}")
             return ""

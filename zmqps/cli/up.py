@@ -191,7 +191,8 @@ def _report(writer: int, state: State) -> None:
 @click.command()
 @setting(
     "--coordinator", shared=False,
-    help="End the cluster of the coordinator at this endpoint, also on another host: its user may, or who has a node's key or the job secret.",
+    help="End the cluster of the coordinator at this endpoint, also on another host: its user may, or who has a node's "
+    "key or the job secret.",
     show_default="the cluster that was started here",
 )  # fmt: skip
 @settings.job_secret
@@ -204,9 +205,7 @@ def _report(writer: int, state: State) -> None:
     default=20.0,
     help="Seconds until the processes are killed; of a cluster elsewhere, to wait for its end.",
 )
-def down(
-    coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float
-) -> int:
+def down(coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float) -> int:
     """End the cluster that `zmqps up` has started here, and wait until all its processes are gone.
 
     With --coordinator end any other one: workers and servers are told, and the coordinator is gone when this returns.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zmq
 
+from zmqps.core.protocol.wire import MAX_FRAMES
+
 #: Frames thrown away at a time, of a message that is none.
 PORTION = 2048
 #: Bytes sent to a peer from one message that tells when it has left to the next.
@@ -50,6 +52,17 @@ class Backlog:
         if self.stuck_since is None:
             self.stuck_since = now
         return True
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
+    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
+    frames = []
+    for _ in range(1 + MAX_FRAMES):
+        frame = socket.recv(_DONTWAIT, copy=False)
+        frames.append(frame.buffer)
+        if not frame.more:
+            return frames
+    return None
 
 
 def discard_frames(socket: zmq.Socket[bytes]) -> bool:

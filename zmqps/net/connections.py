@@ -12,6 +12,7 @@ import struct
 import sys
 import termios
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from zmqps.core.protocol.endpoints import ip_of, is_loopback
@@ -47,6 +48,15 @@ class Address(NamedTuple):
 
     def __str__(self) -> str:
         return f"from {self.host} port {self.port}"
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """What has come over the connection of a peer that was welcomed, and when a message of it was last seen."""
+
+    address: Credentials | Address
+    heard_at_nbytes: int = 0  # or when it was doubted
+    doubted: bool = False  # it has sent as much as a message has, and none was looked for since
 
 
 def address_of(connection: socket.socket, *, ours: bool = False) -> Credentials | Address:

@@ -29,6 +29,7 @@ from zmq.utils.monitor import recv_monitor_message
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.net.connections import (
+    Account,
     Address,
     Credentials,
     address_of,
@@ -101,15 +102,6 @@ class Stranger:
     def is_suspect(self, now: float) -> bool:
         """Whether its messages, once all that has come was taken, can be no excuse any more."""
         return self.suspect_since is not None and now >= self.suspect_since + SUSPECT_S
-
-
-@dataclass(slots=True, eq=False)
-class Account:
-    """What has come over the connection of a peer that was welcomed, and when a message of it was last seen."""
-
-    address: Credentials | Address
-    heard_at_nbytes: int = 0  # or when it was doubted
-    doubted: bool = False  # it has sent as much as a message has, and none was looked for since
 
 
 class Door:

@@ -16,7 +16,7 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
-from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames
+from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames, receive_frames
 from zmqps.net.connections import origin_of
 from zmqps.net.curve import Gate
 from zmqps.net.dealer import Dealers
@@ -73,17 +73,6 @@ def send_frames(
 def readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message is there; as a call of ZeroMQ it also lets the next one be announced."""
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
-
-
-def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
-    frames = []
-    for _ in range(1 + MAX_FRAMES):
-        frame = socket.recv(_DONTWAIT, copy=False)
-        frames.append(frame.buffer)
-        if not frame.more:
-            return frames
-    return None
 
 
 class ZmqTransport:

@@ -129,12 +129,11 @@ class CoordinatorMachine:
             return [] if member is None else [told, *self._lose(member, now, "revoked")]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
-        message = event.message
-        host = member.hello.host if member else getattr(message, "host", "")
+        host = member.hello.host if member else getattr(event.message, "host", "")
         try:
-            return self._news.spare(self._take(event, member, message, now), now, host)
+            return self._news.spare(self._take(event, member, event.message, now), now, host)
         except PSError as error:
-            return self._refuse(event.peer, getattr(message, "request", 0), error)
+            return self._refuse(event.peer, getattr(event.message, "request", 0), error)
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
         if isinstance(message, Hello):

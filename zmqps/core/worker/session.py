@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.inquiry import presented
@@ -65,7 +63,7 @@ from zmqps.core.worker.orphaned import Orphaned, advice
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Statistics, Tally
-from zmqps.core.worker.transfer import Load, Pull, Source
+from zmqps.core.worker.transfer import Load, Pull, Source, all_finite
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import (
     ClosedError,
@@ -82,10 +80,6 @@ FAREWELL_S = 2.0
 #: After so many heartbeats without an answer an error at a deadline tells of the coordinator's silence.
 SILENT_BEATS = 2.5
 Event = NetworkEvent | Stop | Operation | Cancelled
-
-
-def _all_finite(arrays: Sequence[Array]) -> bool:
-    return all(np.isfinite(array).all() for array in arrays)
 
 
 class SessionMachine:
@@ -111,7 +105,7 @@ class SessionMachine:
         self,
         identity: Identity,
         coordinator: str,
-        all_finite: Callable[[Sequence[Array]], bool] = _all_finite,
+        all_finite: Callable[[Sequence[Array]], bool] = all_finite,
         coding: Coding = CODING,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
@@ -185,12 +179,7 @@ class SessionMachine:
         if isinstance(event, Undecodable):
             return [Log("warning", f"dropped what {self.transfers.title_of(event.peer)} sent: {event.error}")]
         if isinstance(event, Unreachable):
-            told = [] if self._fatal else [Log("error", str(event.error))]
-            if event.peer != COORDINATOR and not isinstance(event.error, KeyRefusedError):
-                return [*told, *self.transfers.unreachable(event.peer, event.error)]
-            if event.peer == COORDINATOR:
-                self.member.abandon()
-            return [*([] if self.operations else told), *self._fail_all(event.error)]
+            return self._unreachable(event.peer, event.error)
         if isinstance(event, Connected):
             if event.peer != COORDINATOR:
                 return self.transfers.connected(event.peer, now)
@@ -336,13 +325,10 @@ class SessionMachine:
     def _remind(self, now: float) -> list[Action]:
         """Name what has been awaited for long, so that nobody stares at a silent terminal."""
         self._reminder_due = now + REMINDER_INTERVAL_S if self.operations else None
-        slow = [
-            operation
-            for operation in self.operations
-            if now - operation.started_at >= REMINDER_INTERVAL_S and not isinstance(operation, Join)
-        ]
-        texts = [f"{o.title}: {now - o.started_at:.0f} s so far, waiting for {self._awaited(o, now)}" for o in slow]
-        return [Log("warning", text) for text in texts]
+        long = [o for o in self.operations if now - o.started_at >= REMINDER_INTERVAL_S]
+        slow = [operation for operation in long if not isinstance(operation, Join)]
+        text = "{}: {:.0f} s so far, waiting for {}"
+        return [Log("warning", text.format(o.title, now - o.started_at, self._awaited(o, now))) for o in slow]
 
     def _awaited(self, operation: Operation, now: float) -> str:
         """Say whom an operation waits for."""
@@ -398,8 +384,7 @@ class SessionMachine:
         actions: list[Action] = []
         for operation in list(self.operations):
             if not operation.done:
-                is_finish = isinstance(operation, Finish)
-                actions += self.resolve(operation, None if is_finish else error)
+                actions += self.resolve(operation, None if isinstance(operation, Finish) else error)
         return actions
 
     # --- the coordinator -----------------------------------------------------------------------
@@ -485,6 +470,14 @@ class SessionMachine:
             load = Load(cargoes=cargoes, source=Source(arrays=values))
             actions += self.transfers.start(init, load, now)
         return actions
+
+    def _unreachable(self, peer: Peer, error: PSError) -> list[Action]:
+        told = [] if self._fatal else [Log("error", str(error))]
+        if peer == COORDINATOR:
+            self.member.abandon()
+        elif not isinstance(error, KeyRefusedError):
+            return [*told, *self.transfers.unreachable(peer, error)]
+        return [*([] if self.operations else told), *self._fail_all(error)]
 
     def coordinator_lost(self, now: float) -> PSError | None:
         """Return the error for what only the coordinator can allow; None while it is there."""

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
 
+def all_finite(arrays: Sequence[Array]) -> bool:
+    """Whether there is no NaN and no infinity."""
+    return all(np.isfinite(array).all() for array in arrays)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Source:
     """What to send.
