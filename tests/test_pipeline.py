@@ -275,16 +275,15 @@ def test_it_is_a_public_module() -> None:
     assert zmqps.pipeline is pipeline
 
 
-@pytest.mark.parametrize(("bound", "host"), [("tcp://127.0.0.2:0", "127.0.0.2"), ("tcp://0.0.0.0:0", "127.0.0.1")])
-def test_beyond_this_host_a_channel_is_encrypted(bound: str, host: str) -> None:
-    with pipeline.bind(bound, timeout=30.0) as here:
+def test_beyond_this_host_a_channel_is_encrypted() -> None:
+    with pipeline.bind("tcp://0.0.0.0:0", timeout=30.0) as here:
         port, _, token = here.endpoint.rpartition(":")[2].partition("#")
-        with pipeline.connect(f"tcp://{host}:{port}#{token}", timeout=30.0) as there:
+        with pipeline.connect(f"tcp://127.0.0.1:{port}#{token}", timeout=30.0) as there:
             sender = threading.Thread(target=there.send, args=({"x": np.arange(3)},))
             sender.start()
             assert here.receive()["x"].tolist() == [0, 1, 2]
             sender.join()
             assert there._pair._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE  # type: ignore[attr-defined]
-        with pipeline.connect(f"tcp://{host}:{port}", secret="0" * 32, timeout=30.0) as stranger:
+        with pipeline.connect(f"tcp://127.0.0.1:{port}", secret="0" * 32, timeout=30.0) as stranger:
             with pytest.raises(ConfigurationError, match="another secret"):
                 stranger.receive()

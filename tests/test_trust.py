@@ -185,7 +185,7 @@ def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_hear
     with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
         start(worker)
         transport = worker._thread.transport._inner  # type: ignore[union-attr]
-        name = transport._dealers[COORDINATOR].getsockopt(zmq.IDENTITY)
+        name = transport._dealers.sockets[COORDINATOR].getsockopt(zmq.IDENTITY)
         with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
             secure_dealer(thief, keys.Keys.of_token(keys.token(folder, "worker")), "worker")
             thief.setsockopt(zmq.IDENTITY, name)

@@ -60,7 +60,7 @@ def test_a_connection_over_which_nothing_is_confirmed_is_ended_and_made_anew(mon
     async def scenario(server: End, client: End) -> None:
         client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
         assert await soon(client.came) == COORDINATOR
-        (one,) = client.transport._dealers._dealers
+        (one,) = client.transport._dealers._dealers.values()
         one._address = None  # the number is another connection's by now: that one is left alone
         with monkeypatch.context() as patch:
             patch.setattr(dealer, "silence", lambda descriptor: (dealer.SILENCE_S, dealer.MIN_REPEATS))
@@ -84,7 +84,7 @@ def test_a_connection_that_is_only_slow_or_idle_is_left_alone(
     async def scenario(server: End, client: End) -> None:
         client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
         assert await soon(client.came) == COORDINATOR
-        (one,) = client.transport._dealers._dealers
+        (one,) = client.transport._dealers._dealers.values()
         one.look()
         await said(client, server)
         assert client.gone.empty()

@@ -35,7 +35,7 @@ def talk(context: zmq.Context[zmq.Socket[bytes]], bind: str, host: str) -> str:
     """Send a message from a DEALER to what was bound; return that."""
     router = context.socket(zmq.ROUTER)
     bound = bind_socket(router, bind)
-    connection = Dealer(context, b"server", join(host, split(bound)[1]))
+    connection = Dealer(context, b"server", join(host, split(bound)[1]), "worker", None)
     dealer = connection.socket
     assert dealer.poll(PATIENCE_MS, zmq.POLLOUT)
     dealer.send(b"hello")

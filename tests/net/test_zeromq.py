@@ -307,7 +307,7 @@ def test_closing_twice_is_closing() -> None:
     async def run() -> None:
         transport = ZmqTransport()
         transport.bind(ANYWHERE)
-        transport.start(lambda *_: None, lambda: None, lambda _: None, lambda *_: None)
+        transport.start(lambda *_: None, lambda: None, lambda _: None)
         transport.close(0)
         transport.close(0)
 

@@ -243,7 +243,7 @@ class DialledPair(Pair):
     def __init__(self, endpoint: str, secret: str, hello: Hello, *, backlog: int) -> None:
         super().__init__(endpoint, secret, hello, backlog)
         self._proven = False
-        self._encrypted = _goes_beyond(endpoint)
+        self._beyond = self._encrypted = False  # whether where the endpoint leads is another host, for all it is known
         self._num_refused = 0  # in a row
         self._retry_s = RETRY_S
         self._retry_at = math.inf  # when a broken connection is given up for a new one
@@ -286,20 +286,17 @@ class DialledPair(Pair):
 
     def _dial(self) -> None:
         self._retry_at = math.inf
+        where = self._find()
+        self._beyond = _goes_beyond(where)
         self._socket = self._new_socket(zmq.DEALER)
-        if self._encrypted:
+        if self._beyond or self._encrypted:
             ask_with_pair(self._socket, self._secret)
         else:
             self._socket.setsockopt(zmq.PLAIN_USERNAME, _USER)
             self._socket.setsockopt(zmq.PLAIN_PASSWORD, door_word(self._secret))
         self._socket.setsockopt(zmq.RECONNECT_IVL, NEVER_MS)
         self._monitor = self._socket.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        try:
-            where = find(self.endpoint)
-        except ConfigurationError as error:  # the name may resolve later
-            if not self._unnamed:
-                log.warning("waiting for the stage at %s: %s", self.endpoint, error)
-            self._unnamed = True
+        if not where:
             self._break_off()
             return
         try:
@@ -307,6 +304,16 @@ class DialledPair(Pair):
             self._socket.connect(where)
         except zmq.ZMQError as error:
             raise ConfigurationError(f"cannot connect to {self.endpoint!r}: {error}") from None
+
+    def _find(self) -> str:
+        """Return the endpoint with an address in the place of a name; empty while that does not resolve."""
+        try:
+            return find(self.endpoint)
+        except ConfigurationError as error:
+            if not self._unnamed:
+                log.warning("waiting for the stage at %s: %s", self.endpoint, error)
+            self._unnamed = True
+            return ""
 
     def _hang_up(self, linger: float) -> None:
         self._socket.disable_monitor()
@@ -342,7 +349,7 @@ class DialledPair(Pair):
                 self._num_refused += 1
                 if self._num_refused >= MAX_REFUSED:
                     self._refuse()
-                if not _goes_beyond(self.endpoint):  # the other end is bound to all interfaces, maybe
+                if not self._beyond:  # the other end is bound to all interfaces, maybe
                     self._encrypted = not self._encrypted
             self._break_off()
 

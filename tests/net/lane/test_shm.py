@@ -83,9 +83,7 @@ class Pair:
             [bytes(frame) for frame in frames]
         )
         for transport_ in (self.worker, self.server):
-            transport_.start(
-                lambda peer, frames: self.deliver(peer, frames), lambda: None, lambda _: None, lambda *_: None
-            )
+            transport_.start(lambda peer, frames: self.deliver(peer, frames), lambda: None, lambda _: None)
 
     def shake_hands(self) -> None:
         self.server.greeted(WORKER, self.worker.greeting(SERVER))
