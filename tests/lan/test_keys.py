@@ -1,0 +1,130 @@
+"""Keys on a LAN: who has one trains, who has none is told so at once, and the wire tells nobody anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lan import cluster
+from tests.lan.cluster import PORT, TRAINER, Cluster
+from tests.lan.host import Host, Process
+from tests.lan.lan import Lan
+
+#: A name, and values as they lie in memory, that a recording of the traffic would show.
+NAME = "the-name-of-a-parameter"
+VALUES = b"\x00\x00\x80\xbf" * 16  # -1.0, again and again
+KEYS = ("--keys", "keys")
+
+
+def make_keys(host: Host) -> None:
+    """Make keys on a host."""
+    host.run(["python", "-m", "zmqps", "keys", "create", "keys"])
+
+
+def hand_out(host: Host, *others: Host) -> None:
+    """Copy the keys to other hosts that run nodes, as an operator does after each change."""
+    for other in others:
+        host.run(["ssh", other.name, "mkdir -p -m 700 keys"])
+        host.run(["scp", "-rpq", "keys/.", f"{other.name}:keys"])
+
+
+def revoke(host: Host, name: str) -> None:
+    """Revoke a key where it was made."""
+    host.run(["python", "-m", "zmqps", "keys", "revoke", "--keys", "keys", name])
+
+
+def token(host: Host, *words: str, role: str = "worker") -> str:
+    """Return a new token."""
+    flags = ["--keys", "keys", "--role", role, "--address", f"tcp://{host.address}:{PORT}", *words]
+    return host.run(["python", "-m", "zmqps", "keys", "token", *flags]).split()[-1]
+
+
+def start(lan: Lan, *options: str) -> Cluster:
+    """Start a coordinator on the first host and a server on the second, with keys."""
+    a, b = lan.hosts[:2]
+    hand_out(a, b)
+    return cluster.start(a, [b], *options, trust=KEYS)
+
+
+def worker(host: Host, secret: str, *words: str) -> Process:
+    """Start a worker that has nothing but a token."""
+    return host.popen(["python", TRAINER, *words], env={"ZMQPS_TOKEN": secret} if secret else {})
+
+
+def check_recording(frames: Path, *, readable: bool) -> None:
+    """A recording of a training run holds names and values, or neither."""
+    recorded = frames.read_bytes()
+    assert len(recorded) > 3e6
+    assert (NAME.encode() in recorded) == (VALUES in recorded) == readable
+
+
+@pytest.mark.lan("capture")
+@pytest.mark.parametrize("keyed", [True, False], ids=["keys", "insecure"])
+def test_a_recording_of_the_wire_holds_values_and_names_only_without_keys(lan: Lan, keyed: bool) -> None:
+    a, b, c = lan.hosts[:3]
+    words = ["--mb", "1", "--parameter", NAME]
+    if keyed:
+        make_keys(a)
+        secret = token(a)
+    nodes = start(lan, "--once") if keyed else cluster.start(a, [b], "--once")
+    with lan.capture(c, c.directory / "frames.pcap") as frames:
+        trained = worker(c, secret, *words) if keyed else nodes.start_worker(c, *words)
+        assert trained.finish() == 0, trained.output
+    assert [node.finish(20) for node in nodes.nodes] == [0, 0], nodes.log
+    check_recording(frames, readable=not keyed)
+
+
+@pytest.mark.lan
+@pytest.mark.parametrize("who", ["plain", "another cluster's", "revoked"])
+def test_a_stranger_is_refused_with_a_line_at_both_ends(lan: Lan, who: str) -> None:
+    a, b, c, d = lan.hosts
+    make_keys(a)
+    secret = token(a, "--name", "gone")
+    nodes = start(lan)
+    said = len(nodes.coordinator.lines)
+    if who == "plain":
+        stranger = nodes.start_worker(c)
+    elif who == "another cluster's":
+        make_keys(d)
+        foreign = token(d).replace(d.address, a.address)
+        stranger = worker(c, foreign, "--coordinator", nodes.address)
+    else:
+        revoke(a, "gone")
+        hand_out(a, b)
+        stranger = worker(c, secret)
+    assert stranger.finish(30) == 1, stranger.output
+    assert "key" in stranger.output.splitlines()[-1], stranger.output
+    assert "KeyRefusedError" in stranger.output
+    nodes.coordinator.said(rf"(refuse|warning).*({c.address}|gone|key)", 5)
+    refusals = [line for _, line in nodes.coordinator.lines[said:] if "waiting for" not in line]
+    assert 1 <= len(refusals) <= 2, nodes.log  # one line a connection, not one a try
+
+
+@pytest.mark.lan
+def test_a_workers_token_makes_no_server(lan: Lan) -> None:
+    a, _, c = lan.hosts[:3]
+    make_keys(a)
+    secret = token(a)
+    nodes = start(lan)
+    words = ["server", "--coordinator", nodes.address, "--address", f"tcp://{c.address}:0"]
+    impostor = c.zmqps(*words, env={"ZMQPS_TOKEN": secret})
+    assert impostor.finish(20) != 0, impostor.output
+    assert "server 1" not in nodes.coordinator.output
+
+
+@pytest.mark.lan
+def test_a_key_that_is_revoked_ends_the_live_connection(lan: Lan) -> None:
+    a, b, c, d = lan.hosts
+    make_keys(a)
+    secrets = [token(a, "--name", name) for name in ("going", "staying")]
+    nodes = start(lan)
+    words = ["--seconds", "25", "--pause", "0.2"]
+    going, staying = (worker(host, secret, *words) for host, secret in zip((c, d), secrets, strict=True))
+    for process in (going, staying):
+        process.said("step 2:", 60)
+    revoke(a, "going")
+    hand_out(a, b)
+    assert going.finish(20) == 1, going.output
+    assert staying.finish(60) == 0, staying.output
+    nodes.coordinator.said(r"warning.*('going'|lost worker)", 5)
