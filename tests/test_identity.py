@@ -164,8 +164,8 @@ def test_a_worker_that_meets_another_clusters_server_is_told_and_sends_it_nothin
     with training() as (_, theirs, endpoint, _, _):
         make = inprocess.make_node
 
-        def advertising(role: str, name: str) -> tuple[Any, Any]:
-            transport, identity = make(role, name)
+        def advertising(role: str, name: str, *rest: Any) -> tuple[Any, Any]:
+            transport, identity = make(role, name, *rest)
             return transport, replace(identity, endpoint=endpoint) if role == "server" else identity
 
         monkeypatch.setattr(inprocess, "make_node", advertising)

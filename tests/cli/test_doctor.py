@@ -32,7 +32,7 @@ STATUS = {"state": "running", "members": [], "gone": [], "waiting": ["waiting fo
 def test_this_host_and_a_cluster_as_plain_data(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiry, "ask_status", lambda address, timeout: STATUS)
+    monkeypatch.setattr(inquiry, "ask_status", lambda address, timeout, keys: STATUS)
     tmp_path.chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as coordinator:
         port = str(taken.getsockname()[1])

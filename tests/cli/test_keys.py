@@ -11,7 +11,10 @@ from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 
 
-def test_keys_are_made_shown_and_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_are_made_shown_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     folder = str(tmp_path / "keys")
     assert run(["keys", "create", folder]) == exits.OK
     assert f"zmqps keys token --keys {folder}" in capsys.readouterr().out

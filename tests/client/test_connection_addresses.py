@@ -77,8 +77,8 @@ def test_a_server_that_cannot_be_reached_stands_in_the_status(soon: None, monkey
         nowhere = join("127.0.0.1", server.getsockname()[1])
     make = inprocess.make_node
 
-    def advertising(role: str, name: str) -> tuple[Any, Any]:
-        transport, identity = make(role, name)
+    def advertising(role: str, name: str, *rest: Any) -> tuple[Any, Any]:
+        transport, identity = make(role, name, *rest)
         return transport, replace(identity, endpoint=nowhere) if role == "server" else identity
 
     monkeypatch.setattr(inprocess, "make_node", advertising)

@@ -17,7 +17,7 @@ from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.member import Handshake, Member
 from zmqps.core.protocol.events import Action, Disconnected, Send
-from zmqps.core.protocol.messages import Commit, Departed, Error, Leave, Lost, Message, Proceed
+from zmqps.core.protocol.messages import Ack, Commit, Departed, Error, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
@@ -29,7 +29,8 @@ from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Load, Pull, Push, Target
-from zmqps.errors import DeadlineError, PeerLostError
+from zmqps.core.worker.transfers import Transfers
+from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.departures import Departures
 from zmqps.testing.scenarios import SCENARIOS
@@ -556,6 +557,17 @@ def test_a_worker_that_does_not_ask_what_a_silent_server_has(monkeypatch: Patch)
     wrap(monkeypatch, Link, "on_deadline", on_deadline)
     monkeypatch.setattr(Link, "validate", lambda link: None)
     caught("async-drops", "waits although all is well")
+
+
+def test_a_worker_that_takes_a_push_for_applied_that_a_server_had_no_memory_for(monkeypatch: Patch) -> None:
+    def handle(original: Any, transfers: Transfers, peer: bytes, message: Any, now: float) -> list[Action]:
+        request = transfers._by_peer[peer].in_flight.get(message.request) if isinstance(message, Error) else None
+        if request is not None and request.transfer.target is None and message.code == ServerMemoryError.code:
+            message = Ack(message.request, [0] * len(request.cargoes), [0] * len(request.cargoes))
+        return list(original(transfers, peer, message, now))
+
+    wrap(monkeypatch, Transfers, "handle", handle)
+    caught("async-memory", "does not see what was pushed before")
 
 
 def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkeypatch: Patch) -> None:

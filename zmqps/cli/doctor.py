@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,10 +180,9 @@ def _cluster(coordinator: str, keys: str | None) -> Cluster:
     from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_status
 
-    try:
+    found = None
+    with suppress(PSError):  # what is wrong with them is a row of its own
         found = find_keys(Path(keys) if keys else None, None, os.environ)
-    except PSError as error:
-        return Cluster(address=coordinator, status={}, problem=str(error))
     try:
         return Cluster(address=coordinator, status=ask_status(coordinator, timeout=STATUS_S, keys=found))
     except ConfigurationError:

@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.finite import are_finite
+from zmqps.client.tensors import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 
 from zmqps import checks
 from zmqps.core.job.spec import MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
-from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.arrays import GATHER_NBYTES, Array
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
 from zmqps.gpu.handover import Handover, Remote
+from zmqps.optim import all_finite
 
 K = TypeVar("K")
 
 #: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
+#: Whether gradients are finite is asked of a whole push before any of it is sent. More threads do not read faster.
+NUM_THREADS = min(2, os.cpu_count() or 1)
+#: Below this one thread is done sooner than another wakes.
+SMALL_NBYTES = 4 << 20
+BLOCK_NBYTES = 1 << 20
 
 
 def as_array(name: str, value: Any) -> Array:
@@ -301,3 +310,51 @@ def _check_flat(what: str, values: Mapping[str, Any]) -> None:
 def _check_shape(array: Array | Remote, parameter: Parameter) -> None:
     if array.shape != parameter.shape:
         raise ShapeError(name=parameter.name, got=str(array.shape), expected=str(parameter.shape))
+
+
+def are_finite(arrays: Sequence[Array]) -> bool:
+    """Return whether no element is NaN or infinite.
+
+    Nothing else of the push can be done meanwhile, so two threads look.
+
+    Parameters
+    ----------
+    arrays
+        Flat, contiguous, float32 or float64.
+    """
+    arrays = _joined(arrays)
+    if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
+        return _look(arrays)
+    blocks = list(_blocks(arrays))
+    middle = len(blocks) // 2
+    other = _helper().submit(_look, blocks[middle:])
+    return _look(blocks[:middle]) and other.result()
+
+
+def _joined(arrays: Sequence[Array]) -> list[Array]:
+    """Return the same elements with small arrays in one: a copy is cheaper than a call for each."""
+    joined = [array for array in arrays if array.nbytes >= GATHER_NBYTES]
+    small = [array for array in arrays if array.nbytes < GATHER_NBYTES]
+    return joined + ([np.concatenate(small)] if len(small) > 1 else small)
+
+
+def _look(blocks: Iterable[Array]) -> bool:
+    for block in blocks:
+        if not all_finite(block, "numba"):
+            return False
+    return True
+
+
+def _blocks(arrays: Iterable[Array]) -> Iterator[Array]:
+    for array in arrays:
+        size = BLOCK_NBYTES // array.itemsize
+        yield from (array[start : start + size] for start in range(0, array.size, size))
+
+
+@cache
+def _helper() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "zmqps-finite")
+
+
+if hasattr(os, "register_at_fork"):  # a forked child has the executor, but not its thread, and would wait for ever
+    os.register_at_fork(after_in_child=_helper.cache_clear)

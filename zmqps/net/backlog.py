@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import zmq
 
-from zmqps.core.protocol.wire import MAX_FRAMES
-
 #: Frames thrown away at a time, of a message that is none.
 PORTION = 2048
 #: Bytes sent to a peer from one message that tells when it has left to the next.
@@ -31,13 +29,10 @@ class Backlog:
         if confirmed >= self._confirmed + MARK_NBYTES:
             self._confirmed, self.stuck_since = confirmed, now
 
-    def add(self, nbytes: int, mark: zmq.MessageTracker | None) -> None:
-        """A message was queued; with a mark it tells when it has left, and all before it with it."""
-        self.nbytes += nbytes
-        self.fresh += nbytes
-        if mark is not None:
-            self._marks.append((mark, self.fresh))
-            self.fresh = 0
+    def mark(self, mark: zmq.MessageTracker) -> None:
+        """The last message that was queued tells when it has left, and all before it with it."""
+        self._marks.append((mark, self.fresh))
+        self.fresh = 0
 
     def is_full(self, now: float, limit_nbytes: int) -> bool:
         """Whether there is more than a limit even without what has left meanwhile."""
@@ -52,17 +47,6 @@ class Backlog:
         if self.stuck_since is None:
             self.stuck_since = now
         return True
-
-
-def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
-    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
-    frames = []
-    for _ in range(1 + MAX_FRAMES):
-        frame = socket.recv(_DONTWAIT, copy=False)
-        frames.append(frame.buffer)
-        if not frame.more:
-            return frames
-    return None
 
 
 def discard_frames(socket: zmq.Socket[bytes]) -> bool:

@@ -9,6 +9,9 @@ from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.addresses import places, split, usable_addresses
 from zmqps.net.ports import owner_of
 
+#: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
+DEAD_S = 60.0
+
 
 def limit_frames(socket: zmq.Socket[bytes], arrays: bool = True) -> None:
     # libzmq closes a connection that announces more, before it allocates
@@ -74,3 +77,25 @@ def descriptor_of(frame: zmq.Frame) -> int:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
         return -1
+
+
+def new_router(context: zmq.Context[zmq.Socket[bytes]], *, patience_s: float, arrays: bool) -> zmq.Socket[bytes]:
+    """Return a socket that others may connect to, before it is bound.
+
+    Parameters
+    ----------
+    context
+        Of the socket.
+    patience_s
+        Seconds for a handshake.
+    arrays
+        Whether those who connect send arrays; else frames are limited to a header's size.
+    """
+    router = context.socket(zmq.ROUTER)
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
+    router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
+    router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * patience_s))
+    keep_alive(router, idle_s=10, interval_s=10, times=5)
+    router.setsockopt(zmq.TCP_MAXRT, int(1000 * DEAD_S))
+    limit_frames(router, arrays)
+    return router

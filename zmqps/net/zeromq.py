@@ -16,14 +16,14 @@ from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.errors import AddressInUseError
-from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames, receive_frames
+from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames
 from zmqps.net.connections import origin_of
 from zmqps.net.curve import Gate
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.keyring import Keys
 from zmqps.net.memory import keep_freed_memory
-from zmqps.net.sockets import bind_socket, descriptor_of, keep_alive, limit_frames
+from zmqps.net.sockets import bind_socket, descriptor_of, new_router
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
@@ -32,8 +32,6 @@ COPY_NBYTES = 64 << 10
 BATCH = 256
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
 STUCK_S = 10.0
-#: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
-DEAD_S = 60.0
 #: A connection whose key was revoked lasts so much longer, for its end to be told.
 LAST_WORD_S = 0.1
 #: After so long somebody who has taken the name of another connection has been shut.
@@ -66,13 +64,27 @@ def send_frames(
         if track or mark:
             tracked.append(aliased)
     if backlog is not None:
-        backlog.add(total, zmq.MessageTracker(*tracked) if mark else None)
+        backlog.nbytes += total
+        backlog.fresh += total
+        if mark:
+            backlog.mark(zmq.MessageTracker(*tracked))
     return tracked
 
 
 def readable(socket: zmq.Socket[bytes]) -> bool:
     """Whether a message is there; as a call of ZeroMQ it also lets the next one be announced."""
     return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
+    """Return the frames of a message that is there, or of its rest; None if there are more than any message has."""
+    frames = []
+    for _ in range(1 + MAX_FRAMES):
+        frame = socket.recv(_DONTWAIT, copy=False)
+        frames.append(frame.buffer)
+        if not frame.more:
+            return frames
+    return None
 
 
 class ZmqTransport:
@@ -163,13 +175,7 @@ class ZmqTransport:
     def _new_router(self) -> zmq.Socket[bytes]:
         if self._keys is not None:
             self._gate = Gate(self._context, self._keys, lambda: self._soon(self._look_at_keys))
-        self._router = router = self._context.socket(zmq.ROUTER)
-        router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
-        router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * PATIENCE_S))
-        keep_alive(router, idle_s=10, interval_s=10, times=5)
-        router.setsockopt(zmq.TCP_MAXRT, int(1000 * DEAD_S))
-        limit_frames(router, self._arrays)
+        self._router = router = new_router(self._context, patience_s=PATIENCE_S, arrays=self._arrays)
         if self._gate is not None:
             self._gate.secure(router)
         zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
@@ -403,8 +409,8 @@ class ZmqTransport:
         for peer, role, why, returns in self._gate.outdated() if self._gate is not None else ():
             if not returns:
                 self._tell(Unreachable(peer, shut_out(role, why)))
-            if self._door is not None:  # it has a moment to read why
-                asyncio.get_running_loop().call_later(0.0 if returns else LAST_WORD_S, self._door.expel, peer, why)
+            if self._door is not None and self._loop is not None:  # it has a moment to read why
+                self._loop.call_later(0.0 if returns else LAST_WORD_S, self._door.expel, peer, why)
 
     def holder(self, peer: Peer) -> KeyHolder | None:
         """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.machines import job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, Session, error
-from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Resolve
+from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Resolve
 from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
@@ -479,24 +479,68 @@ def test_many_that_are_held_when_the_step_fails_are_all_told() -> None:
     assert {type(value) for _, value in told} == {DeadlineError}
 
 
+SHORT = {"server": "s", "what": "a push", "why": "no more"}
+
+
 @pytest.mark.parametrize("staleness", [None, 0])
-def test_what_a_server_lacked_the_memory_for_is_raised_and_may_be_asked_for_again(staleness: int | None) -> None:
+def test_what_a_server_lacked_the_memory_for_is_sent_again_a_little_later(staleness: int | None) -> None:
     training = Training(staleness)
     push = training.partial("push", 0)
     (first,) = sent(training.ask(push), Push)
-    facts = {"server": "s", "what": "a push", "why": "no more"}
-    refused = training.get(error(ServerMemoryError, first.request, **facts), S0)
-    assert isinstance(outcome(refused, push), ServerMemoryError)
-    assert sent(training.wait(training.now + 5.0, hear=True), Push) == [], "it is not sent again behind the user's back"
-    again = training.partial("push", 0)
-    (second,) = sent(training.ask(again), Push)
-    assert second.seq != first.seq
-    assert (second.attempt != first.attempt) == (staleness == 0)
-    assert outcome(training.get(Ack(second.request, [1], [0]), S0), again) is None
+    told = training.get(error(ServerMemoryError, first.request, **SHORT), S0)
+    assert [action for action in told if not isinstance(action, Log)] == []
+    (line,) = [action.text for action in told if isinstance(action, Log)]
+    assert "lacks the memory for a push (no more); asking again for 10 s" in line
+    (second,) = sent(training.wait(training.now + 0.2), Push)
+    assert (second.request, second.seq, second.attempt) == (first.request, first.seq, first.attempt)
+    assert outcome(training.get(Ack(second.request, [1], [0]), S0), push) is None
+    assert sent(training.wait(training.now + 5.0, hear=True), Push) == []
+
+
+def test_what_a_server_lacks_the_memory_for_for_long_is_raised_and_may_be_asked_for_again() -> None:
+    training = Training(None)
+    kinds: list[tuple[str, Any]] = [("push", Push), ("pull", Pull)]
+    for kind, message in kinds:
+        operation = training.transfer(kind, parameters=frozenset([0]))
+        (asked,) = sent(training.ask(operation, timeout=60.0), message)
+        begun, times, lines = training.now, 0, 0
+        while not resolved(told := training.get(error(ServerMemoryError, asked.request, **SHORT), S0)):
+            lines += sum(isinstance(action, Log) for action in told)
+            (again,) = sent(training.wait(training.now + 1.1, hear=True), message)
+            assert again.request == asked.request
+            times += 1
+        assert isinstance(outcome(told, operation), ServerMemoryError)
+        assert 10.0 <= training.now - begun < 12.0
+        assert times < 20
+        assert sent(training.wait(training.now + 5.0, hear=True), message) == []
+
+
+def test_a_deadline_says_that_a_server_lacks_the_memory() -> None:
+    training = Training(None)
+    push = training.partial("push", 0)
+    (first,) = sent(training.ask(push, timeout=0.05), Push)
+    training.get(error(ServerMemoryError, first.request, **SHORT), S0)
+    late = outcome(training.wait(training.now + 0.06), push)
+    assert isinstance(late, DeadlineError)
+    assert "to have the memory for it" in str(late)
+    assert sent(training.wait(training.now + 5.0, hear=True), Push) == [], "it was given up"
+    assert training.machine.transfers.links[0].in_flight == {}
+
+
+def test_a_pull_waits_for_a_push_before_it_that_was_put_off() -> None:
+    training = Training(None)
+    push = training.partial("push", 0)
+    (pushed,) = sent(training.ask(push), Push)
     pull = training.transfer("pull", parameters=frozenset([0]))
     (asked,) = sent(training.ask(pull), Pull)
-    refused = training.get(error(ServerMemoryError, asked.request, **{**facts, "what": "a pull"}), S0)
-    assert isinstance(outcome(refused, pull), ServerMemoryError)
+    training.get(error(ServerMemoryError, pushed.request, **SHORT), S0)
+    early = training.get(Values(asked.request, "raw", [0], [], [np.zeros(4, np.float32)]), S0)
+    assert resolved(early) == [], "it has not seen the push"
+    told = training.wait(training.now + 0.25)
+    assert len(sent(told, Push)) == len(sent(told, Pull)) == 1
+    assert outcome(training.get(Ack(pushed.request, [1], [0]), S0), push) is None
+    values = training.get(Values(asked.request, "raw", [1], [], [np.ones(4, np.float32)]), S0)
+    assert [operation for operation, _ in resolved(values)] == [pull]
 
 
 def test_a_push_that_is_not_answered_for_want_of_memory_is_sent_again_by_the_same_number() -> None:

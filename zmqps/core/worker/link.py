@@ -25,6 +25,12 @@ from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError
 
+#: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
+RETRY_S = 0.1
+SLOWEST_RETRY_S = 1.0
+#: until it has been refused for so long; then whoever asked is told.
+SHORT_S = 10.0
+
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
@@ -37,6 +43,9 @@ class Link:
     one. While it lives, only what the server turns out not to have: it is asked after a silence (`Probe`). And at once
     where a later request was answered before a push, which servers answer in order: so the push was lost. A pull that
     was answered without a push that had been asked for before it is asked again behind it.
+
+    What a server lacked the memory for has changed nothing there, and is sent again a little later (`put_off`): memory
+    is short for a moment, as a rule, and whoever asks again from above cannot know which part of it was applied.
 
     Parameters
     ----------
@@ -82,6 +91,8 @@ class Link:
         self._next_seq = 1
         self._num_sent = 0
         self._overtaken: list[Request] = []  # to be sent again, in this order
+        self._put_off: list[Request] = []  # to be sent again a little later
+        self.retry_due: float | None = None  # the first of them
         self.probe = Probe()
         self._broken = False  # the connection, since the last Welcome
 
@@ -192,6 +203,7 @@ class Link:
         """The connection has ended: nothing leaves until the server has welcomed us over the next one."""
         self._broken = self.handshake.welcome is not None
         self._overtaken.clear()  # with all the others, then
+        self._clear_put_off()
         self.probe.due = None
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
@@ -246,7 +258,7 @@ class Link:
     def _note_overtaken(self, request: Request, now: float) -> bool:
         """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""
         pull = isinstance(request.transfer, Pull)
-        unseen = False
+        unseen = late = False
         for earlier in self.in_flight.values():  # in the order of sending, so this ends at once where nothing was lost
             if earlier is request:
                 break
@@ -254,14 +266,67 @@ class Link:
             if push.done or isinstance(push, Pull) or earlier.sent_as > request.sent_as:
                 continue
             missed = pull and not request.slices.isdisjoint(earlier.slices)
+            if earlier.retry_at is not None:  # it was refused, and its turn comes
+                late |= missed
+                continue
             # values leave when they have been copied, acknowledgements at once
             if missed or (isinstance(push, Push) and push.target is None):
                 self._overtaken.append(earlier)
             unseen |= missed
+        if late and self.put_off(request.number, now):
+            return True
         if unseen:
             self._overtaken.append(request)
             self.heard_at = now
         return unseen
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the server lacks the memory for something that was asked of it."""
+        return bool(self._put_off)
+
+    def put_off(self, number: int, now: float) -> bool:
+        """Send a request again a little later, because the server lacks the memory for it; False if it has for long."""
+        request = self.in_flight.get(number)
+        if request is None or request.transfer.done:
+            return False
+        if request.retry_at is not None:
+            return True  # said twice
+        if request.refused_at is None:
+            request.refused_at = now
+        if now >= request.refused_at + SHORT_S:
+            return False
+        self._put_off.append(request)
+        request.retry_at = now + min(RETRY_S + now - request.refused_at, SLOWEST_RETRY_S)
+        self.retry_due = request.retry_at if self.retry_due is None else min(self.retry_due, request.retry_at)
+        self.heard_at = now
+        self._rest(now)
+        return True
+
+    def _send_put_off(self, now: float) -> list[Action]:
+        """Send again what was put off until now; what was given up meanwhile makes room."""
+        actions: list[Action] = []
+        before, self._put_off, self.retry_due = self._put_off, [], None
+        for request in before:
+            assert request.retry_at is not None
+            if now < request.retry_at:
+                self._put_off.append(request)
+                self.retry_due = min(request.retry_at, self.retry_due or request.retry_at)
+                continue
+            request.retry_at = None
+            if request.number not in self.in_flight:
+                continue
+            if request.transfer.done:
+                self.answered(request.number, now)
+            else:
+                actions.append(self._again(request))
+        return actions
+
+    def _clear_put_off(self) -> None:
+        for request in self._put_off:
+            request.retry_at = None
+        self._put_off.clear()
+        self.retry_due = None
 
     def answered(self, number: int, now: float) -> Request | None:
         """Take a request out of flight; None if it was answered before."""
@@ -293,6 +358,7 @@ class Link:
         failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
         self.queue.clear()
         self._overtaken.clear()
+        self._clear_put_off()
         self.in_flight.clear()
         self.in_flight_nbytes = 0
         self.probe.due = None
@@ -307,6 +373,8 @@ class Link:
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
         if not missing:
             return ""
+        if any(request.transfer is transfer for request in self._put_off):
+            return f"{self.title} to have the memory for it"
         answers = "answer" if missing == 1 else "answers"
         return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
 
@@ -317,13 +385,16 @@ class Link:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        return min([due for due in (self.probe.due, self.handshake.due) if due is not None], default=None)
+        dues = (self.probe.due, self.handshake.due, self.retry_due)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Say hello again, or for the first time since a server fell silent."""
+        """Say hello again, or what was put off; or ask a server that is silent."""
         due = self.handshake.due
         if due is not None and now >= due:
             return self.handshake.on_deadline(now)
+        if self.retry_due is not None and now >= self.retry_due:
+            return [*self._send_put_off(now), *self.pump(now)]
         if self.probe.due is None or now < self.probe.due:
             return []
         number = next(self._numbers)
@@ -337,6 +408,8 @@ class Link:
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
         assert (self.probe.due is not None) == (bool(self.in_flight) and not self._broken)
         assert all(number == request.number for number, request in self.in_flight.items())
+        assert self.retry_due == min([request.retry_at or 0.0 for request in self._put_off], default=None)
+        assert not (self._put_off and self._broken)
 
 
 def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:

@@ -23,6 +23,8 @@ class Request:
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None
     sent_as: int = 0  # ordinal of the last send among those of the connection
+    refused_at: float | None = None  # when the server lacked the memory for it, at first
+    retry_at: float | None = None  # while it is put off because of that
     doubted: bool = False  # the server has answered a question that was asked after it, and not this
     place: int = 0  # in the order asked
     behind: int = 0  # a pull's: the place of the last push before it that touches its slices

@@ -197,7 +197,7 @@ class SessionMachine:
         """Return when something is due."""
         dues = [self.member.due, self._reminder_due, self._questions.due, self._farewell_due, self._orphaned.due]
         for link in self.transfers.links:
-            dues += (link.handshake.due, link.probe.due)
+            dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
         return min([due for due in dues if due is not None], default=None)
 

@@ -18,7 +18,7 @@ from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
 from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
-from zmqps.core.worker.link import Link
+from zmqps.core.worker.link import SHORT_S, Link
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
@@ -33,6 +33,7 @@ from zmqps.errors import (
     PeerLostError,
     ProtocolError,
     PSError,
+    ServerMemoryError,
     StaleEpochError,
     WrongPeerError,
     from_wire,
@@ -432,6 +433,10 @@ class Transfers:
                 return self._fail_link(link, error)
             if isinstance(error, NonFiniteGradientError):
                 self._host.tally.refused()
+            is_news = not link.is_short
+            if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
+                text = f"{link.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
+                return [Log("warning", text)] if is_news else []
             request = link.answered(message.request, now)
             actions = link.pump(now)
             if request is not None and not request.transfer.done:

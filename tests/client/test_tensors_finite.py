@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from zmqps.client import finite
-from zmqps.client.finite import are_finite
+from zmqps.client import tensors
+from zmqps.client.tensors import are_finite
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -17,9 +17,9 @@ from zmqps.client.finite import are_finite
 def test_one_bad_element_is_found_wherever_it_is(
     threads: int, bad: float, dtype: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finite, "NUM_THREADS", threads)
-    monkeypatch.setattr(finite, "SMALL_NBYTES", 64)
-    monkeypatch.setattr(finite, "BLOCK_NBYTES", 32)
+    monkeypatch.setattr(tensors, "NUM_THREADS", threads)
+    monkeypatch.setattr(tensors, "SMALL_NBYTES", 64)
+    monkeypatch.setattr(tensors, "BLOCK_NBYTES", 32)
     arrays = [np.ones(size, dtype) for size in (0, 1, 7, 8, 9, 40)]
     assert are_finite(arrays)
     for array in arrays:
@@ -38,13 +38,13 @@ FORK = """
 import faulthandler, os, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, from Python 3.12 on
 import numpy as np
-from zmqps.client import finite
-finite.NUM_THREADS, finite.SMALL_NBYTES = 2, 64
+from zmqps.client import tensors
+tensors.NUM_THREADS, tensors.SMALL_NBYTES = 2, 64
 arrays = [np.ones(1 << 20, np.float32)]
-assert finite.are_finite(arrays)
+assert tensors.are_finite(arrays)
 if (child := os.fork()) == 0:
     faulthandler.dump_traceback_later(20, exit=True)
-    os._exit(0 if finite.are_finite(arrays) else 1)
+    os._exit(0 if tensors.are_finite(arrays) else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
 
