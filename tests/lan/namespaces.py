@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,7 +48,9 @@ class Namespaces:
             _, said = self._leash.communicate(timeout=PATIENCE)
             raise LanError(f"cannot make namespaces: {said.decode(errors='replace').strip()}")
         self.pid = youngest(self._leash.pid)
-        self._processes = os.stat(f"/proc/{self.pid}/ns/pid").st_ino
+        held = os.open(f"/proc/{self.pid}/ns/pid", os.O_RDONLY)  # or its number is given to another one after its end
+        weakref.finalize(self, os.close, held)
+        self._processes = os.fstat(held).st_ino
         self._pidfd: int | None = os.pidfd_open(self.pid)
 
     def enter(self, *, only: str = "--net --uts --ipc --mount --pid") -> list[str]:
