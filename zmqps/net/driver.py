@@ -280,8 +280,10 @@ class Driver:
 
     def _ring(self) -> None:
         self._timer = self._timer_at = None
-        self._do(self.machine.on_deadline)
-        self._arm()
+        try:
+            self._do(self.machine.on_deadline)
+        finally:  # also where there is no memory for what is due: it is the next time
+            self._arm()
 
 
 async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None = None) -> int:

@@ -264,8 +264,8 @@ class ZmqTransport:
     def _schedule(self) -> None:
         """Drain soon, whether an edge announces it or not."""
         if not self._scheduled and self._drained is None and self._loop is not None:
-            self._scheduled = True
             self._loop.call_soon(self._drain)
+            self._scheduled = True  # not before: without memory nothing was scheduled
 
     def _drain(self) -> None:
         assert self._deliver is not None
@@ -300,25 +300,27 @@ class ZmqTransport:
                                 if sender not in self._known and not self._let_in(sender, name, socket):
                                     continue
                             frames = receive_frames(socket)
+                            if frames is None:
+                                self._refuse(sender, socket)
+                            elif frames[0].nbytes:
+                                self._deliver(sender, frames)
+                            elif name is not None:  # an empty message: a connection that is new
+                                self._welcome_back(sender, name)
                         except MemoryError:  # then it is lost on the way
                             self.counters["out_of_memory"] += 1
                             if socket.getsockopt(zmq.RCVMORE):
                                 self._fall_behind(socket)
-                            continue
-                        if frames is None:
-                            self._refuse(sender, socket)
-                        elif frames[0].nbytes:
-                            self._deliver(sender, frames)
-                        elif name is not None:  # an empty message: a connection that is new
-                            self._welcome_back(sender, name)
                     else:
                         again = True  # the others get their turn first
                 again = again or self._unsure
+            self._delivered()
+        except BaseException:
+            again = True  # no edge announces what is there already
+            raise
         finally:
             self._drained = None
-        if again:
-            self._schedule()
-        self._delivered()
+            if again:
+                self._schedule()
 
     # --- who is known --------------------------------------------------------------------------
 
