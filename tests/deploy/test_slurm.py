@@ -16,6 +16,8 @@ from zmqps.core.protocol import exits
 TRAIN, HETJOB = ROOT / "deploy/slurm/train.sbatch", ROOT / "deploy/slurm/hetjob.sbatch"
 #: Long enough for a machine that has other things to do.
 JOB_S = 280.0
+#: … which may need long to start all tasks, and to let each say a sign of life.
+PATIENT = {"ZMQPS_RUN_TIMEOUT": "250", "ZMQPS_RUN_HEARTBEAT_TIMEOUT": "60"}
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(400)]
 
@@ -34,7 +36,7 @@ def accuracies(log: str) -> dict[str, float]:
 
 
 def test_one_allocation_trains_digits(slurm: Slurm) -> None:
-    job = slurm.submit(TRAIN, "python", DIGITS, "--passes", 10)
+    job = slurm.submit(TRAIN, "python", DIGITS, "--passes", 10, **PATIENT)
     assert slurm.ended(job, JOB_S) == ("COMPLETED", "0:0"), slurm.log(job)
     found = accuracies(slurm.log(job))
     assert set(found) == {"worker-0@host-a", "worker-1@host-b", "worker-2@host-c"}
@@ -45,7 +47,7 @@ def test_one_allocation_trains_digits(slurm: Slurm) -> None:
 
 
 def test_a_heterogeneous_job_has_servers_on_one_part_and_workers_on_the_other(slurm: Slurm) -> None:
-    job = slurm.submit(HETJOB, "python", DIGITS, "--passes", 10)
+    job = slurm.submit(HETJOB, "python", DIGITS, "--passes", 10, **PATIENT)
     assert slurm.ended(job, JOB_S) == ("COMPLETED", "0:0"), slurm.log(job)
     log = slurm.log(job)
     assert set(accuracies(log)) == {"worker-0@host-a", "worker-1@host-b"}
@@ -57,14 +59,14 @@ def test_a_heterogeneous_job_has_servers_on_one_part_and_workers_on_the_other(sl
 
 def test_a_worker_that_fails_fails_the_job_with_its_code(slurm: Slurm) -> None:
     script = "if [ $ZMQPS_WORKER_INDEX = 2 ]; then echo out of luck; exit 9; fi; exec sleep 1000"
-    job = slurm.submit(TRAIN, "sh", "-c", script)
+    job = slurm.submit(TRAIN, "sh", "-c", script, **PATIENT)
     assert slurm.ended(job, JOB_S) == ("FAILED", "9:0"), slurm.log(job)
     assert "worker-2@host-c failed with exit code 9" in slurm.log(job)
     assert slurm.left() == []
 
 
 def test_scancel_leaves_nothing(slurm: Slurm) -> None:
-    job = slurm.submit(TRAIN, "sh", "-c", "echo at work; exec sleep 1000")
+    job = slurm.submit(TRAIN, "sh", "-c", "echo at work; exec sleep 1000", **PATIENT)
     slurm.said(job, "worker-[012]@.* at work", JOB_S, times=3)
     slurm.run("scancel", job)
     assert slurm.ended(job, JOB_S)[0] == "CANCELLED"

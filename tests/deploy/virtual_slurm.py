@@ -141,7 +141,7 @@ class Slurm:
 
     def submit(self, *words: Any, **env: str) -> int:
         """Submit a batch script with its arguments; return the job's number."""
-        return int(self.run("sbatch", "--parsable", *words, env=env).split()[-1].split(";")[0])
+        return int(self.run("sbatch", *words, env=env).removeprefix("Submitted batch job "))
 
     def job(self, number: int) -> dict[str, str]:
         """Return what Slurm says of a job; of a heterogeneous one, of its first part."""
