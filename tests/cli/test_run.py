@@ -37,6 +37,21 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--size", "2", "--address", "127.0.0.1:1", "--", "true"), "nothing says --rank"),
         (("--rank", "0", "--size", "2", "--", "true"), "does not say where rank 0 is: give --address"),
         (("--rank", "2", "--size", "2", "--address", "127.0.0.1:1", "--", "true"), "there is no rank 2 of 2"),
+        (
+            (
+                "--rank",
+                "0",
+                "--size",
+                "2",
+                "--address",
+                "127.0.0.1:1",
+                "--servers-apart",
+                "--server-tasks",
+                "1",
+                "true",
+            ),
+            "give one",
+        ),
         (("--rank", "0", "--size", "2", "--address", "a:b:c", "--", "true"), "write HOST:PORT"),
         (("--rank", "0", "--size", "2", "--address", "127.0.0.1:0", "--", "true"), "write HOST:PORT"),
         (("--rank", "0", "--size", "1", "--address", "no.such.host.invalid:1", "--", "true"), "has no address here"),
@@ -52,6 +67,31 @@ def no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_cannot_be_used_is_refused_before_anything_is_started(capsys, arguments, says) -> None:
     assert run(["run", *arguments]) == exits.USAGE
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "threads"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "6"}, 3),  # although another task has the other cores of the host
+        ({"SLURM_CPUS_PER_TASK": "1"}, 1),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_GTIDS": "2"}, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "2,1", "SLURM_GTIDS": "0,1"}, 2),
+    ],
+)
+def test_the_workers_of_a_task_of_slurm_share_its_cores(monkeypatch, tmp_path, env, threads) -> None:
+    class Seen(Exception):
+        pass
+
+    def look(config, terminal):
+        raise Seen(config.env["OMP_NUM_THREADS"])
+
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "localhost"}
+    for name, value in (step | env).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("zmqps.cli.task.Task", look)
+    monkeypatch.setattr("zmqps.launch.agent.num_cores", lambda: 8)
+    with pytest.raises(Seen, match=str(threads)):
+        run(["run", "--insecure", "--directory", str(tmp_path), "--workers-each", "2", "--", "true"])
 
 
 @pytest.fixture

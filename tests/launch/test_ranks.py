@@ -7,11 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.errors import ConfigurationError
-from zmqps.launch.ranks import FIRST_PORT, Rank, find, first_host, num_workers, roles
+from zmqps.launch.ranks import FIRST_PORT, Rank, find, first_host, hosts, num_workers, roles
 
 SLURM = {
     "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "3",
     "SLURM_STEP_NODELIST": "n[1-3]", "SLURM_NODELIST": "n[1-9]",
+}  # fmt: skip
+#: A step over both parts of a heterogeneous job, as Slurm 22.05 says it: rank 0 is on the first node of the first part.
+HET = SLURM | {
+    "SLURM_STEP_NODELIST": "n[1-3]", "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "n3", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[1-2]",
 }  # fmt: skip
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
@@ -24,6 +29,15 @@ TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "host-a", "MASTER_POR
     [
         ({}, Rank()),
         (SLURM, Rank(rank=1, size=3, host="n1", port=FIRST_PORT + 7 * 42, source="Slurm")),
+        (HET, Rank(rank=1, size=3, host="n3", port=FIRST_PORT + 7 * 42, source="Slurm")),
+        (
+            HET | {"SLURM_STEP_NODELIST": "n[1-2]"},  # srun --het-group=1
+            Rank(rank=1, size=3, host="n1", port=FIRST_PORT + 7 * 42, source="Slurm"),
+        ),
+        (
+            SLURM | {"SLURM_DISTRIBUTION": "arbitrary"},  # by a file of hosts that only srun has seen
+            Rank(rank=1, size=3, port=FIRST_PORT + 7 * 42, source="Slurm"),
+        ),
         (OPEN_MPI, Rank(rank=2, size=4, source="Open MPI")),
         (
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
@@ -82,6 +96,17 @@ def test_the_first_host_of_a_list_of_slurm(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("nodes", "all_of_them"),
+    [
+        ("n1", "n1"), ("n[08-10,7],m2", "n08 n09 n10 n7 m2"), ("a-1,a-2", "a-1 a-2"),
+        ("r[1-2]n[3-4]x", "r1n3x r1n4x r2n3x r2n4x"), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_hosts_of_a_list_of_slurm(nodes: str, all_of_them: str) -> None:
+    assert list(hosts(nodes)) == all_of_them.split()
+
+
+@pytest.mark.parametrize(
     ("size", "servers", "apart", "plan"),
     [
         (1, 1, False, [(1, 1)]),
@@ -96,11 +121,31 @@ def test_servers_are_spread_evenly(size: int, servers: int, apart: bool, plan: l
     assert [role.coordinator for role in found] == [True] + [False] * (size - 1)
 
 
+@pytest.mark.parametrize(
+    ("size", "servers", "tasks", "plan"),
+    [
+        (4, 2, 2, [(1, 0), (1, 0), (0, 1), (0, 1)]),
+        (3, 4, 2, [(2, 0), (2, 0), (0, 1)]),
+        (3, 1, 2, [(1, 0), (0, 0), (0, 1)]),
+    ],
+)
+def test_the_first_tasks_may_be_those_with_servers(
+    size: int, servers: int, tasks: int, plan: list[tuple[int, int]]
+) -> None:
+    found = [roles(rank, size, servers, 1, server_tasks=tasks) for rank in range(size)]
+    assert [(len(role.servers), len(role.workers)) for role in found] == plan
+    assert [index for role in found for index in role.workers] == list(
+        range(num_workers(size, servers, 1, server_tasks=tasks))
+    )
+
+
 def test_a_rank_that_is_none_and_servers_that_leave_no_workers_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="there is no rank 3 of 3"):
         roles(3, 3, 1, 1, apart=False)
     with pytest.raises(ConfigurationError, match="leave none of 2 ranks for workers"):
         roles(0, 2, 2, 1, apart=True)
+    with pytest.raises(ConfigurationError, match="2 tasks for servers leave none of 2 for workers"):
+        roles(0, 2, 1, 1, server_tasks=2)
 
 
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(1, 4), st.booleans())

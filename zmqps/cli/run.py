@@ -37,6 +37,10 @@ SCONTROL_S = 10.0
 @settings.cluster_settings
 @setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
 @setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
+@setting(
+    "--server-tasks", type=click.IntRange(1, 65535), metavar="N",
+    help="The first N tasks have all servers, and no workers, as the first part of a heterogeneous job.",
+)  # fmt: skip
 @setting("--interface", metavar="NAME", help="The network interface by which this host's servers are reached.")
 @settings.kernels
 @settings.apply_threads
@@ -81,11 +85,14 @@ def run(**told: Any) -> int:
 def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.cli.task import TaskConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
-    from zmqps.launch.agent import thread_limits
     from zmqps.launch.cluster import ClusterConfig
     from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
     from zmqps.launch.reach import address_of_interface, is_bound_freely, is_loopback, resolved, route_towards
 
+    if told["servers_apart"] and told["server_tasks"] is not None:
+        raise ConfigurationError(
+            "--servers-apart and --server-tasks say different things of where servers are: give one"
+        )
     all_told = None not in (told["rank"], told["size"], told["address"])
     found = Rank() if all_told else find(os.environ, socket.getfqdn())
     rank = found.rank if told["rank"] is None else told["rank"]
@@ -98,7 +105,8 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     host, port = _split(told["address"]) if told["address"] else (found.host, found.port or DEFAULT_PORT)
     if not host:
         raise ConfigurationError(f"{found.source} does not say where rank 0 is: give --address HOST:PORT")
-    mine = roles(rank, size, told["servers"], told["workers_each"], apart=told["servers_apart"])
+    where = {"apart": told["servers_apart"], "server_tasks": told["server_tasks"]}
+    mine = roles(rank, size, told["servers"], told["workers_each"], **where)
     address = _slurm_address(host) if found.source == "Slurm" and not told["address"] else resolved(host)
     own = address_of_interface(told["interface"]) if told["interface"] else route_towards(address)
     free = told["insecure"] or told["keys"] is not None
@@ -110,7 +118,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     endpoint = f"tcp://{_bracketed(address)}:{port}"
     options = CoordinatorOptions(
         servers=told["servers"],
-        workers=num_workers(size, told["servers"], told["workers_each"], apart=told["servers_apart"]),
+        workers=num_workers(size, told["servers"], told["workers_each"], **where),
         heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
     )  # fmt: skip
@@ -123,7 +131,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
-        host=socket.gethostname(), command=told["command"], env=thread_limits(_tasks_here() * told["workers_each"]),
+        host=socket.gethostname(), command=told["command"], env=_thread_limits(told["workers_each"], found.source),
         name=told["name"], directory=told["directory"], timeout=told["timeout"],
     )  # fmt: skip
 
@@ -162,9 +170,21 @@ def _slurm_address(host: str) -> str:
         return resolved(match[1])
 
 
-def _tasks_here() -> int:
+def _thread_limits(workers_each: int, source: str) -> dict[str, str]:
+    """Return the variables by which the workers of this task share the cores that are the task's."""
+    from zmqps.launch.agent import thread_limits
+
+    cores = os.environ.get("SLURM_CPUS_PER_TASK", "") if source == "Slurm" else ""
+    if re.fullmatch(r"[1-9]\d{0,5}", cores):
+        return thread_limits(workers_each, int(cores))
+    return thread_limits(_tasks_here(source) * workers_each)
+
+
+def _tasks_here(source: str) -> int:
     """Return how many tasks share this host, where the scheduler says so."""
-    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"):
+    if source == "Slurm":
+        return 1 + os.environ.get("SLURM_GTIDS", "").count(",")  # the ranks of the step that run here
+    for name in ("OMPI_COMM_WORLD_LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS"):
         if match := re.match(r"\d{1,6}", os.environ.get(name, "")):
             return max(1, int(match[0]))
     return 1

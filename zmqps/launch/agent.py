@@ -70,9 +70,9 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def thread_limits(num_workers: int) -> dict[str, str]:
-    """Return the variables by which so many workers of this host share its cores."""
-    return dict.fromkeys(THREADS, str(max(1, num_cores() // max(1, num_workers))))
+def thread_limits(num_workers: int, cores: int | None = None) -> dict[str, str]:
+    """Return the variables by which so many workers share the cores of this host, or so many ``cores``."""
+    return dict.fromkeys(THREADS, str(max(1, (cores or num_cores()) // max(1, num_workers))))
 
 
 class Agent:

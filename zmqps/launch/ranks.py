@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from zmqps.errors import ConfigurationError
 
 DEFAULT_PORT = 5570
 #: Ports for jobs of Slurm, so that two jobs that share a host do not share one; below those that systems hand out.
 FIRST_PORT, NUM_PORTS = 15000, 10000
+#: The most hosts that a list of Slurm is searched for, and the most parts that a heterogeneous job of it can have.
+MOST_HOSTS, MOST_PARTS = 65536, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +93,38 @@ def _slurm(env: Mapping[str, str]) -> Rank:
     job = _number(env, "SLURM_JOB_ID", optional=True) or 0
     number = int(step) if step.isdecimal() and len(step) < 10 else 0
     return Rank(
-        rank=_number(env, "SLURM_PROCID"), size=_number(env, size), host=first_host(nodes),
+        rank=_number(env, "SLURM_PROCID"), size=_number(env, size), host=_first_of_slurm(env, nodes),
         port=FIRST_PORT + (7 * job + number) % NUM_PORTS, source="Slurm",
     )  # fmt: skip
+
+
+def _first_of_slurm(env: Mapping[str, str], nodes: str) -> str:
+    """Return the host of rank 0 of a step that runs on these nodes; empty: Slurm does not say."""
+    if env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
+        return ""
+    # The ranks of a heterogeneous job begin with its first part, while the nodes of its steps are sorted by name.
+    for number in range(min(_number(env, "SLURM_HET_SIZE", optional=True), MOST_PARTS)):
+        first = first_host(env.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", ""))
+        if first and first in islice(hosts(nodes), MOST_HOSTS):  # else this step leaves that part out
+            return first
+    return first_host(nodes)
+
+
+def hosts(nodes: str) -> Iterator[str]:
+    """Yield the hosts of a list as Slurm writes it: ``n[01-03,7],m2`` are n01, n02, n03, n7 and m2."""
+    for entry in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
+        yield from _hosts_of(entry)
+
+
+def _hosts_of(entry: str) -> Iterator[str]:
+    match = re.fullmatch(r"([^\[]*)\[([\d,-]*)\](.*)", entry)
+    if match is None:
+        yield entry
+        return
+    for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", match[2]):
+        for number in range(int(low), int(high or low) + 1):
+            for rest in _hosts_of(match[3]):
+                yield f"{match[1]}{number:0{len(low)}}{rest}"
 
 
 def first_host(nodes: str) -> str:
@@ -123,11 +155,14 @@ def _number(env: Mapping[str, str], name: str, *, optional: bool = False) -> int
     return int(text)
 
 
-def roles(rank: int, size: int, servers: int, workers_each: int, *, apart: bool) -> Roles:
+def roles(
+    rank: int, size: int, servers: int, workers_each: int, *, apart: bool = False, server_tasks: int | None = None
+) -> Roles:
     """Return what a task runs.
 
     Rank 0 has the coordinator. Servers are spread evenly over the ranks, and so over the hosts where neighbours share
-    one. Each rank has workers, or with ``apart`` each that has no server.
+    one. Each rank has workers, or with ``apart`` each that has no server. With ``server_tasks`` the first so many ranks
+    have the servers, and the others the workers.
 
     Raises
     ------
@@ -136,19 +171,31 @@ def roles(rank: int, size: int, servers: int, workers_each: int, *, apart: bool)
     """
     if not 0 <= rank < size:
         raise ConfigurationError(f"there is no rank {rank} of {size}: ranks go from 0 to {size - 1}")
-    at = [index * size // servers for index in range(servers)]
-    if not apart:
-        own = range(rank * workers_each, (rank + 1) * workers_each)
-        return Roles(rank == 0, tuple(index for index in range(servers) if at[index] == rank), tuple(own))
-    others = [number for number in range(size) if number not in at]
-    if not others:
-        raise ConfigurationError(f"{servers} servers apart leave none of {size} ranks for workers: start more tasks")
+    spread = min(server_tasks or size, size)
+    at = [index * spread // servers for index in range(servers)]
+    mine = tuple(index for index in range(servers) if at[index] == rank)
+    if server_tasks:
+        others: Sequence[int] = range(server_tasks, size)
+        if not others:
+            raise ConfigurationError(
+                f"{server_tasks} tasks for servers leave none of {size} for workers: start more tasks"
+            )
+    elif apart:
+        others = [number for number in range(size) if number not in at]
+        if not others:
+            raise ConfigurationError(
+                f"{servers} servers apart leave none of {size} ranks for workers: start more tasks"
+            )
+    else:
+        others = range(size)
     first = others.index(rank) * workers_each if rank in others else 0
     number = workers_each if rank in others else 0
-    mine = tuple(index for index in range(servers) if at[index] == rank)
     return Roles(rank == 0, mine, tuple(range(first, first + number)))
 
 
-def num_workers(size: int, servers: int, workers_each: int, *, apart: bool) -> int:
+def num_workers(
+    size: int, servers: int, workers_each: int, *, apart: bool = False, server_tasks: int | None = None
+) -> int:
     """Return how many workers all tasks have together."""
-    return sum(len(roles(rank, size, servers, workers_each, apart=apart).workers) for rank in range(size))
+    each = (roles(rank, size, servers, workers_each, apart=apart, server_tasks=server_tasks) for rank in range(size))
+    return sum(len(role.workers) for role in each)

@@ -559,3 +559,14 @@ def test_the_status_shows_every_job_and_those_that_have_ended() -> None:
     status = coordinator.machine.status(coordinator.now)
     assert status["ended"] == [{"job": "b", "how": "its workers have finished", "ago_s": 1.0}]
     assert coordinator.take("x", StatusRequest(1)) != []
+
+
+def test_a_job_that_is_only_looked_at_waits_for_nobody() -> None:
+    coordinator = Coordinator(servers=1)
+    coordinator.join("s0", "o1.x")
+    assert coordinator.machine.status(0.0)["waiting"] == ["waiting for a worker's init"], "once, and of no job"
+    coordinator.join("w0.b")
+    begin(coordinator, "b", "w0.b", spec=ASYNC)
+    assert coordinator.machine.status(0.0)["waiting"] == []
+    coordinator.join("w8.x")
+    assert coordinator.machine.status(0.0)["waiting"] == ["job 'x': waiting for a worker's init"]

@@ -345,7 +345,14 @@ class JobRun:
             return unreached + texts
         if startup.parked:
             return [*unreached, f"init waits for {startup.waiting_for(list(self._servers))}"]
-        return ["waiting for a worker's init"] if startup.job is None else unreached
+        if startup.job is None:
+            return [] if self.only_observed else ["waiting for a worker's init"]
+        return unreached
+
+    @property
+    def only_observed(self) -> bool:
+        """Whether nobody has begun it, or is there to: as where the tasks of ``zmqps run`` meet."""
+        return self.startup.job is None and not self.workers
 
     @property
     def state(self) -> str:

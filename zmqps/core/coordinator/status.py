@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,12 @@ _DISPENSABLE: tuple[tuple[str, Any], ...] = (
 )
 
 
-def waiting(absent: int, servers: int, num_jobs: int, jobs: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
+def waiting(absent: int, servers: int, jobs: Mapping[str, JobRun]) -> list[str]:
     """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
     needs = [f"{absent} of {counted(servers, 'server')}"] if absent > 0 else []
-    needs += [] if num_jobs else ["a worker's init"]
+    needs += ["a worker's init"] if all(run.only_observed for run in jobs.values()) else []
     texts = [f"waiting for {' and '.join(needs)}"] if needs else []
-    of_jobs = (f"job {name!r}: {text}" for name, of_job in jobs for text in of_job)
+    of_jobs = (f"job {name!r}: {text}" for name, run in jobs.items() for text in run.waiting())
     texts += islice(of_jobs, MOST_WAITING)
     return [*texts, "other waits are left out"] if next(of_jobs, None) else texts
 
