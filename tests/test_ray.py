@@ -121,7 +121,8 @@ TRAIN = """if True:
 WAIT = """if True:
     import json, sys, zmqps.ray
     command = ["sh", "-c", "sleep 1000 & echo $$ $! >> $PIDS; wait"]
-    with zmqps.ray.start(1, 1, command=command, restart_workers=2, env={"PIDS": sys.argv[1]}) as cluster:
+    options = {"command": command, "restart_workers": 2, "env": {"PIDS": sys.argv[1]}, "heartbeat_timeout": 3.0}
+    with zmqps.ray.start(1, 1, **options) as cluster:
         print("ready", flush=True)
         for line in sys.stdin:
             pids = {member["name"]: member["pid"] for member in cluster.status()["members"]}

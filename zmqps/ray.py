@@ -35,6 +35,8 @@ SIGNALLED = 128
 #: How long an actor may take to answer beyond what it was given.
 ANSWER_S = 5.0
 MOST_NAMED = 8
+#: How long after the heartbeat timeout a lost server counts as lost everywhere.
+MARGIN_S = 1.0
 
 log = logging.getLogger("zmqps.ray")
 
@@ -339,7 +341,10 @@ class RayCluster:
         self._token = keys.token("worker", keys.pair("worker"), self._address) if keys is not None else ""
         for index in range(self._config.options.servers):
             command = self._config.server(index, self._address, bind=f"tcp://{HOST}:0")
-            order = Order(role="server", command=[*command, *flags], files=files, restarts=restart_servers)
+            pause = self._config.options.heartbeat_timeout + MARGIN_S  # before that its place is not free
+            order = Order(
+                role="server", command=[*command, *flags], files=files, restarts=restart_servers, pause=pause
+            )  # fmt: skip
             self._run(f"server-{index}", order)
         left = max(0.0, ends_at - time.monotonic())
         joined = self._actors["coordinator"].status.remote(left, self._config.options.servers)

@@ -75,14 +75,15 @@ def main(client, servers=2, workers=4):
     address = answer["address"]  # where there is none, it says what kept the coordinator from starting
     token = keys and keys.token("worker", keys.pair("worker"), address)
 
-    order = Order(
-        role="server", command=[*config.server(0, address, bind=f"tcp://{HOST}:0"), *flags], files=files, restarts=3
-    )
+    command = config.server(0, address, bind=f"tcp://{HOST}:0", name="server") + flags
+    order = Order(role="server", command=command, files=files, restarts=3, pause=11.0)  # when its place is free again
     client.register_plugin(Node("server", hosts[:servers], order))
     client.run(ask, "status", 60.0, servers, workers=hosts[:1])
 
     client.upload_file("examples/digits.py")
-    tasks = client.map(train, range(workers), num_workers=workers, address=address, token=token, pure=False, retries=2)
+    facts = {"num_workers": workers, "address": address, "token": token, "pure": False, "retries": 2}
+    places = [hosts[number % len(hosts)] for number in range(workers)]  # or Dask may run some after the others
+    tasks = [client.submit(train, n, workers=[h], allow_other_workers=True, **facts) for n, h in enumerate(places)]
     for rank, reached in client.gather(tasks):
         print(f"worker {rank}: test accuracy {reached:.3f}")
     client.unregister_worker_plugin("coordinator")

@@ -26,7 +26,6 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(keeper.tempfile, "tempdir", str(place))
-    monkeypatch.setattr(keeper, "PAUSE_S", 0.01)
     yield
     assert list(place.glob("zmqps-keeper-*")) == []
 
@@ -37,7 +36,7 @@ def run(order: Order, said: list[str] | None = None) -> Ended:
 
 
 def shell(script: str, **facts: Any) -> Order:
-    return Order(role="worker", command=["sh", "-c", script], address="tcp://here:1", index=3, **facts)
+    return Order(role="worker", command=["sh", "-c", script], address="tcp://here:1", index=3, pause=0.01, **facts)
 
 
 def test_a_worker_hears_of_its_cluster_and_its_words_are_passed_on() -> None:

@@ -41,7 +41,7 @@ from zmqps.nodes.inquiry import inquire
 #: In a node's flags: by which address its host is reached.
 HOST = "{host}"
 CHUNK_NBYTES = 64 << 10
-#: How long to wait before a process is started again: so long at first, and twice as long each time up to the most.
+#: How long to wait before a process is started again: so long at first, and longer each time up to the most.
 PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 #: How long the output of an ended process may take to arrive.
 DRAIN_S = 1.0
@@ -65,8 +65,9 @@ class Order:
         What `zmqps.launch.handout.key_files` has made for this host.
     directory
         Where it runs; empty: where the keeper does.
-    restarts
-        How often it is started again when it fails.
+    restarts, pause
+        How often it is started again when it fails, and after how many seconds the first time; then after twice as
+        many each time. The coordinator takes a server in the place of a lost one only once that counts as lost.
     """
 
     role: str
@@ -77,6 +78,7 @@ class Order:
     files: Mapping[str, str] = field(default_factory=dict)
     directory: str = ""
     restarts: int = 0
+    pause: float = PAUSE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Keeper:
         """Run a process until it has ended well, was asked to end, or has failed as often as it may."""
         try:
             self._prepare(order)
-            code, left, pause = 0, order.restarts, PAUSE_S
+            code, left, pause = 0, order.restarts, order.pause
             while not self._ending.is_set():
                 code = await self._run_once(order)
                 if not code or not left or self._ending.is_set():
@@ -136,7 +138,7 @@ class Keeper:
                 left -= 1
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), pause)
-                pause = min(2 * pause, MOST_PAUSE_S)
+                pause = max(pause, min(2 * pause, MOST_PAUSE_S))
             return Ended(code, self._tail())
         except ConfigurationError as error:
             self._error = error
