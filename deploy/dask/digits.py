@@ -95,5 +95,5 @@ if __name__ == "__main__":
         with Client(sys.argv[1]) as client:
             main(client)
     else:
-        with LocalCluster(4, threads_per_worker=1) as cluster, Client(cluster) as client:
+        with LocalCluster(n_workers=4, threads_per_worker=1) as cluster, Client(cluster) as client:
             main(client)
