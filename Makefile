@@ -87,7 +87,7 @@ test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
 
-test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests, ...; each skips where it is not installed
+test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000

@@ -57,6 +57,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client",
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
+        "ray": "errors checks core/protocol core/coordinator keys launch",
         "zmqps": "errors codecs optim core/worker keys launch data stale pipeline worker aio local",
         "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch doctor zmqps",
         "__main__": "cli",
@@ -130,6 +131,7 @@ ONLY_IN = {
     },
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
+    "ray": {"zmqps/ray.py"},
     "psutil": {
         "zmqps/launch/processes.py",
         "zmqps/net/ports.py",
@@ -144,7 +146,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil"}
+LAZY = {"numba", "cupy", "psutil", "ray"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}
@@ -166,6 +168,7 @@ ON_TOP = {
         "keys",
         "local",
         "pipeline",
+        "ray",
         "stale",
         "words",
         "worker",

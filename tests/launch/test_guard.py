@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
+import pytest
 
 #: Starts a group of two processes, has them guarded, says who they are, and waits.
 GUARDED = """if True:
     import subprocess, sys, pathlib
     from zmqps.launch.guard import Guard
-    guard = Guard()
+    apart = sys.argv[2] == "apart"
+    guard = Guard(apart=apart)
     child = subprocess.Popen(["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, process_group=0)
     guard.watch(child.pid)
     guard.remove(pathlib.Path(sys.argv[1]))
-    print(child.pid, int(child.stdout.readline()), guard._popen.pid, flush=True)
+    print(child.pid, int(child.stdout.readline()), *[guard._popen.pid] * (not apart), flush=True)
     input()
     if sys.argv[2] == "forget":
         guard.forget(child.pid)
@@ -33,13 +36,19 @@ def start(folder: Path, how: str) -> tuple[subprocess.Popen[str], list[psutil.Pr
     return popen, [psutil.Process(int(word)) for word in popen.stdout.readline().split()]
 
 
-def test_a_group_and_a_folder_go_with_the_process_that_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["child", "apart"])
+def test_a_group_and_a_folder_go_with_the_process_that_is_killed(tmp_path: Path, how: str) -> None:
     folder = tmp_path / "secrets"
     folder.mkdir()
-    popen, others = start(folder, "killed")
+    popen, others = start(folder, how)
     with popen:
         popen.kill()
         assert psutil.wait_procs(others, PATIENCE)[1] == []
+    if how == "apart":  # then its end is not known here
+        patience = threading.Event()
+        for _ in range(200):
+            if folder.exists():
+                patience.wait(PATIENCE / 200)
     assert not folder.exists()
 
 

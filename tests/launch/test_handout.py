@@ -8,19 +8,14 @@ import pytest
 
 from zmqps.errors import ConfigurationError
 from zmqps.keys import create, load_node_keys
-from zmqps.launch.far import unpack
-from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, key_files
+from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, key_files, write_files
 from zmqps.net.keyring import Keys
 
 
 @pytest.mark.parametrize("has_nodes", [True, False])
 def test_a_host_without_nodes_gets_only_what_a_worker_shows(tmp_path: Path, has_nodes: bool) -> None:
     made = create(tmp_path / "made")
-    for name, text in key_files(tmp_path / "made", has_nodes=has_nodes).items():
-        path = tmp_path / "host" / name
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.touch(0o600)
-        path.write_bytes(unpack(text))
+    write_files(tmp_path / "host", key_files(tmp_path / "made", has_nodes=has_nodes))
     workers = Keys.load(tmp_path / "host" / FOR_WORKERS)
     assert workers.cluster == made.cluster
     assert set(workers.pairs) == {"worker"}

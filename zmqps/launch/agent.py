@@ -29,15 +29,14 @@ from zmqps.launch.far import (
     GREETING,
     Message,
     Voice,
-    check_name,
     decode,
     encode,
     open_reader,
     open_voice,
     parts,
-    unpack,
 )
 from zmqps.launch.guard import Guard
+from zmqps.launch.handout import write_files
 from zmqps.launch.logs import Lines
 from zmqps.launch.processes import (
     Process,
@@ -171,11 +170,7 @@ class Agent:
                 f"there is no directory {told['directory']!r} ({error.strerror}): name one with --remote-directory, "
                 "or copy the script's folder with --sync-code"
             ) from None
-        for name, text in told["files"].items():
-            path = self._folder / check_name(name)
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(unpack(text))
+        write_files(self._folder, told["files"])
         self._env = {name: self._filled(value) for name, value in told["env"].items()}
         self._num_workers = told["workers"]
         self._is_tracing = told["trace"]

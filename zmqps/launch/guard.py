@@ -15,15 +15,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+APART = "apart"
+
 
 class Guard:
-    """This process's guard."""
+    """This process's guard.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    apart
+        Nobody's child: for a process whose children are killed by somebody else when it ends, as Ray does.
+    """
+
+    def __init__(self, *, apart: bool = False) -> None:
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-            start_new_session=True,
+            [sys.executable, "-I", "-S", __file__, *[APART] * apart], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if apart else subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+        if apart:
+            self._popen.wait()
 
     def watch(self, group: int) -> None:
         """Have a process group killed when this process is gone."""
@@ -47,12 +57,17 @@ class Guard:
         assert self._popen.stdin is not None
         self._popen.stdin.close()
         self._popen.wait()
+        if self._popen.stdout is not None:
+            with self._popen.stdout as end:
+                end.read()  # of one apart this is all that tells its end
 
 
 def main() -> None:
     """Wait for the end of standard input; kill and remove what it has named."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    if APART in sys.argv and os.fork():
+        os._exit(0)
     groups: set[int] = set()
     folders: set[str] = set()
     for line in sys.stdin:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from zmqps.launch.far import pack
+from zmqps.launch.far import check_name, pack, unpack
 from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
 
 #: Folders below that of the agent's files.
@@ -25,3 +27,12 @@ def key_files(keys: Path, *, has_nodes: bool) -> dict[str, str]:
     if has_nodes:
         names += [f"{FOR_NODES}/{name}" for name in (CLUSTER_PUBLIC, CLUSTER_SECRET, AUTHORIZED, "node.key")]
     return {name: pack(keys / name.partition("/")[2]) for name in names}
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write the files that a host got, such that only this user can read them; none may be there yet."""
+    for name, text in files.items():
+        path = folder / check_name(name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(unpack(text))

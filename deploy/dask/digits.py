@@ -1,0 +1,99 @@
+"""Train on handwritten digits on Dask: nodes of zmqps beside its workers, training in its tasks.
+
+`python deploy/dask/digits.py` starts a Dask on this host; with an address it takes the one there.
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from distributed import Client, LocalCluster, WorkerPlugin
+from distributed.comm import get_address_host
+
+import zmqps
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.endpoints import is_loopback
+from zmqps.launch.cluster import ClusterConfig
+from zmqps.launch.far import FILES
+from zmqps.launch.handout import FOR_NODES, key_files
+from zmqps.launch.keeper import HOST, Keeper, Order
+
+
+class Node(WorkerPlugin):
+    """Runs a node of zmqps beside some of Dask's workers, and starts it again when it fails."""
+
+    def __init__(self, name, where, order):
+        self.name, self.where, self.order = name, where, order
+
+    async def setup(self, worker):
+        self.keeper = None
+        if worker.address in self.where:
+            self.keeper = Keeper(f"{self.name}-{self.where.index(worker.address)}", get_address_host(worker.address))
+            self.running = asyncio.create_task(self.keeper.run(self.order))
+
+    async def teardown(self, worker):
+        if self.keeper is not None:
+            await self.keeper.stop()
+            await self.running
+
+
+async def ask(what, *arguments, dask_worker):
+    """Ask the keeper of the coordinator."""
+    return await getattr(dask_worker.plugins["coordinator"].keeper, what)(*arguments)
+
+
+def train(number, num_workers, address, token):
+    """Be one of the workers; the same as in examples/digits.py, which the client has uploaded."""
+    import digits
+
+    x, x_test, y, y_test = digits.load_data()
+    with zmqps.connect(address, token=token, name=f"worker-{number}", timeout=60) as worker:
+        worker.init(digits.initial_params(), optimizer=zmqps.optim.adam(2e-3), workers=num_workers)
+        for turn in range(30):
+            order = np.random.default_rng(turn).permutation(len(y))
+            for batch in np.array_split(order, len(y) // 16)[worker.rank :: worker.num_workers]:
+                worker.push(digits.loss_and_gradients(worker.pull(), x[batch], y[batch])[1])
+        reached = digits.accuracy(worker.pull(), x_test, y_test)
+        worker.finish()
+        return worker.rank, reached
+
+
+def main(client, servers=2, workers=4):
+    hosts = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    keys, files, flags = None, {}, []
+    if not all(is_loopback(get_address_host(host)) for host in hosts):
+        with tempfile.TemporaryDirectory() as folder:
+            keys, files = zmqps.keys.create(folder), key_files(Path(folder), has_nodes=True)
+        flags = [f"--keys={FILES}/{FOR_NODES}"]
+    config = ClusterConfig(options=CoordinatorOptions(servers=servers), address=f"tcp://{HOST}:0")
+
+    order = Order(role="coordinator", command=[*config.coordinator(), *flags], files=files)
+    client.register_plugin(Node("coordinator", hosts[:1], order))
+    (answer,) = client.run(ask, "address", workers=hosts[:1]).values()
+    address = answer["address"]  # where there is none, it says what kept the coordinator from starting
+    token = keys and keys.token("worker", keys.pair("worker"), address)
+
+    command = config.server(0, address, bind=f"tcp://{HOST}:0", name="server") + flags
+    order = Order(role="server", command=command, files=files, restarts=3, pause=11.0)  # when its place is free again
+    client.register_plugin(Node("server", hosts[:servers], order))
+    client.run(ask, "status", 60.0, servers, workers=hosts[:1])
+
+    client.upload_file("examples/digits.py")
+    facts = {"num_workers": workers, "address": address, "token": token, "pure": False, "retries": 2}
+    places = [hosts[number % len(hosts)] for number in range(workers)]  # or Dask may run some after the others
+    tasks = [client.submit(train, n, workers=[h], allow_other_workers=True, **facts) for n, h in enumerate(places)]
+    for rank, reached in client.gather(tasks):
+        print(f"worker {rank}: test accuracy {reached:.3f}")
+    client.unregister_worker_plugin("coordinator")
+    client.unregister_worker_plugin("server")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        with Client(sys.argv[1]) as client:
+            main(client)
+    else:
+        with LocalCluster(n_workers=4, threads_per_worker=1) as cluster, Client(cluster) as client:
+            main(client)

@@ -1,0 +1,10 @@
+"""Train on handwritten digits on Ray: `ray job submit --working-dir . -- python deploy/ray/digits.py`."""
+
+import sys
+
+import zmqps.ray
+
+if __name__ == "__main__":
+    command = ["python", "examples/digits.py", *sys.argv[1:]]
+    with zmqps.ray.start(servers=2, workers=4, command=command, strategy="SPREAD", restart_workers=1) as cluster:
+        sys.exit(cluster.wait())

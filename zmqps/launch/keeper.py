@@ -1,0 +1,262 @@
+"""Runs one process of a cluster where another system has placed it, as Ray and Dask do: starts it again, and ends it.
+
+A keeper lives in a process of that system. What it runs ends with it, however it ends (`zmqps.launch.processes`,
+`zmqps.launch.guard`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zmqps.errors import ConfigurationError, NodeFailedError, PSError
+from zmqps.keys import Keys, load_node_keys
+from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.far import FILES, open_reader
+from zmqps.launch.guard import Guard
+from zmqps.launch.handout import FOR_NODES, write_files
+from zmqps.launch.logs import Lines, read_message
+from zmqps.launch.processes import (
+    TAIL_LINES,
+    Process,
+    describe_exit,
+    end,
+    node_command,
+    node_environment,
+    worker_command,
+    worker_environment,
+)
+from zmqps.nodes.inquiry import inquire
+
+#: In a node's flags: by which address its host is reached.
+HOST = "{host}"
+CHUNK_NBYTES = 64 << 10
+#: How long to wait before a process is started again: so long at first, and longer each time up to the most.
+PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
+#: How long the output of an ended process may take to arrive.
+DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a keeper runs.
+
+    Parameters
+    ----------
+    role
+        coordinator, server or worker.
+    command
+        A worker's command, or the flags of a node.
+    address, index
+        A worker's coordinator, and its number.
+    env
+        More variables of a worker.
+    files
+        What `zmqps.launch.handout.key_files` has made for this host.
+    directory
+        Where it runs; empty: where the keeper does.
+    restarts, pause
+        How often it is started again when it fails, and after how many seconds the first time; then after twice as
+        many each time. The coordinator takes a server in the place of a lost one only once that counts as lost.
+    """
+
+    role: str
+    command: Sequence[str]
+    address: str = ""
+    index: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    directory: str = ""
+    restarts: int = 0
+    pause: float = PAUSE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process has ended for good: its exit code, negative for a signal, and its last lines."""
+
+    code: int
+    tail: str
+
+    @property
+    def how(self) -> str:
+        """How, in words."""
+        return describe_exit(self.code)
+
+    def text(self, name: str) -> str:
+        """Say whose failure it was."""
+        return f"{name} failed with {self.how}; its last lines:\n{self.tail}"
+
+
+class Keeper:
+    """One process, from its start to its end.
+
+    Parameters
+    ----------
+    name
+        The process's name.
+    host
+        By which address this host is reached from the others.
+    say
+        Takes what the process says, a line at a time.
+    """
+
+    def __init__(self, name: str, host: str, say: Callable[[str], None] = print) -> None:
+        self._name = name
+        self._host = host
+        self._say = say
+        self._process: Process | None = None
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._ending = asyncio.Event()
+        self._settled = asyncio.Event()  # a node has announced its endpoint, or never will
+        self._endpoint = ""
+        self._error: PSError | None = None
+        self._guard: Guard | None = None
+        self._folder: Path | None = None
+        self._keys: Keys | None = None
+
+    async def run(self, order: Order) -> Ended:
+        """Run a process until it has ended well, was asked to end, or has failed as often as it may."""
+        try:
+            self._prepare(order)
+            code, left, pause = 0, order.restarts, order.pause
+            while not self._ending.is_set():
+                code = await self._run_once(order)
+                if not code or not left or self._ending.is_set():
+                    break
+                self._say(f"{Ended(code, self._tail()).text(self._name)}\n  it starts again; {left} times at most")
+                left -= 1
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), pause)
+                pause = max(pause, min(2 * pause, MOST_PAUSE_S))
+            return Ended(code, self._tail())
+        except ConfigurationError as error:
+            self._error = error
+            return Ended(error.code, f"  {error}")
+        finally:
+            self._settled.set()
+            self._clear()
+
+    async def address(self) -> dict[str, Any]:
+        """Return the endpoint that a node has announced, or the error that kept it from that, as plain data."""
+        await self._settled.wait()
+        if self._endpoint:
+            return {"address": self._endpoint}
+        error = self._error or NodeFailedError(name=self._name, how="nothing said", tail=self._tail())
+        return {"code": error.code, "text": str(error), "facts": error.facts()}
+
+    async def status(self, timeout: float, servers: int = 0) -> dict[str, Any]:
+        """Return what a coordinator that runs here says of its cluster once it has so many servers.
+
+        Raises
+        ------
+        TimeoutError
+            It did not say that in time.
+        """
+
+        def joined(status: Mapping[str, Any]) -> bool:
+            return bool(sum(member["role"] == "server" for member in status["members"]) >= servers)
+
+        try:
+            return await inquire(self._endpoint, timeout=timeout, until=joined, keys=self._keys)
+        except PSError as error:  # of ours, which another process may not be able to read
+            raise TimeoutError(str(error)) from None
+
+    async def stop(self) -> None:
+        """End the process, a few seconds at most; `run` returns."""
+        self._ending.set()
+        if self._process is not None:
+            await end([self._process], signal.SIGTERM, GRACE_S)
+
+    # --- one life of the process ----------------------------------------------------------------
+
+    def _prepare(self, order: Order) -> None:
+        self._guard = Guard(apart=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="zmqps-keeper-"))
+        self._guard.remove(self._folder)
+        write_files(self._folder, order.files)
+        if order.files:
+            self._keys = load_node_keys(self._folder / FOR_NODES)
+        if order.directory:
+            try:
+                os.chdir(order.directory)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"there is no directory {order.directory!r} on {self._host} ({error.strerror})"
+                ) from None
+
+    def _start(self, order: Order) -> Process:
+        if order.role == "worker":
+            command, env = (
+                worker_command(order.command),
+                {**worker_environment(order.address, order.index), **order.env},
+            )
+        else:
+            command, env = node_command(order.role, *(self._filled(flag) for flag in order.command)), node_environment()
+        return Process(
+            self._name, command, stdout=subprocess.PIPE, log=Path(os.devnull), env=env, is_node=order.role != "worker"
+        )
+
+    def _filled(self, flag: str) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return flag.replace(FILES, str(self._folder)).replace(HOST, host)
+
+    async def _run_once(self, order: Order) -> int:
+        assert self._guard is not None
+        self._lines.clear()
+        process = self._process = self._start(order)
+        self._guard.watch(process.popen.pid)
+        assert process.popen.stdout is not None
+        reader, transport = await open_reader(process.popen.stdout)
+        talk = asyncio.create_task(self._pass_on(reader))
+        announced = asyncio.create_task(self._announce(process)) if order.role != "worker" else None
+        try:
+            code = await process.exited()
+            self._guard.forget(process.popen.pid)
+            await asyncio.wait([talk], timeout=DRAIN_S)
+            return code
+        finally:
+            process.kill()
+            transport.close()
+            talk.cancel()
+            if announced is not None:
+                await asyncio.wait([announced], timeout=DRAIN_S)
+                announced.cancel()
+            process.close()
+
+    async def _announce(self, process: Process) -> None:
+        try:
+            self._endpoint = await process.announcement()
+            self._settled.set()
+        except NodeFailedError:
+            pass  # `run` says how it has ended
+        except PSError as error:
+            self._error = error
+
+    async def _pass_on(self, reader: asyncio.StreamReader) -> None:
+        lines, data = Lines(), b"-"
+        while data:
+            data = await reader.read(CHUNK_NBYTES)
+            for line in lines.take(data):
+                self._lines.append(line)
+                self._say(line)
+
+    def _tail(self) -> str:
+        return "\n".join(f"  {read_message(line)}" for line in self._lines) or "  (it said nothing)"
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._guard is not None:
+            self._guard.close()
+        self._guard = self._folder = None
