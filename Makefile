@@ -40,7 +40,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -86,6 +86,9 @@ test-processes: $(INSTALLED) ## the tests with many processes for many seconds
 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
+
+test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
+	$(PY) -m pytest -m engines -rs
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
 	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)

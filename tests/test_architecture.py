@@ -211,7 +211,7 @@ MIRROR_NOTHING = {
     "tests/test_package.py": "the package's own names",
 }
 #: Folders of tests that mirror another folder than the package's.
-MIRRORED = {"bench", "examples", "experiments"}
+MIRRORED = {"bench", "deploy", "examples", "experiments"}
 
 #: Longer than this and the file holds two nouns; the aim is 80 to 350.
 MAX_LINES = 500

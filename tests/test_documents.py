@@ -15,7 +15,7 @@ from tests.picture import DOCUMENT, drawn
 
 DOCUMENTS = [
     *ROOT.glob("*.md"),
-    *(path for top in ("docs", "examples", "bench") for path in ROOT.glob(f"{top}/**/*.md")),
+    *(path for top in ("docs", "examples", "bench", "deploy") for path in ROOT.glob(f"{top}/**/*.md")),
 ]
 #: Not the changelog: it tells what was.
 PRESENT = [document for document in DOCUMENTS if document.name != "CHANGELOG.md"]
