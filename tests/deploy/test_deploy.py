@@ -74,5 +74,5 @@ def test_every_folder_says_how_it_is_used() -> None:
     folders = {path.name for path in DEPLOY.iterdir() if path.is_dir()}
     text = (DEPLOY / "README.md").read_text()
     assert [name for name in sorted(folders) if not (DEPLOY / name / "README.md").is_file()] == []
-    assert [name for name in sorted(folders) if f"]({name}/" not in text] == []
+    assert [name for name in sorted(folders) if f"{name}/" not in text] == []
     assert (ROOT / "deploy" / "cluster.toml").is_file()
