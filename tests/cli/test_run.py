@@ -9,8 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
+from zmqps.cli import run as run_module
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
+from zmqps.errors import ConfigurationError
 
 #: What tells a task of a scheduler; a test must not find that of whoever runs it.
 SCHEDULERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "SLURM_PROCID")
@@ -92,6 +94,28 @@ def test_the_workers_of_a_task_of_slurm_share_its_cores(monkeypatch, tmp_path, e
     monkeypatch.setattr("zmqps.launch.agent.num_cores", lambda: 8)
     with pytest.raises(Seen, match=str(threads)):
         run(["run", "--insecure", "--directory", str(tmp_path), "--workers-each", "2", "--", "true"])
+
+
+def test_a_pod_waits_until_the_name_of_the_first_one_resolves(monkeypatch) -> None:
+    asked = []
+
+    def not_yet(name: str) -> str:
+        asked.append(name)
+        if len(asked) < 3:
+            raise ConfigurationError(f"{name} has no address here")
+        return "10.0.0.7"
+
+    monkeypatch.setattr("zmqps.launch.reach.resolved", not_yet)
+    monkeypatch.setattr("zmqps.cli.run.ASK_S", 0.0)
+    assert run_module._pod_address("train-0.train", timeout=10.0) == "10.0.0.7"
+    assert asked == ["train-0.train"] * 3
+
+
+def test_it_does_not_wait_for_ever(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    where = ("--size", "2", "--address", "train-0.no-such.invalid", "--timeout", "0")
+    assert run(["run", *where, "--", "true"]) == exits.USAGE
+    assert "'train-0.no-such.invalid' has no address here" in capsys.readouterr().err
 
 
 @pytest.fixture

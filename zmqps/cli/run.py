@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds that Slurm may take to say where a node is.
 SCONTROL_S = 10.0
+#: How often the address of a pod is asked for.
+ASK_S = 1.0
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -107,7 +110,12 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         raise ConfigurationError(f"{found.source} does not say where rank 0 is: give --address HOST:PORT")
     where = {"apart": told["servers_apart"], "server_tasks": told["server_tasks"]}
     mine = roles(rank, size, told["servers"], told["workers_each"], **where)
-    address = _slurm_address(host) if found.source == "Slurm" and not told["address"] else resolved(host)
+    if found.source == "Slurm" and not told["address"]:
+        address = _slurm_address(host)
+    elif found.source == "Kubernetes":
+        address = _pod_address(host, told["timeout"])
+    else:
+        address = resolved(host)
     own = address_of_interface(told["interface"]) if told["interface"] else route_towards(address)
     free = told["insecure"] or told["keys"] is not None
     if not free and not (is_bound_freely(address) and is_bound_freely(own)) and not is_loopback(address):
@@ -168,6 +176,23 @@ def _slurm_address(host: str) -> str:
         if match is None:
             raise
         return resolved(match[1])
+
+
+def _pod_address(name: str, timeout: float) -> str:
+    """Return the address of a pod, whose name is published only once it has one: maybe after this pod has started."""
+    from zmqps.launch.reach import resolved
+
+    begun_at, told = time.monotonic(), False
+    while True:
+        try:
+            return resolved(name)
+        except ConfigurationError:
+            if time.monotonic() - begun_at > timeout:
+                raise
+        if not told:
+            click.echo(f"waiting until the name {name} of the first pod resolves, {timeout:g} s at most", err=True)
+            told = True
+        time.sleep(ASK_S)  # a name server tells nobody that it has heard of a name
 
 
 def _thread_limits(workers_each: int, source: str) -> dict[str, str]:

@@ -7,9 +7,11 @@ reached from this host only, so whoever can connect to it is on this host.
 
 from __future__ import annotations
 
+import os
 import resource
 import secrets
 import socket
+import struct
 import sys
 from typing import NamedTuple
 
@@ -52,7 +54,9 @@ def choose(advertised: str, transport: str) -> Route:
     local = next((endpoint for endpoint in endpoints if is_reachable_locally(endpoint)), None)
     remote = next((endpoint for endpoint in endpoints if not endpoint.startswith("ipc://")), None)
     if transport == "ipc" and local is None:
-        raise ConfigurationError(f"transport='ipc', but the server at {advertised} has no socket on this host")
+        raise ConfigurationError(
+            f"transport='ipc', but the server at {advertised} has no socket on this host that serves this user"
+        )
     if transport == "tcp" and remote is None:
         raise ConfigurationError(f"transport='tcp', but the server is reached at {advertised} only")
     endpoint = remote if transport == "tcp" else local or remote
@@ -63,7 +67,10 @@ def choose(advertised: str, transport: str) -> Route:
 
 
 def is_reachable_locally(endpoint: str) -> bool:
-    """Whether this is an ``ipc://`` endpoint that somebody listens at."""
+    """Whether this is an ``ipc://`` endpoint that somebody listens at who serves this user.
+
+    A node's door shuts whoever is neither of the node's user nor root; they are served by TCP.
+    """
     scheme, _, path = endpoint.partition("://")
     if scheme != "ipc":
         return False
@@ -75,7 +82,19 @@ def is_reachable_locally(endpoint: str) -> bool:
             pass  # a queue of others is before us
         except (OSError, ValueError):
             return False
+        else:
+            return os.geteuid() in (0, _listener(probe))
     return True
+
+
+def _listener(connected: socket.socket) -> int:
+    """Return the user of whoever listens at the other end, this one where the system does not tell."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return os.geteuid()
+    credentials = struct.Struct("3i")  # process, user, group
+    _, user, _ = credentials.unpack(connected.getsockopt(socket.SOL_SOCKET, option, credentials.size))
+    return int(user)
 
 
 def new_local_endpoint() -> str:
