@@ -103,9 +103,9 @@ def test_the_first_failure_is_what_counts(name: str, ended: Ended | None, code: 
 NODES = """if True:
     import sys
     from ray.cluster_utils import Cluster
-    cluster = Cluster(True, head_node_args={"num_cpus": 3, "node_ip_address": "127.0.0.1", "include_dashboard": False})
+    cluster = Cluster(True, head_node_args={"num_cpus": 3, "include_dashboard": False})
     for _ in range(2):
-        cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1")
+        cluster.add_node(num_cpus=3)
     print("at", cluster.address, flush=True)
     sys.stdin.read()
     cluster.shutdown()"""
@@ -115,7 +115,7 @@ TRAIN = """if True:
     import sys, zmqps.ray
     command = ["python", "examples/digits.py", "--passes", "12"]
     cluster = zmqps.ray.start(2, 4, command=command, strategy="SPREAD", keys=sys.argv[1])
-    sys.exit(cluster.wait(100))"""
+    sys.exit(cluster.wait(200))"""
 
 #: Starts what never ends, and says on each line of its input who is there.
 WAIT = """if True:
@@ -131,7 +131,7 @@ WAIT = """if True:
 FAIL = """if True:
     import sys, zmqps.ray
     command = ["sh", "-c", "echo bad luck; exit 9"]
-    sys.exit(zmqps.ray.start(1, 1, command=command).wait(100))"""
+    sys.exit(zmqps.ray.start(1, 1, command=command).wait(200))"""
 
 TOO_MUCH = """if True:
     import zmqps.ray
