@@ -71,6 +71,7 @@ def test_a_dry_run_prints_who_runs_where_and_starts_nothing(capsys, tmp_path, mo
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.processes
 def test_a_cluster_ends_with_its_workers_and_its_logs_are_here(ssh, zmqps, tmp_path) -> None:
     (tmp_path / "hosts.txt").write_text("127.0.0.11 servers=1 workers=0\nme@127.0.0.12 slots=2  # for the workers\n")
     script = 'echo "$ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR, $COLOUR"'

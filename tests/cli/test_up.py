@@ -37,6 +37,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.processes
 def test_a_detached_cluster_is_found_looked_at_and_ended(zmqps, tmp_path) -> None:
     started = zmqps(*UP, "--servers", "2", "--detach")
     assert started.returncode == exits.OK, started.stderr
@@ -117,6 +118,7 @@ def test_a_cluster_listens_where_it_is_told_and_tells_what_can_be_used(zmqps) ->
         assert first <= int(found[3]) <= first + 20
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(2 * STARTING)  # it starts two clusters
 def test_workers_share_a_secret_for_their_channels(zmqps) -> None:
     script = "echo secret $ZMQPS_CHANNEL_SECRET"
@@ -142,6 +144,7 @@ def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:
     assert entries[-1]["message"].startswith("1 of 2 workers failed: worker-0 (exit code 9)"), entries[-5:]
 
 
+@pytest.mark.processes
 def test_workers_that_end_without_a_goodbye_are_named_although_their_exit_code_is_0(zmqps, tmp_path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -157,6 +160,7 @@ def test_workers_that_end_without_a_goodbye_are_named_although_their_exit_code_i
     assert re.search(r"but worker 1 \(w[01], pid \d+\) ended without worker\.finish\(\) or close\(\): its part", last)
 
 
+@pytest.mark.processes
 def test_pinned_workers_see_one_gpu_each_in_turn(zmqps, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7")
     script = "echo worker $ZMQPS_WORKER_INDEX on $CUDA_VISIBLE_DEVICES"
@@ -174,6 +178,7 @@ def test_without_a_gpu_nothing_is_started_for_one(zmqps, monkeypatch, option) ->
     assert "there is no GPU to" in result.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, exits.INTERRUPTED), (signal.SIGTERM, exits.TERMINATED)], ids=["INT", "TERM"]
 )
@@ -189,6 +194,7 @@ def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code)
     assert not state_path(tmp_path).exists()
 
 
+@pytest.mark.processes
 def test_a_supervisor_that_is_killed_leaves_no_orphans(start, zmqps, tmp_path) -> None:
     up = start(*UP, "--workers", "1", "--", "sh", "-c", "echo at work; exec sleep 1000")
     up.wait_for("worker-0 .* at work")
@@ -228,6 +234,7 @@ def test_a_command_that_does_not_exist_is_refused_before_anything_starts(zmqps, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_down_kills_what_does_not_end(start, zmqps) -> None:
     up = start(*UP, "--workers", "1", "--", "sh", "-c", "trap '' TERM INT; echo at work; while :; do sleep 1000; done")
     up.wait_for("worker-0 .* at work")

@@ -16,6 +16,7 @@ PATIENCE = 60.0
 PROGRAM = Path(__file__).with_name("forks.py")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("how", "ending"), [("fork", "sys.exit"), ("fork", "_exit"), ("fork", "collected"), ("multiprocessing", "return")]
 )

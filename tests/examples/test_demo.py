@@ -59,6 +59,7 @@ def first_worker_that_pushed(process: subprocess.Popen[str]) -> dict[str, Any]:
     return worker
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("mode", "staleness"), [("async", None), pytest.param("sync", 0, marks=LONG), pytest.param("ssp", 2, marks=LONG)]
 )

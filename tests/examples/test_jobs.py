@@ -9,6 +9,7 @@ import pytest
 from examples import jobs
 
 
+@pytest.mark.processes
 def test_two_jobs_learn_side_by_side_and_a_name_is_used_again(capsys: pytest.CaptureFixture[str]) -> None:
     jobs.main()
     said = capsys.readouterr().out

@@ -61,6 +61,7 @@ def test_two_workers_push_past_the_minimum() -> None:
     assert [theory(0), theory(1)] == pytest.approx([2.0, 1.0])
 
 
+@pytest.mark.processes
 def test_an_experiment_leaves_a_picture_and_its_figures(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr("experiments.past_the_minimum.WORKERS", (1, 2))
     outcome = run(tmp_path)

@@ -42,6 +42,7 @@ def until_it_works(do: Any, *arguments: Any, **options: Any) -> Any:
     raise AssertionError("it never worked")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("staleness", [None, 0])
 def test_values_are_what_was_acknowledged(staleness: int | None, short_of_memory: dict[str, float]) -> None:
     options = {"servers": 1, "workers": 1, "slice_nbytes": 16 << 10, "once": True}

@@ -226,6 +226,7 @@ def test_a_range_without_seeds_is_refused(text: str, capsys: pytest.CaptureFixtu
     assert "is not a range FROM:TO of seeds" in capsys.readouterr().err
 
 
+@pytest.mark.processes
 def test_a_sweep_prints_and_plots_how_a_step_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
