@@ -1,4 +1,4 @@
-"""Train on handwritten digits on Ray: `ray job submit --working-dir . -- python deploy/ray/digits.py`."""
+"""Train on handwritten digits on Ray: `RAY_ADDRESS=HOST:PORT python deploy/ray/digits.py`, from the root."""
 
 import sys
 
