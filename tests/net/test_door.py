@@ -284,9 +284,11 @@ def test_nobody_comes_in_over_ipc_while_descriptors_are_scarce(monkeypatch: pyte
         local = server.transport.bind(new_local_endpoint())
         server.transport.bind(ANYWHERE)
         shut, opened = asyncio.Event(), asyncio.Event()
-        shut_it, open_it = server.transport._shut_side_door, server.transport._open_side_door
-        monkeypatch.setattr(server.transport, "_shut_side_door", lambda: (shut_it(), shut.set()))
-        monkeypatch.setattr(server.transport, "_open_side_door", lambda: (open_it(), opened.set()))
+        side = server.transport._side_door
+        assert side is not None
+        shut_it, open_it = side.shut, side.open
+        monkeypatch.setattr(side, "shut", lambda: (shut_it(), shut.set()))
+        monkeypatch.setattr(side, "open", lambda loop: (open_it(loop), opened.set()))
         monkeypatch.setattr(door, "are_scarce", lambda descriptor: scarce)
         await asyncio.wait_for(shut.wait(), PATIENCE)
         with contextlib.suppress(ConnectionRefusedError):
@@ -294,7 +296,7 @@ def test_nobody_comes_in_over_ipc_while_descriptors_are_scarce(monkeypatch: pyte
                 with contextlib.suppress(BlockingIOError):  # it has not got round to those who wait already
                     connect(local).close()
         scarce = False
-        while server.transport._side_door_shut:
+        while side._is_shut:
             await asyncio.wait_for(opened.wait(), PATIENCE)
             opened.clear()
         with RawPeer(local, PATIENCE) as peer:

@@ -42,10 +42,14 @@ class FakeTransport:
         self.connected: list[tuple[bytes, str]] = []
         self.sent: list[tuple[bytes, Any, Any]] = []
         self.closed: list[float] = []
+        self.num_made_room = 0
 
     def start(self, deliver: Callable[..., None], delivered: Callable[[], None], noticed: Any) -> None:
         self._deliver, self._delivered = deliver, delivered
         asyncio.get_running_loop().call_soon(self.started)
+
+    def make_room(self) -> None:
+        self.num_made_room += 1
 
     def receive(self, *frames: bytes, peer: bytes = COORDINATOR) -> None:
         self._deliver(peer, frames)
@@ -272,6 +276,7 @@ def test_a_message_that_there_is_no_memory_for_is_lost_as_on_a_network(
     answers: dict[Any, list[Action]] = {"answer": [Send(CLIENT, Left())], "end": [Exit(0, "")]}
     _, driver, transport = drive(FakeMachine(lambda event: answers[event]), scenario)
     assert driver.counters == {"out_of_memory": 101}
+    assert transport.num_made_room == 101
     assert transport.sent == []
     assert "no memory for a message: no room" in caplog.text
     assert len(caplog.records) < 50

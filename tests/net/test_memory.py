@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from zmqps.net.memory import keep_freed_memory
+from zmqps.net.memory import Reserve, keep_freed_memory
 
 #: Allocates and frees eight megabytes again and again, as ZeroMQ does with what it receives; prints the page faults.
 LOOP = """
@@ -100,3 +100,35 @@ def test_a_threads_freed_memory_goes_back_to_the_system_while_it_is_to() -> None
     kept, given_back = map(int, done.stdout.split())
     assert kept < 1 << 20, "or the system does it now, and this needs no more"
     assert given_back > 7 << 20
+
+
+def test_the_reserve_is_given_once_and_set_aside_again() -> None:
+    reserve = Reserve()
+    assert reserve.give()
+    assert not reserve.give(), "it is in use"
+    assert reserve.take()
+    assert reserve.take(), "it is there"
+    assert reserve.give()
+
+
+IN_NEED = """
+import resource
+import psutil
+from zmqps.net.memory import RESERVE_NBYTES, Reserve
+reserve = Reserve()
+held = []
+used = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (used, resource.RLIM_INFINITY))
+try:
+    while True:
+        held.append(bytearray(1 << 20))
+except MemoryError:
+    reserve.give()
+more = [bytearray(1 << 20) for _ in range(RESERVE_NBYTES // (2 << 20))]
+print(reserve.take())
+"""
+
+
+def test_where_there_is_no_memory_the_reserve_is_some() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_NEED], capture_output=True, check=True, timeout=60)
+    assert done.stdout.split() == [b"False"], "nor can it be set aside while it is needed"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import zmq
+
+from zmqps.core.protocol.events import Peer
 
 #: Frames thrown away at a time, of a message that is none.
 PORTION = 2048
 #: Bytes sent to a peer from one message that tells when it has left to the next.
 MARK_NBYTES = 1 << 20
+#: Where memory is short, who has so much to read is shut.
+MUCH_NBYTES = 2 << 20
 
 _DONTWAIT = int(zmq.DONTWAIT)
 
@@ -34,19 +40,29 @@ class Backlog:
         self._marks.append((mark, self.fresh))
         self.fresh = 0
 
-    def is_full(self, now: float, limit_nbytes: int) -> bool:
-        """Whether there is more than a limit even without what has left meanwhile."""
+    def waits(self) -> int:
+        """Return how many bytes wait, without those that have left meanwhile."""
         waiting = [mark for mark in self._marks if not mark[0].done]
         if len(waiting) < len(self._marks):
             self.stuck_since = None
         self._marks = waiting
         self.nbytes = self.fresh + sum(nbytes for _, nbytes in waiting)
-        if self.nbytes <= limit_nbytes:
+        return self.nbytes
+
+    def is_full(self, now: float, limit_nbytes: int) -> bool:
+        """Whether there is more than a limit even without what has left meanwhile."""
+        if self.waits() <= limit_nbytes:
             self.stuck_since = None
             return False
         if self.stuck_since is None:
             self.stuck_since = now
         return True
+
+
+def most_waits_for(backlogs: Mapping[Peer, Backlog]) -> Peer | None:
+    """Return whoever has most to read, if that is much."""
+    nbytes, peer = max(((backlog.waits(), peer) for peer, backlog in backlogs.items() if peer), default=(0, b""))
+    return peer if nbytes >= MUCH_NBYTES else None
 
 
 def discard_frames(socket: zmq.Socket[bytes]) -> bool:

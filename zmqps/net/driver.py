@@ -39,7 +39,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import EndJob, Error, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
-from zmqps.errors import InternalError, PSError, printable
+from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net.reach import why_silent
 from zmqps.net.transport import INBOUND, Transport
 
@@ -50,7 +50,7 @@ MAX_CAUSE_CHARS = 300
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # tuples, because a union in the place of use is made anew for every message
-COMPLETED = (Hello, Welcome, Heartbeat)
+COMPLETED = (Hello, Welcome, Heartbeat, Error)
 #: Of these the machine is told whose key the connection was opened with.
 INTRODUCTIONS = (Hello, Welcome, EndJob)
 
@@ -158,6 +158,7 @@ class Driver:
     def _lost(self, cause: MemoryError, peer: Peer) -> None:
         """There is no memory for a message: it is lost, as on a network, and its sender sends it again."""
         self.counters["out_of_memory"] += 1
+        self.transport.make_room()
         line = self._throttle.admit(f"no memory for a message: {cause}", self._time(), peer)
         if line is not None:
             self.log.warning("%s", line)
@@ -225,8 +226,12 @@ class Driver:
         origin = self.transport.origin(peer) if isinstance(message, Hello) else ""
         return Received(peer, message, origin, self.transport.holder(peer))
 
-    def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat) -> Message:
+    def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat | Error) -> Message:
         """Add what the transport has to say."""
+        if isinstance(message, Error):
+            if message.code == ServerMemoryError.code:
+                self.transport.make_room()
+            return message
         if isinstance(message, Heartbeat):
             return Heartbeat({**message.counters, **self.transport.facts(), **self.counters})
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import sys
 
 #: The largest glibc allows: larger blocks come from the system anew, page by page, each time.
@@ -11,6 +13,10 @@ MMAP_THRESHOLD = 32 << 20
 TRIM_THRESHOLD = 64 << 20
 #: The same while what peers have left behind is given back.
 TRIM_THRESHOLD_LOW = 1 << 20
+
+#: Of what a server can address so much is kept for when there is no more: ZeroMQ ends a process that has no memory for
+#: its queues, and what it takes to say so, and to be heard by the coordinator, is little.
+RESERVE_NBYTES = 8 << 20
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
@@ -30,6 +36,29 @@ class FreedMemory:
         if self._nbytes > TRIM_THRESHOLD:
             self._nbytes = 0
             give_back_freed_memory()
+
+
+class Reserve:
+    """Memory that nobody uses until there is no other: a mapping without pages, which costs nothing but addresses."""
+
+    def __init__(self) -> None:
+        self._held: mmap.mmap | None = None
+        self.take()
+
+    def take(self) -> bool:
+        """Set it aside, again; False while there is too little."""
+        if self._held is None:
+            with contextlib.suppress(OSError, MemoryError):
+                self._held = mmap.mmap(-1, RESERVE_NBYTES)
+        return self._held is not None
+
+    def give(self) -> bool:
+        """Let it be used; False if it is already."""
+        if self._held is None:
+            return False
+        self._held.close()
+        self._held = None
+        return True
 
 
 def give_back_freed_memory() -> bool:

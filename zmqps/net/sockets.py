@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import zmq
 
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
@@ -99,3 +101,34 @@ def new_router(context: zmq.Context[zmq.Socket[bytes]], *, patience_s: float, ar
     router.setsockopt(zmq.TCP_MAXRT, int(1000 * DEAD_S))
     limit_frames(router, arrays)
     return router
+
+
+class SideDoor:
+    """An endpoint over ipc, shut while descriptors run short: libzmq ends the process if it has none for who comes.
+
+    Parameters
+    ----------
+    router
+        The socket that is bound there.
+    endpoint
+        Where.
+    """
+
+    def __init__(self, router: zmq.Socket[bytes], endpoint: str) -> None:
+        self._router, self._endpoint = router, endpoint
+        self._is_shut = False
+
+    def shut(self) -> None:
+        """Let nobody in."""
+        if not self._is_shut:
+            self._router.unbind(self._endpoint)
+            self._is_shut = True
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let them in again, as soon as ZeroMQ's thread has let go of the endpoint."""
+        if self._is_shut and not self._router.closed:
+            try:
+                bind_socket(self._router, self._endpoint)
+                self._is_shut = False
+            except AddressInUseError:
+                loop.call_later(0.1, self.open, loop)

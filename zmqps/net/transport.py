@@ -56,6 +56,9 @@ class Transport(Protocol):
             The connection cannot be what was asked for.
         """
 
+    def make_room(self) -> None:
+        """Give back what can be given back: this process has no memory for something."""
+
     def origin(self, peer: Peer) -> str:
         """Return the address of the other host that a peer's `Hello` came from; empty: from this one, or unknown."""
 

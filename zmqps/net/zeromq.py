@@ -15,15 +15,14 @@ from zmqps.core.protocol.events import Disconnected, Peer, Reader, Unreachable
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
-from zmqps.errors import AddressInUseError
-from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames
+from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames, most_waits_for
 from zmqps.net.connections import origin_of
 from zmqps.net.curve import Gate
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.keyring import Keys
-from zmqps.net.memory import keep_freed_memory
-from zmqps.net.sockets import bind_socket, descriptor_of, new_router
+from zmqps.net.memory import Reserve, keep_freed_memory
+from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
@@ -32,6 +31,8 @@ COPY_NBYTES = 64 << 10
 BATCH = 256
 #: A peer that has too much to read and has read nothing for so many seconds is shut.
 STUCK_S = 10.0
+#: After so long the reserve of memory is set aside again.
+RESERVE_S = 1.0
 #: A connection whose key was revoked lasts so much longer, for its end to be told.
 LAST_WORD_S = 0.1
 #: After so long somebody who has taken the name of another connection has been shut.
@@ -115,12 +116,13 @@ class ZmqTransport:
         self.counters: Counter[str] = Counter()
         self._context = zmq.Context(io_threads=io_threads)
         self._keys = keys
+        self._reserve: Reserve | None = None  # of a node that takes arrays
         self._gate: Gate | None = None  # with keys: who may connect here
         self._router: zmq.Socket[bytes] | None = None
         self._dealers = Dealers(self._context, role, keys, self._add, self._remove)
         self._sockets: list[tuple[Peer, zmq.Socket[bytes]]] = []
         self._door: Door | None = None
-        self._side_door, self._side_door_shut = "", False  # where those come in who are on this host
+        self._side_door: SideDoor | None = None  # where those come in who are on this host
         self._known: dict[Peer, None] = {}  # those who were welcomed and are connected
         self._doubted: set[Peer] = set()  # those of them of whom the door wants to hear when there is a message
         self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
@@ -128,8 +130,8 @@ class ZmqTransport:
         self._backlogs: dict[Peer, Backlog] = {b"": Backlog()}  # one for each who is known, one for all others
         self._overlong: set[zmq.Socket[bytes]] = set()  # the rest of a message is being thrown away here
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._deliver: Deliver | None = None
-        self._delivered: Callable[[], None] | None = None
+        self._deliver: Deliver = lambda peer, frames: None
+        self._delivered: Callable[[], None] = lambda: None
         self._tell: Noticed = lambda event: None
         self._scheduled = False
         self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
@@ -155,22 +157,13 @@ class ZmqTransport:
         """
         bound = bind_socket(self._router or self._new_router(), endpoint)
         if bound.startswith("ipc:"):
-            self._side_door = bound
+            assert self._router is not None
+            self._side_door = SideDoor(self._router, bound)
         return bound
 
-    def _shut_side_door(self) -> None:
-        """Descriptors run short: libzmq ends the process if it has none for who comes over ipc."""
-        if self._side_door and self._router is not None and not self._side_door_shut:
-            self._router.unbind(self._side_door)
-            self._side_door_shut = True
-
-    def _open_side_door(self) -> None:
-        if self._side_door_shut and self._router is not None and self._loop is not None:
-            try:
-                bind_socket(self._router, self._side_door)
-                self._side_door_shut = False
-            except AddressInUseError:  # it takes ZeroMQ's thread a moment to let go of it
-                self._loop.call_later(0.1, self._open_side_door)
+    def _mind_side_door(self, scarce: bool) -> None:
+        if self._side_door is not None and self._loop is not None:
+            self._side_door.shut() if scarce else self._side_door.open(self._loop)
 
     def _new_router(self) -> zmq.Socket[bytes]:
         if self._keys is not None:
@@ -178,6 +171,7 @@ class ZmqTransport:
         self._router = router = new_router(self._context, patience_s=PATIENCE_S, arrays=self._arrays)
         if self._gate is not None:
             self._gate.secure(router)
+        self._reserve = Reserve() if self._arrays else None
         zmq.Frame(b"", track=True, copy=False)  # pyzmq's thread begins now, not when somebody asks for much
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
             self._door = Door(
@@ -185,7 +179,7 @@ class ZmqTransport:
                 gone=lambda peer: self._soon(self._gone, peer),
                 ask=lambda: self._soon(self._judge),
                 doubt=lambda peer: self._soon(self._doubt, peer),
-                scarce=lambda scarce: self._soon(self._shut_side_door if scarce else self._open_side_door),
+                scarce=lambda scarce: self._soon(self._mind_side_door, scarce),
                 keyed=self._gate is not None,
             )
             self._set_bound()
@@ -261,6 +255,14 @@ class ZmqTransport:
                 self._door.expel(peer, "it does not read what it has asked for")
         return True
 
+    def make_room(self) -> None:
+        """Let the reserve be used, and shut whoever makes this node hold most by not reading it."""
+        if self._reserve is not None and self._loop is not None and self._door is not None:
+            if self._reserve.give():
+                self._loop.call_later(RESERVE_S, self._reserve.take)
+            if (peer := most_waits_for(self._backlogs)) is not None:
+                self._door.expel(peer, "memory is short here, and it has not read what it has asked for")
+
     def _schedule(self) -> None:
         """Drain soon, whether an edge announces it or not."""
         if not self._scheduled and self._drained is None and self._loop is not None:
@@ -268,8 +270,6 @@ class ZmqTransport:
             self._scheduled = True  # not before: without memory nothing was scheduled
 
     def _drain(self) -> None:
-        assert self._deliver is not None
-        assert self._delivered is not None
         self._scheduled = False
         budget, again = BATCH, True
         try:
@@ -308,6 +308,7 @@ class ZmqTransport:
                                 self._welcome_back(sender, name)
                         except MemoryError:  # then it is lost on the way
                             self.counters["out_of_memory"] += 1
+                            self.make_room()
                             if socket.getsockopt(zmq.RCVMORE):
                                 self._fall_behind(socket)
                     else:
@@ -348,7 +349,6 @@ class ZmqTransport:
             if frame.more:
                 self._fall_behind(socket)
         elif len(frame) and listens:
-            assert self._deliver is not None
             self._deliver(peer, [frame.buffer])
         self._current = b"", -1
         return False
@@ -418,7 +418,7 @@ class ZmqTransport:
         """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""
         return None if self._gate is None else self._gate.holder(peer)
 
-    def _soon(self, do: Callable[..., None], *arguments: Peer) -> None:
+    def _soon(self, do: Callable[..., None], *arguments: Any) -> None:
         """Do something in the loop's thread; what the door calls from its own."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended

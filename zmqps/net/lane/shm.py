@@ -336,6 +336,10 @@ class LaneTransport:
         lanes = [self._lanes.get(peer) for peer in list(self._schemes) if peer != COORDINATOR]
         return bool(lanes) and all(lane is not None and lane.active and lane.segment.borrower.knows for lane in lanes)
 
+    def make_room(self) -> None:
+        """Give back what can be given back."""
+        self._inner.make_room()
+
     def origin(self, peer: Peer) -> str:
         """Return the address of the other host that a peer's `Hello` came from."""
         return self._inner.origin(peer)
