@@ -110,6 +110,7 @@ def test_the_cells_of_a_notebook_can_be_changed_and_run_again_without_a_close() 
         worker.close()
 
 
+@pytest.mark.processes
 def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
     nbytes = 80_000_000
     with zmqps.LocalCluster(servers=1) as cluster:

@@ -148,6 +148,7 @@ with zmqps.pipeline.connect(sys.argv[1], name="mortal") as channel:
 """
 
 
+@pytest.mark.processes
 def test_a_killed_stage_is_named_and_so_is_that_it_was_started_again() -> None:
     def start(endpoint: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", STAGE, endpoint], stdin=subprocess.PIPE)

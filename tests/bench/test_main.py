@@ -48,6 +48,7 @@ def test_bad_arguments_are_refused_before_anything_starts(arguments: list[str]) 
     assert CliRunner().invoke(main, arguments).exit_code == 2
 
 
+@pytest.mark.processes
 def test_one_case_writes_its_fields(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     result = CliRunner().invoke(main, ["push_pull", "--model", "4KB", "--steps", "1", "--json", str(path)])

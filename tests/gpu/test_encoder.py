@@ -145,6 +145,7 @@ def test_a_full_device_says_so() -> None:
         bench.encode("bf16", bench.gradients(0))
 
 
+@pytest.mark.processes
 def test_tensors_and_arrays_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     device = HostDevice()
     monkeypatch.setattr("zmqps.client.puller.Handover", lambda: Handover(lambda _: device))

@@ -57,6 +57,7 @@ def test_in_a_launched_worker_it_is_the_cluster_that_was_launched_and_says_so(
     assert f"launched as worker 2 of the cluster at {theirs.address}: LocalCluster joins that one" in caplog.text
 
 
+@pytest.mark.processes
 def test_two_at_once_do_not_meet(tmp_path) -> None:
     with (
         zmqps.LocalCluster(directory=tmp_path / "a", workers=3) as a,

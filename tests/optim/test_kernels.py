@@ -260,6 +260,7 @@ print(sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_misses.values())
 """
 
 
+@pytest.mark.processes
 def test_a_second_process_loads_the_loop_and_does_not_compile(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     counts = [
