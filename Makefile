@@ -81,8 +81,8 @@ test-slow: $(INSTALLED) ## the long tests, on two cores: fuzzing of live servers
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))
 
-test-processes: $(INSTALLED) ## the tests with many processes for many seconds
-	$(PY) -m pytest -m processes
+test-processes: $(INSTALLED) ## the tests with many processes for many seconds, on two cores
+	$(PY) -m pytest -m processes --numprocesses 2 --dist loadfile
 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs

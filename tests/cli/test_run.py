@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from zmqps.cli import run as run_module
@@ -157,8 +158,10 @@ def test_a_task_that_is_ended_ends_the_others(tasks, number, which) -> None:
     found = tasks(2, "--servers", "2", "--", "sh", "-c", AT_WORK)
     for index, task in enumerate(found):
         task.wait_for(f"worker {index} at work")
+    its = psutil.Process(found[which].pid).children(recursive=True)
     found[which].popen.send_signal(number)
     codes = [task.exit_code() for task in found]
+    assert not psutil.wait_procs(its, 30)[1], "its coordinator waits some seconds for the goodbyes of others"
     assert codes[which] == (exits.TERMINATED if number == signal.SIGTERM else -signal.SIGKILL)
     assert codes[1 - which] in (exits.WORKERS_FAILED, exits.HOST_LOST, exits.COORDINATOR_LOST)
 
