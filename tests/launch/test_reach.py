@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ConfigurationError
-from zmqps.launch.reach import address_of_interface, is_loopback, own_address, route_towards
+from zmqps.launch.reach import address_of_interface, own_address, route_towards
 
 BY_SSH = {"SSH_CONNECTION": "10.0.0.1 40312 10.0.0.7 22"}
 

@@ -19,6 +19,7 @@ from zmqps import __version__
 from zmqps.cli.output import LogFile, Terminal
 from zmqps.cli.state import Claim, State, state_path
 from zmqps.core.protocol import exits
+from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, listed
 from zmqps.keys import create
 from zmqps.launch.cluster import GRACE_S, ClusterConfig
@@ -27,7 +28,6 @@ from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, key_files
 from zmqps.launch.hosts import Place
 from zmqps.launch.logs import NAME_WIDTH
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
-from zmqps.launch.reach import is_bound_freely, is_loopback
 from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.ssh import Shell
 from zmqps.nodes.files import Folder
@@ -320,11 +320,10 @@ class Fleet:
     def _cluster(self, place: Place, port: int) -> ClusterConfig:
         """Return what the nodes of a host are told."""
         address = self._addresses[place.host.name]
-        host = f"[{address}]" if ":" in address else address
         secret = Path(FILES) / "job.secret" if self._config.cluster.job_secret is not None else None
-        insecure = self._keys is None and not is_bound_freely(address)
+        insecure = self._keys is None and not is_loopback(address)
         return replace(
-            self._config.cluster, address=f"tcp://{host}:{port}", job_secret=secret, insecure=insecure, keys=None
+            self._config.cluster, address=join(address, port), job_secret=secret, insecure=insecure, keys=None
         )
 
     def _start_node(self, place: Place, name: str, role: str, flags: Sequence[str]) -> RemoteProcess:

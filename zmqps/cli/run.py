@@ -15,6 +15,7 @@ import click
 
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
+from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.cluster import ClusterConfig
     from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
-    from zmqps.launch.reach import address_of_interface, is_bound_freely, is_loopback, resolved, route_towards
+    from zmqps.launch.reach import address_of_interface, resolved, route_towards
 
     if told["servers_apart"] and told["server_tasks"] is not None:
         raise ConfigurationError(
@@ -118,7 +119,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         address = resolved(host)
     own = address_of_interface(told["interface"]) if told["interface"] else route_towards(address)
     free = told["insecure"] or told["keys"] is not None
-    if not free and not (is_bound_freely(address) and is_bound_freely(own)) and not is_loopback(address):
+    if not free and not is_loopback(address):
         raise ConfigurationError(
             f"{address} can be reached from other hosts: pass --keys DIR, which `zmqps keys create DIR` makes and "
             "every host needs a copy of, or --insecure on a network where you trust everybody"
@@ -132,7 +133,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     )  # fmt: skip
     cluster = ClusterConfig(
         options=options, address=endpoint, kernels=told["kernels"],
-        insecure=told["keys"] is None and not is_bound_freely(address),
+        insecure=told["keys"] is None and not is_loopback(address),
         log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"],

@@ -5,13 +5,11 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
-import ipaddress
 import os
 import socket
 import struct
 from collections.abc import Mapping
 
-from zmqps.core.protocol.endpoints import is_loopback as leads_here
 from zmqps.errors import ConfigurationError
 
 SIOCGIFADDR = 0x8915
@@ -48,19 +46,6 @@ def own_address(
     if len(words) == 4:
         return words[2]
     return resolved(name)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an address leads to the host itself alone."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def is_bound_freely(address: str) -> bool:
-    """Whether a node binds an address without being told that this is not secure."""
-    return leads_here(address)
 
 
 def resolved(name: str) -> str:
