@@ -52,7 +52,8 @@ help: ## show this list
 	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
 	@printf '           MODE=%s STALENESS=%s DEVICE=%s SEEDS=%s NAMES=%s SCRIPT=%s ARGS=%s\n' \
 	  '$(MODE)' '$(STALENESS)' '$(DEVICE)' '$(SEEDS)' '$(NAMES)' '$(SCRIPT)' '$(ARGS)'
-	@printf '           MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s\n' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)'
+	@printf '           HOSTS=%s LAUNCH=%s MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s\n' \
+	  '$(HOSTS)' '$(LAUNCH)' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)'
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
@@ -121,7 +122,7 @@ experiments: $(INSTALLED) ## reproduce the field's claims, with plots in runs/ex
 
 ##@ A cluster on this machine
 
-up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2 PORT=5570 ARGS=--insecure
+up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2 PORT=5570, or ADDRESS=tcp://10.0.0.7:5570 ARGS=--insecure
 	$(ZMQPS) up --detach --servers $(SERVERS) --address $(ADDRESS) $(ARGS)
 
 down: $(INSTALLED) ## end what `make up` started, or any cluster: COORDINATOR=tcp://10.0.0.7:5570 ARGS="--job-secret FILE"
@@ -135,7 +136,7 @@ logs: $(INSTALLED) ## what the nodes here have said: ARGS="server-0 -f"
 
 ##@ A cluster on many hosts
 
-launch: $(INSTALLED) ## coordinator, servers and workers by ssh: HOSTS=hosts.txt SERVERS=2 WORKERS=4 SCRIPT=examples/digits.py ARGS=...
+launch: $(INSTALLED) ## a cluster by ssh: HOSTS=hosts.txt SERVERS=2 WORKERS=4 SCRIPT=examples/digits.py ARGS="of the script" LAUNCH=--sync-code
 	@test -n '$(HOSTS)' -a -n '$(SCRIPT)' || { echo 'Say which hosts and script: make launch HOSTS=hosts.txt SCRIPT=examples/digits.py' >&2; exit 2; }
 	$(ZMQPS) launch --hosts $(HOSTS) $(LAUNCH) $(if $(filter command line environment,$(origin SERVERS)),--servers $(SERVERS)) \
 	  $(if $(filter command line environment,$(origin WORKERS)),--workers $(WORKERS)) -- python $(SCRIPT) $(ARGS)
@@ -151,7 +152,7 @@ coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp:/
 server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://10.0.0.7:5570, bound to ADDRESS=tcp://10.0.0.8:0 ARGS=--insecure
 	$(ZMQPS) server --coordinator $(COORDINATOR) $(if $(call said,COORDINATOR),$(BOUND)) $(ARGS)
 
-worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS=... COORDINATOR=tcp://127.0.0.1:5570
+worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS="of the script" COORDINATOR=tcp://127.0.0.1:5570
 	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }
 	ZMQPS_COORDINATOR=$(COORDINATOR) $(PY) $(SCRIPT) $(ARGS)
 

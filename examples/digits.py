@@ -58,8 +58,8 @@ def train(worker, args):
                 loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
                 worker.push(gradients, examples=len(batch))
                 curve.append((time.time(), float(loss)))
-            except zmqps.EvictedError:  # stopped or cut off for so long that the others went on without it
-                worker.rejoin()
+            except (zmqps.EvictedError, zmqps.PeerLostError):  # stopped or cut off for so long that the others went on
+                worker.rejoin(timeout=60)  # fails where the cluster is gone, or a server with a part of the model
     print(f"worker {worker.rank}: test accuracy {accuracy(worker.pull(), x_test, y_test):.3f},", worker.statistics())
     with open(args.report, "w") as file:
         json.dump({"rank": worker.rank, "curve": curve, **dataclasses.asdict(worker.statistics())}, file)

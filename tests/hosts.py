@@ -17,7 +17,7 @@ while [ $# -gt 0 ]; do
 done
 host=$1; shift
 [ "$host" = nowhere ] && { echo "ssh: Could not resolve hostname nowhere" >&2; exit 255; }
-export SSH_CONNECTION="127.0.0.1 1 $host 22"
+export SSH_CONNECTION="127.0.0.1 1 ${host#*@} 22"
 echo "Welcome to $host"
 exec sh -c "$*"
 """

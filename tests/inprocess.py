@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,6 +59,18 @@ class InProcessCluster:
         ended = asyncio.gather(*(driver.run() for driver in drivers))
         self._loop.call_soon(self._started.set)  # behind the first steps of the drivers, which open their connections
         await ended
+
+    def transport(self, role: str) -> ZmqTransport:
+        """Return that of the coordinator, or of the first server."""
+        found = self._drivers[role == "server"].transport
+        assert isinstance(found, ZmqTransport)
+        return found
+
+    def open(self, endpoint: str) -> str:
+        """Let the coordinator listen at an endpoint more; return it."""
+        bound = Future[str]()
+        self._loop.call_soon_threadsafe(lambda: bound.set_result(self.transport("coordinator").bind(endpoint)))
+        return bound.result(PATIENCE)
 
     def status(self) -> dict[str, Any]:
         """Return the coordinator's view."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +20,11 @@ import zmqps
 from tests import inprocess
 from tests.fuzz.cluster import hello
 from tests.inprocess import InProcessCluster
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Error, Leave, Left, Load, Message, Pull, Push, Welcome
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import IdentityError, NotJoinedError, WrongPeerError
+from zmqps.launch.processes import node_command
 from zmqps.nodes.inquiry import ask_status, end_job, inquire, run_blocking
 
 PATIENCE = 60.0
@@ -136,6 +141,38 @@ def test_who_does_not_know_the_job_secret_neither_joins_nor_ends_a_job(tmp_path:
             assert worker.pull()["w"].tolist() == [-1.0] * 4
             assert ask_status(cluster.address)["jobs"]["default"]["state"] == "training"
             assert "has ended" in end_job(cluster.address, "default", job_secret=right)
+
+
+def servers_of(status: Mapping[str, Any]) -> list[str]:
+    return [member["name"] for member in status["members"] if member["role"] == "server"]
+
+
+def test_nobody_else_is_a_server_of_a_cluster_that_one_command_started(tmp_path: Path) -> None:
+    with zmqps.LocalCluster(servers=1, kernels="numpy", heartbeat_interval=0.1, heartbeat_timeout=2.0) as cluster:
+        os.kill(cluster.pids["server-0"], signal.SIGKILL)
+        run_blocking(inquire(cluster.address, timeout=PATIENCE, until=lambda status: not servers_of(status)))
+        with stranger(cluster.address) as one:
+            refused(one.ask(hello("server", b"x" * 16)), IdentityError)
+        command = [f"--coordinator={cluster.address}", "--address=tcp://127.0.0.1:0", "--kernels=numpy"]
+        elsewhere = {**os.environ, "TMPDIR": str(tmp_path)}  # it does not find the key, as another user's
+        output = subprocess.run(
+            node_command("server", *command),
+            env=elsewhere,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert output.returncode == exits.FAILED
+        assert "takes servers of the user that started it alone" in output.stdout + output.stderr
+        with subprocess.Popen(node_command("server", *command, "--name=by-hand"), stdout=subprocess.DEVNULL) as server:
+            try:
+                done = inquire(
+                    cluster.address, timeout=PATIENCE, until=lambda status: servers_of(status) == ["by-hand"]
+                )
+                run_blocking(done)
+            finally:
+                server.terminate()
 
 
 def test_a_worker_with_a_job_secret_takes_no_coordinator_that_does_not_know_it(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
     with zmqps.LocalCluster(servers=1) as cluster:
         server = psutil.Process(cluster.pids["server-0"])
         after = []
-        for _ in range(4):
+        for _ in range(8):
             with zmqps.connect(cluster.address, job="large", transport="tcp") as worker:
                 worker.init(ones(nbytes // 4), optimizer=zmqps.optim.momentum(0.1))
                 worker.push_pull(ones(nbytes // 4))
@@ -136,9 +136,10 @@ def test_memory_of_a_job_that_has_ended_is_free_again() -> None:
                 worker.finish()
             after.append(server.memory_info().rss)
             assert during - after[-1] > nbytes, "values and momentum are twice as many"
-        # a thread of ZeroMQ may once come to keep some frames more; what is lost with each job is lost in all of them
+        # a thread of ZeroMQ may come to keep some frames more, and give them back with the next job; what is lost with
+        # each job is lost in all of them
         grown = sorted(late - early for early, late in pairwise(after))
-        assert grown[1] < nbytes / 16, f"memory grows from job to job: {after}"
+        assert grown[3] < nbytes / 16, f"memory grows from job to job: {after}"
 
 
 def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it() -> None:

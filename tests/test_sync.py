@@ -12,7 +12,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
 from zmqps.client.requests import Params
-from zmqps.errors import ConfigurationError, DeadlineError, VersionError
+from zmqps.errors import ConfigurationError, DeadlineError, JobError, VersionError
 
 Arrays = dict[str, np.ndarray]
 
@@ -278,6 +278,45 @@ def test_workers_bring_several_batches_to_a_step_of_more_gradients_than_workers(
             assert params.version == 1
             np.testing.assert_allclose(params["w"], -np.mean(brought), rtol=1e-6)
         assert len(brought) == 5
+
+
+# --- more workers than are expected -------------------------------------------------------------
+
+
+def test_of_more_workers_than_are_expected_one_takes_the_place_of_who_leaves_and_who_rejoins_has_its_own() -> None:
+    params = {"w": np.zeros(4, np.float32)}
+    options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
+    with (
+        InProcessCluster(servers=1, workers=2) as cluster,
+        Team(cluster.address, 2, params, **options) as team,
+    ):
+        first, second = team.workers
+
+        def push(*workers: zmqps.Worker) -> None:
+            for worker in workers:
+                worker.push({"w": np.ones(4, np.float32)}, timeout=PATIENCE)
+
+        push(first, second)
+        assert first.pull(timeout=PATIENCE).version == second.pull(timeout=PATIENCE).version == 1
+        second.rejoin(timeout=PATIENCE)
+        push(first, second)
+        assert first.pull(timeout=PATIENCE).version == second.pull(timeout=PATIENCE).version == 2
+        with zmqps.connect(cluster.address, timeout=PATIENCE) as reader:
+            assert reader.pull().version == 2
+            push(reader)
+            with pytest.raises(JobError, match=r"expects 2 workers, and counts those that name it: call worker\.init"):
+                reader.pull()
+        with zmqps.connect(cluster.address, timeout=PATIENCE) as spare:
+            spare.init(params, **options)
+            assert spare.num_workers == 2
+            push(spare)
+            with pytest.raises(DeadlineError, match="a place among the 2 workers that the job expects: it is a spare"):
+                spare.pull(timeout=SHORTLY)
+            push(first)
+            second.finish(timeout=PATIENCE)
+            assert first.pull(timeout=PATIENCE).version == spare.pull(timeout=PATIENCE).version == 3
+            push(first, spare)
+            assert first.pull(timeout=PATIENCE).version == spare.pull(timeout=PATIENCE).version == 4
 
 
 # --- bounded staleness --------------------------------------------------------------------------

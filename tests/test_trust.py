@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +30,7 @@ from zmqps.errors import ConfigurationError, IdentityError, KeyRefusedError
 from zmqps.net.curve import secure_dealer
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
+from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_status, end_job
@@ -36,6 +39,8 @@ from zmqps.nodes.server import ServerConfig
 PATIENCE = 30.0
 #: Within so many seconds both ends know.
 SOON_S = 2.0
+#: ZMTP's greeting and CURVE's first command (RFC 23, 26).
+HELLO_NBYTES = 64 + 202
 
 
 @pytest.fixture
@@ -85,8 +90,10 @@ def test_a_worker_with_a_token_trains_and_one_without_is_refused(
         start(worker)
         worker.push({"secret_layer": np.ones(4, np.float32)})
         assert worker.pull()["secret_layer"].tolist() == [-1.0] * 4
+        assert lines(caplog, "refused") == [], "none of the cluster's own"
         with refused_soon(caplog, "takes nobody without a key", "it shows no key"):
             zmqps.connect(made.address)
+        assert len(lines(caplog, "refused")) == 1
         with pytest.raises(KeyRefusedError, match="takes nobody without a key"):
             ask_status(made.address)
         status = ask_status(made.address, keys=keys.Keys.of_token(keys.token(folder, "observer")))
@@ -181,23 +188,41 @@ def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, cap
             worker.check_node()
 
 
-def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_heard(folder: Path) -> None:
+@pytest.mark.parametrize("at", ["coordinator", "server"])
+def test_who_has_the_name_of_another_connection_and_a_key_of_its_own_is_not_heard(
+    folder: Path, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with cluster(folder) as made, zmqps.connect(made.address, keys=folder) as worker:
         start(worker)
-        transport = worker._thread.transport._inner  # type: ignore[union-attr]
-        name = transport._dealers.sockets[COORDINATOR].getsockopt(zmq.IDENTITY)
+        node = made.transport(at)
+        assert node.counters["keys_refused"] == 0
+        sockets = worker._thread.transport._inner._dealers.sockets  # type: ignore[union-attr]
+        [peer] = sockets.keys() - {COORDINATOR} if at == "server" else [COORDINATOR]
+        [server] = [member for member in made.status()["members"] if member["role"] == "server"]
         with zmq.Context() as context, context.socket(zmq.DEALER) as thief:
             secure_dealer(thief, keys.Keys.of_token(keys.token(folder, "worker")), "worker")
-            thief.setsockopt(zmq.IDENTITY, name)
+            thief.setsockopt(zmq.IDENTITY, sockets[peer].getsockopt(zmq.IDENTITY))
             thief.setsockopt(zmq.LINGER, 0)
-            thief.connect(made.address)
+            thief.connect(made.address if at == "coordinator" else server["endpoint"].split()[0])
             for _ in range(5):
                 thief.send_multipart(encode(Leave("closed")))
                 assert not thief.poll(100), "nobody answers"
-            made.wait_until(lambda status: status["counters"]["refused"] >= 0)
-        worker.push({"secret_layer": np.ones(4, np.float32)})
+        heard(caplog, "its key is not valid, or not the one that has joined under its name")
+        assert node.counters["keys_refused"] >= 1
+        for _ in range(3):
+            worker.push({"secret_layer": np.ones(4, np.float32)}, timeout=PATIENCE)
+        assert worker.pull()["secret_layer"].tolist() == [-3.0] * 4
         worker.barrier("all", timeout=PATIENCE)
         assert made.status()["gone"] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets without a file are Linux's")
+def test_a_socket_of_this_host_takes_nobody_without_a_key(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with cluster(folder) as made:
+        local = made.open(new_local_endpoint())
+        with refused_soon(caplog, "takes nobody without a key", "it shows no key"):
+            ask_status(local)
+        assert ask_status(local, keys=keys.Keys.load(folder))["endpoint"] == made.address
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5570", "tcp://192.0.2.1:5570"])
@@ -237,6 +262,7 @@ class Recorder:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self.seen = bytearray()
+        self.asked = bytearray()  # what came from those who connect
         self._threads = [threading.Thread(target=self._accept)]
         self._sockets: list[socket.socket] = []
         self._threads[0].start()
@@ -257,6 +283,8 @@ class Recorder:
         try:
             while data := source.recv(1 << 16):
                 self.seen += data
+                if sink in self._sockets[1::2]:
+                    self.asked += data
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -294,6 +322,30 @@ def test_with_keys_what_goes_over_the_wire_holds_neither_values_nor_names(
             wire = bytes(coordinator.seen + data.seen)
     assert len(data.seen) > 3 * value.nbytes, "initial values, gradients and values went this way"
     assert [secret for secret in secrets if secret in wire] == ([] if keyed else secrets)
+
+
+def test_what_was_recorded_of_a_token_s_connection_opens_nothing_when_it_is_said_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cluster(folder) as made, closing(Recorder(made.address)) as recorder:
+        with zmqps.connect(recorder.endpoint, token=keys.token(folder)) as worker:
+            start(worker)
+        begun = time.monotonic()
+        host, _, port = made.address.removeprefix("tcp://").rpartition(":")
+        with socket.create_connection((host, int(port)), SOON_S) as replay:
+            replay.sendall(recorder.asked[:HELLO_NBYTES])
+            answer = bytearray()
+            while b"WELCOME" not in answer:
+                answer += replay.recv(1 << 16)
+            replay.sendall(recorder.asked[HELLO_NBYTES:])
+            with contextlib.suppress(ConnectionResetError):
+                answer += replay.recv(1 << 16)
+        assert time.monotonic() - begun < SOON_S
+        assert b"READY" in recorder.seen
+        assert b"READY" not in answer
+        heard(caplog, "or it repeats what somebody else has said")
+        assert len(lines(caplog, "refused")) == 1
+        assert [member["role"] for member in made.status()["members"]] == ["server"]
 
 
 class _Route:

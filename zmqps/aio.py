@@ -160,7 +160,7 @@ class AsyncWorker:
         return await asyncio.to_thread(self._worker.statistics)
 
     async def rejoin(self, *, timeout: float | None = None) -> None:
-        """Come back as a new member, as `zmqps.Worker.rejoin` does: what to do after `EvictedError`."""
+        """Come back as a new member, as `zmqps.Worker.rejoin` does: what to do after having been stopped or cut off."""
         await asyncio.to_thread(self._worker.rejoin, timeout=timeout)
 
     async def finish(self, *, timeout: float | None = None) -> None:

@@ -183,10 +183,11 @@ class Worker(Puller):
         return self._attach(Init(0.0, job=job, values=values), timeout)
 
     def rejoin(self, *, timeout: float | None = None) -> None:
-        """Come back as a new member: what to do after `EvictedError`.
+        """Come back as a new member: what to do after `EvictedError`, or a `PeerLostError` of the coordinator.
 
         A worker that was stopped, or cut off, for longer than the heartbeat timeout is presumed
-        dead, and the others go on without it. This ends its old life and joins as a new
+        dead, and the others go on without it. It hears so from them, or notices that nobody answers. This
+        waits until the coordinator can be reached, ends its old life and joins as a new
         incarnation under the same name, with the lowest free rank; where this worker had called
         `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.
 
@@ -203,13 +204,19 @@ class Worker(Puller):
         ------
         DeadlineError
             The coordinator did not answer; this may be called again.
+        PeerLostError
+            A server was lost, and its part of the model with it: all workers `connect` and `init` anew.
         ClosedError
             The worker was closed: `connect` anew.
         JobError, JobMismatchError
             The job has ended meanwhile, and perhaps another one has begun under its name.
         """
-        left = self._rejoin(self._seconds(timeout))
-        self._requests = None
+        before = self._thread
+        try:
+            left = self._rejoin(self._seconds(timeout))
+        finally:
+            if self._thread is not before:  # also where nobody answers yet: this life knows of no server
+                self._requests = None
         if self._trained is not None:
             self._job(left)
 

@@ -12,6 +12,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.attack.arena import SLOW, Outcome, main_environment, try_attack
 from tests.attack.attackers import all_attackers
@@ -21,7 +22,7 @@ from tests.attack.soak import Soak, soak, table
 #: How often an attack is tried before it counts as one that slows training down.
 ATTEMPTS = 3
 HEAD = ["attack", "mode", "steps/s before", "during", "after", "longest stall", "0.9 after", "MB before, peak, after",
-        "log MB", "tries", "invariants", "the attacker"]  # fmt: skip
+        "log MB", "tries", "rounds", "invariants", "the attacker"]  # fmt: skip
 
 
 def row(out: Outcome) -> list[str]:
@@ -30,26 +31,24 @@ def row(out: Outcome) -> list[str]:
     recovered = "never" if out.recovered_s is None else f"{out.recovered_s:.1f} s"
     return [
         out.attack, out.mode, f"{out.before:.0f}", f"{out.during:.0f}", f"{out.after:.0f}", f"{out.stall_s:.1f} s",
-        recovered, mb, f"{out.logged / 1e6:.2f}", str(out.tries), "; ".join(out.broken) or "all hold",
+        recovered, mb, f"{out.logged / 1e6:.2f}", str(out.tries), str(out.rounds), "; ".join(out.broken) or "all hold",
         ", ".join(f"{name} {count}" for name, count in out.counts.items()),
     ]  # fmt: skip
 
 
-def attack(name: str, mode: str, seconds: float, tries: int = 1) -> Outcome:
+def attack(name: str, mode: str, seconds: float, tries: int = 1, *, timed: bool = True) -> Outcome:
     """Run an attack; where nothing but the speed was wrong, once more, for others may be busy on this machine."""
+    how: dict[str, Any] = {"during_s": seconds}
+    fault = FAULTS.get(name)
+    if fault is not None:
+        how |= {"attacker": fault.attacker, "fault": fault.begin}
     try:
-        if name in FAULTS:
-            fault = FAULTS[name]
-            out = try_attack(
-                name, mode, attacker=fault.attacker, fault=fault.begin, during_s=seconds, descriptors=fault.descriptors
-            )
-        else:
-            out = try_attack(name, mode, during_s=seconds)
+        out = try_attack(name, mode, timed=timed, attack=how, descriptors=fault.descriptors if fault else None)
     except Exception as error:  # of the run itself: no invariant can be said to hold
         return Outcome(name, mode, broken=[f"{type(error).__name__}: {error}"[:200]])
     out.tries = tries
     only_slow = out.broken and all(text.startswith(SLOW) for text in out.broken)
-    return attack(name, mode, seconds, tries + 1) if only_slow and tries < ATTEMPTS else out
+    return attack(name, mode, seconds, tries + 1, timed=timed) if only_slow and tries < ATTEMPTS else out
 
 
 def soaks(arguments: argparse.Namespace) -> int:
@@ -76,6 +75,7 @@ def main() -> int:
     parser.add_argument("--attack", default="", help="names, separated by spaces; by default all of them")
     parser.add_argument("--mode", default="async sync", help="async, sync or both")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long each attack lasts")
+    parser.add_argument("--untimed", action="store_true", help="let the speed not count: others use this machine")
     parser.add_argument("--minutes", type=float, default=0.0, help="soak for so long instead")
     parser.add_argument("--seed", type=int, default=0, help="of the order of attackers in a soak")
     parser.add_argument("--output", type=Path, help="a file for the table: appended to, or of a soak written")
@@ -91,7 +91,7 @@ def main() -> int:
     for name in names:
         for mode in arguments.mode.split():
             began = time.monotonic()
-            outcome = attack(name, mode, arguments.seconds)
+            outcome = attack(name, mode, arguments.seconds, timed=not arguments.untimed)
             bad += bool(outcome.broken)
             line = "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in row(outcome)) + " |"
             print(line, f"({time.monotonic() - began:.0f} s)", flush=True)

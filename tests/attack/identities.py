@@ -14,6 +14,7 @@ from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Ack,
+    Arrive,
     Assign,
     Commit,
     Committed,
@@ -34,9 +35,12 @@ from zmqps.core.protocol.messages import (
     Load,
     Message,
     Push,
+    Range,
     Ready,
+    Released,
     Shutdown,
     Take,
+    Waiting,
     Welcome,
 )
 from zmqps.optim import sgd
@@ -249,6 +253,31 @@ def idle_workers(target: Target, until: Until, counts: Counter[str]) -> None:
         for stranger in strangers:
             stranger.drain()
             counts["beats"] += stranger.send(Heartbeat({}))
+
+
+@attacker
+def uninvited_workers(target: Target, until: Until, counts: Counter[str]) -> None:
+    """Join the job, name it or not, complete a step, enter a barrier or take a range, and beat, to be awaited."""
+    asked = (Arrive(8, 0, ()), Enter(8, "mine"), Take(8, "data", 1 << 20, 1, 1, (), ()))
+    strangers = []
+    for number in range(12):
+        stranger = Stranger(target.coordinator)
+        strangers.append(stranger)
+        said = hello("worker", secrets.token_bytes(16), name=f"uninvited-{number}")
+        counts[answered(stranger.ask(said, Welcome, Error, attempts=2))] += 1
+        if number % 4:
+            answer = stranger.ask(Init(1, {}), Job, Error, attempts=2)
+            if number % 4 > 1 and isinstance(answer, Job):
+                counts[f"named: {answered(stranger.ask(Init(2, answer.job), Job, Error, attempts=2))}"] += 1
+        if number % 4 < 3:
+            counts[
+                f"asked: {answered(stranger.ask(asked[number % 3], Released, Range, Waiting, Error, attempts=2))}"
+            ] += 1
+    while until.pause(0.2):
+        for stranger in strangers:
+            counts["beats"] += stranger.send(Heartbeat({}))
+            while (answer := stranger.receive(0.0)) is not None:
+                counts[answered(answer)] += 1
 
 
 @attacker

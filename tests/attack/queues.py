@@ -19,6 +19,7 @@ from zmqps.core.protocol.messages import (
     Init,
     Job,
     Leave,
+    Left,
     Pull,
     Push,
     StatusRequest,
@@ -166,14 +167,25 @@ def status_requests(target: Target, until: Until, counts: Counter[str]) -> None:
 
 @attacker
 def data_sets(target: Target, until: Until, counts: Counter[str]) -> None:
-    """Take ranges of invented data sets, as large and as finely divided as it goes."""
-    with Stranger(target.coordinator) as stranger:
-        stranger.ask(hello("worker", secrets.token_bytes(16)), Welcome, Error)
-        stranger.ask(Init(1, {}), Job, Error)
-        request = 1
-        while until:
-            request += 1
-            stranger.send(Take(request, f"data {request} " + "x" * 400, 1 << 40, 1, 1 << 30, (), ()))
-            counts["asked"] += 1
-            if request % 64 == 0:
-                counts["answers"] += stranger.drain()
+    """Take ranges of 1,024 invented data sets, as large as it goes or used up at once, and leave, again and again."""
+    while until:
+        with Stranger(target.coordinator) as stranger:
+            stranger.ask(hello("worker", secrets.token_bytes(16)), Welcome, Error)
+            job = stranger.ask(Init(1, {}), Job, Error)
+            if isinstance(job, Job) and counts["left"] % 2:  # as one of those whom the job is for
+                stranger.ask(Init(2, job.job), Job, Error)
+            for number in range(1024):
+                name = f"data {number} ".ljust(200, "x")
+                large, small = (1 << 40, 1, 1 << 30), (1, 1, 1)
+                for done in ((), (0, 0)):
+                    request = 3 + 2 * number + len(done) // 2
+                    stranger.send(Take(request, name, *(small if number % 2 else large), (), done))
+                    counts["asked"] += 1
+                if number % 16 == 0:
+                    while (answer := stranger.receive(0.0)) is not None:
+                        counts[answered(answer)] += 1
+                if not until:
+                    break
+            stranger.ask(Leave("closed"), Left, Error, attempts=2)
+            counts["left"] += 1
+        until.pause(0.05)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tests.attack.arena import DEFECTS, Arena, final_values, growth, newcomer, speed
 from tests.attack.attackers import all_attackers
 from tests.attack.nodes import Held, lines_with, logged_nbytes, most
+from tests.attack.training import CORE
 
 #: A worker is killed so often.
 KILL_S = 5.0
@@ -61,9 +62,9 @@ def soak(
     names = list(names or all_attackers())
     turns: list[str] = []
     options = {"heartbeat_interval": 0.25, "heartbeat_timeout": HEARTBEAT_TIMEOUT}
-    with Arena(mode, **options) as arena:
-        arena.warm_up()
+    with Arena(mode, expected=CORE + 1, **options) as arena:
         arena.replace_victim()
+        arena.warm_up()
         arena.watch(KILL_S, {})
         out.held.append(quiet(arena))
         began = time.monotonic()
@@ -93,6 +94,7 @@ def soak(
         out.held.append(quiet(arena))
         out.minutes, out.steps, out.killed = (time.monotonic() - began) / 60, arena.num_steps, arena.num_killed
         out.logged = logged_nbytes(arena.directory / "logs")
+        steady = steady or min(1, len(out.held) - 1)  # too short for all of them: after the first minute
         out.broken += [*arena.dead, *arena.victims_failed[:3], *growth(out.held[steady], out.held[-1])]
         out.broken += lines_with(arena.directory / "logs", *DEFECTS)[:3]
         if not arena.dead:

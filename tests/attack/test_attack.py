@@ -12,7 +12,7 @@ import pytest
 import zmqps
 from tests.attack import bound
 from tests.attack.__main__ import attack
-from tests.attack.arena import FIRST_STEPS, Arena, Outcome, final_values, newcomer
+from tests.attack.arena import FIRST_STEPS, Arena, Outcome, attack_beside, final_values, last_look, newcomer
 from tests.attack.attackers import all_attackers
 from tests.attack.faults import FAULTS, NEED_ROOM
 from tests.attack.nodes import most
@@ -46,15 +46,34 @@ def test_training_and_its_values_survive_two_attackers_and_a_wrong_value_does_no
 
 #: Where it matters whether training is synchronous: who takes part, and what is kept of whom.
 BY_MODE = {name for name, one in all_attackers().items() if one.run.__module__.endswith(("identities", "queues"))}
-CASES = [(name, "async") for name in [*all_attackers(), *FAULTS] if name not in NEED_ROOM]
-CASES += [(name, "sync") for name in sorted(BY_MODE)]
+#: Who comes one after the other beside the same training: two halves, for two cores.
+TURNS = [
+    (mode, sorted(names)[half::2]) for mode, names in (("async", all_attackers()), ("sync", BY_MODE)) for half in (0, 1)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("mode", "names"), TURNS, ids=["async-0", "async-1", "sync-0", "sync-1"])
+def test_honest_training_goes_on_beside_each(mode: str, names: list[str], subtests: pytest.Subtests) -> None:
+    with ExitStack() as stack:
+        arena = None
+        for name in names:
+            with subtests.test(name):
+                if arena is None or arena.dead:
+                    stack.close()
+                    arena = stack.enter_context(Arena(mode))
+                    arena.warm_up()
+                check(attack_beside(arena, name, timed=False, before_s=1.0, during_s=2.0))
+        assert arena is not None
+        assert last_look(arena) == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "mode"), CASES)
-def test_honest_training_goes_on_beside(name: str, mode: str) -> None:
-    check(attack(name, mode, 3.0))
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in NEED_ROOM])
+def test_honest_training_goes_on_while_a_server_lacks(name: str) -> None:
+    check(attack(name, "async", 3.0, timed=False))
 
 
 def check_that_training_is_exact(arena: Arena) -> None:
@@ -119,8 +138,12 @@ def test_a_server_holds_no_more_than_is_documented_while_all_fill_its_memory_at_
 
 def test_the_document_says_what_a_server_holds() -> None:
     text = (ROOT / "docs/security.md").read_text()
-    for nbytes in (bound.member_nbytes(), bound.strangers_nbytes(), bound.constant_nbytes()):
+    for nbytes in (
+        bound.member_nbytes(), bound.unread_nbytes(), bound.strangers_nbytes(), bound.constant_nbytes()
+    ):  # fmt: skip
         assert f"| {nbytes / (1 << 20):.0f} MiB |" in text
+    shards, beside = bound.staged()
+    assert f"| {shards} shards and {beside >> 20} MiB |" in text
 
 
 @pytest.mark.slow
@@ -129,7 +152,7 @@ def test_the_document_says_what_a_server_holds() -> None:
 def test_honest_training_goes_on_while_there_is_no(name: str) -> None:
     if subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("no mount namespaces here")
-    command = [sys.executable, "-m", "tests.attack", "--attack", name, "--mode", "async", "--seconds", "3"]
+    command = [sys.executable, "-m", "tests.attack", "--attack", name, "--mode", "async", "--seconds", "3", "--untimed"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 

@@ -93,11 +93,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 @pytest.fixture
 def zmqps(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run ``zmqps`` with arguments, in the test's directory, to its end."""
+    """Run ``zmqps`` with arguments and variables, in the test's directory, to its end."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         with subprocess.Popen(
-            [sys.executable, "-m", "zmqps", *arguments], cwd=tmp_path, env=environment(),
+            [sys.executable, "-m", "zmqps", *arguments], cwd=tmp_path, env=environment() | variables,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         ) as popen:  # fmt: skip
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.doctor.hosts import well
-from zmqps import __version__
+from zmqps import __version__, keys
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 from zmqps.doctor import examine as examination
@@ -33,17 +33,19 @@ def test_this_host_and_a_cluster_as_plain_data(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inquiry, "ask_status", lambda address, timeout, keys: STATUS)
-    tmp_path.chmod(0o755)
+    folder = tmp_path / "keys"
+    keys.create(folder)
+    (folder / "cluster.key").chmod(0o644)
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as coordinator:
         port = str(taken.getsockname()[1])
         address = f"tcp://127.0.0.1:{coordinator.getsockname()[1]}"
-        code = run(["doctor", "--coordinator", address, "--ports", port, "--quick", "--json", "--keys", str(tmp_path)])
+        code = run(["doctor", "--coordinator", address, "--ports", port, "--quick", "--json", "--keys", str(folder)])
     found = json.loads(capsys.readouterr().out)
     assert code == exits.FAILED
     assert found["wrong"] is True
     rows = {row["check"]: row for row in found["rows"]}
     assert {check for check, row in rows.items() if row["verdict"] == "wrong"} == {f"port {port}", "keys"}
-    assert rows["keys"]["advice"] == f"chmod 700 {tmp_path}"
+    assert rows["keys"]["advice"] == f"chmod 600 {folder}/cluster.key"
     assert rows["waiting"]["found"] == "waiting for a worker's init"
     assert rows["reachable"]["where"] == "coordinator"
     [facts] = found["findings"]["facts"].values()
@@ -80,7 +82,7 @@ def test_a_table_says_how_it_is_and_what_to_do(seen: list[Wanted], capsys: pytes
 def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None:
     file = tmp_path / "hosts.txt"
     file.write_text(
-        "me@host-a servers=2 workers=0 interface=eth1\nhost-b slots=4\nlocalhost slots=1 address=10.0.0.3\n"
+        "me@host-a servers=2 workers=0 interface=eth1\nhost-b slots=4 port=2222\nlocalhost slots=1 address=10.0.0.3\n"
     )
     assert run(["doctor", "--hosts", str(file), "--ssh", "rsh", "--interface", "eth0"]) == exits.FAILED
     [wanted] = seen
@@ -90,6 +92,7 @@ def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None
         ("localhost", "", False, 0, 1, "eth0", "10.0.0.3"),
     ]
     assert [host.command[0] for host in wanted.hosts[:2]] == ["rsh", "rsh"]
+    assert [host.port for host in wanted.hosts] == [0, 2222, 0]
     assert (wanted.port, wanted.ports) == (0, [0])
     run(["doctor", "-H", "host-a:1,host-b:1", "--port", "7000", "--ports", "7001-7003", "--model", "1MiB"])
     assert (seen[1].port, seen[1].ports) == (7000, [7001, 7002, 7003])
@@ -107,6 +110,7 @@ def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None
         (["--model", "4 parsec"], "is not a size"),
         (["--ports", "5580-5571"], "ports"),
         (["--ports", "a"], "5571-5580"),
+        (["--ports", "5571-5603"], "33 ports are too many to look at at once; name 32 at most, say --ports 5571-5602"),
         (["--coordinator", "127.0.0.1"], "write tcp://HOST:PORT"),
     ],
 )

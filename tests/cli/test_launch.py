@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 import re
 import signal
+import stat
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+import zmqps
 from tests import hosts
+from zmqps import keys
+from zmqps.cli.main import run
 from zmqps.core.protocol import exits
+from zmqps.errors import KeyRefusedError
+from zmqps.trace import merge
 
 PATIENCE = 30.0
 TWO = ("-H", "127.0.0.11:2,127.0.0.12:2")
@@ -46,27 +53,24 @@ def everything_of(launcher: int) -> list[psutil.Process]:
     ],
 )
 def test_what_cannot_be_used_is_refused_before_anything_is_started(capsys, arguments, says) -> None:
-    from zmqps.cli.main import run
-
     assert run(["launch", *arguments]) == exits.USAGE
     assert says in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_who_runs_where_and_starts_nothing(capsys, tmp_path, monkeypatch) -> None:
-    from zmqps.cli.main import run
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hosts.txt").write_text("me@a slots=1 port=2222\nb servers=1 workers=1 address=10.0.0.7\n")
     (tmp_path / "train.py").touch()
-    code = run(
-        ["launch", "--hosts", "hosts.txt", "--dry-run", "--sync-code", "--", "python", "train.py", "--lr", "1 e"]
-    )
+    flags = ["--hosts", "hosts.txt", "--dry-run", "--sync-code", "--ports", "5571-5580"]
+    code = run(["launch", *flags, "--", "python", "train.py", "--lr", "1 e"])
     said = capsys.readouterr().out.splitlines()
     assert code == exits.OK
     assert [line for line in said if not line.startswith(" ")] == ["a: coordinator, worker-0", "b: server-0, worker-1"]
     assert any(line.startswith("  ssh -T ") and " -p 2222 -- me@a " in line for line in said)
     assert any(line.startswith("  rsync ") and line.endswith(f"{tmp_path}/ b:{tmp_path}/") for line in said)
-    assert any("zmqps server " in line and "--address=tcp://10.0.0.7:0" in line for line in said)
+    (server,) = (line for line in said if "zmqps server " in line)
+    assert "--address=tcp://10.0.0.7:0" in server
+    assert "--ports=5571-5580" in server
     assert f"    cd {tmp_path} && ZMQPS_WORKER_INDEX=1 python train.py --lr '1 e'" in said
     assert not (tmp_path / "runs").exists()
 
@@ -100,6 +104,47 @@ def test_a_host_of_workers_gets_the_key_of_a_worker_only(ssh, zmqps, tmp_path) -
     assert re.search(r"/worker-keys:cluster\.pub, worker\.key\S+/\.\.:worker-keys$", said)
 
 
+#: Says what becomes of the list of keys on its host.
+READER = """list=$ZMQPS_KEYS/../keys/authorized.toml
+[ -e $list ] || { echo there is no list; exec sleep 1000; }
+for word in 'name = "alice"' 'revoked = '; do
+    until grep -q "$word" $list; do sleep 0.1; done
+    echo "found $word"
+done
+exec sleep 1000"""
+
+
+def look_on(observer: zmqps.Worker) -> None:
+    ends_at = time.monotonic() + PATIENCE
+    while time.monotonic() < ends_at:
+        observer.status()
+
+
+@pytest.mark.processes
+def test_a_key_that_is_made_or_revoked_meanwhile_is_so_on_every_host_with_a_node(ssh, start, tmp_path) -> None:
+    (tmp_path / "hosts.txt").write_text(
+        "127.0.0.11 servers=1 workers=1\n127.0.0.12 servers=1 workers=1\n127.0.0.13 servers=0 workers=1\n"
+    )
+    folder = tmp_path / ".zmqps" / "keys"
+    launch = start(*ssh, "--hosts", "hosts.txt", "--", "sh", "-c", READER)
+    address = launch.wait_for(r"cluster at (\S+) on 3 hosts")[1]
+    launch.wait_for(r"worker-2@\S+ .* there is no list")
+    token = keys.token(folder, "observer", address, name="alice")
+    for index in (0, 1):
+        launch.wait_for(rf'worker-{index}@\S+ .* found name = "alice"')
+    with zmqps.connect(token=token, observer=True, timeout=PATIENCE) as observer:
+        assert observer.status()["servers"] == 2
+        assert run(["keys", "revoke", "alice", "--keys", str(folder)]) == exits.OK
+        for index in (0, 1):
+            launch.wait_for(rf"worker-{index}@\S+ .* found revoked = ")
+        with pytest.raises(KeyRefusedError):
+            look_on(observer)
+    (folder / "worker.key").rename(tmp_path / "worker.key")
+    launch.wait_for("error: the keys have changed, and hosts have those of before: cannot read .*worker.key")
+    launch.popen.send_signal(signal.SIGTERM)
+    assert launch.exit_code() == exits.TERMINATED
+
+
 @pytest.mark.processes
 def test_the_first_worker_that_fails_ends_the_others_and_is_the_exit_code(ssh, start) -> None:
     script = "[ $ZMQPS_WORKER_INDEX = 3 ] || exec sleep 1000; echo out of luck; exit 9"
@@ -123,8 +168,33 @@ def test_a_worker_that_fails_starts_again_as_often_as_it_may(ssh, zmqps, tmp_pat
 
 
 @pytest.mark.processes
+def test_what_the_processes_of_all_hosts_have_recorded_is_brought_here(ssh, zmqps, tmp_path) -> None:
+    (tmp_path / "hosts.txt").write_text("127.0.0.11 servers=1 workers=0\n127.0.0.12 servers=1 workers=1\n")
+    script = "mkdir -p $ZMQPS_TRACE/more; head -c 600000 /dev/zero >$ZMQPS_TRACE/mine"  # more than a line holds
+    result = zmqps(*ssh, "--hosts", "hosts.txt", "--", "sh", "-c", script, ZMQPS_TRACE="runs/steps")
+    assert result.returncode == exits.OK, result.stdout + result.stderr
+    brought = tmp_path / "runs" / "steps"
+    assert (brought / "127.0.0.12-mine").read_bytes() == bytes(600_000)
+    assert {process.name for process in merge.read(brought).processes} == {
+        "coordinator coordinator@127.0.0.11", "server server-0@127.0.0.11", "server server-1@127.0.0.12"
+    }  # fmt: skip
+    of_one = [path.name for path in brought.iterdir() if re.fullmatch(r"127\.0\.0\.11-\d+-\d+\.json", path.name)]
+    assert (len(of_one), len(list(brought.iterdir()))) == (2, 4)
+    assert "warning" not in result.stdout
+    assert stat.S_IMODE((brought / "127.0.0.12-mine").stat().st_mode) == 0o600
+
+
+@pytest.mark.processes
+def test_what_cannot_be_brought_here_is_said(ssh, zmqps, tmp_path) -> None:
+    (tmp_path / "trace").write_text("no directory")
+    result = zmqps(*ssh, "-H", "127.0.0.11:1", "--", "true", ZMQPS_TRACE="trace")
+    assert result.returncode == exits.OK, result.stdout + result.stderr
+    assert "warning: not all that 127.0.0.11 has recorded is in trace: " in result.stdout
+
+
+@pytest.mark.processes
 def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
-    result = zmqps(*ssh, "-H", "127.0.0.11,nowhere", "--", "true")
+    result = zmqps(*ssh, "-H", "127.0.0.11,nowhere", "--", "true", ZMQPS_TRACE="trace")  # which nobody waits for
     assert result.returncode == exits.FAILED
     assert (
         "nowhere ended with exit code 255; its last lines:\n  ssh: Could not resolve hostname nowhere" in result.stderr
@@ -136,7 +206,7 @@ def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
     ("line", "option", "code", "says"),
     [
         ("127.0.0.11 address=10.9.9.9", (), exits.USAGE, "cannot bind 'tcp://10.9.9.9:0'"),
-        ("127.0.0.11 interface=eth17", (), exits.FAILED, "there is no interface 'eth17'"),
+        ("127.0.0.11 interface=eth17", (), exits.FAILED, "no interface 'eth17' on"),
         ("127.0.0.11", ("--remote-directory", "/nowhere"), exits.FAILED, "there is no directory '/nowhere'"),
         ("127.0.0.11 python=/nowhere/python", (), exits.FAILED, "/nowhere/python"),
         ("127.0.0.11", ("--device", "cuda:77"), exits.FAILED, ""),

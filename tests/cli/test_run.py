@@ -6,10 +6,12 @@ import re
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
+from zmqps import keys
 from zmqps.cli import run as run_module
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
@@ -139,6 +141,33 @@ def test_all_tasks_end_when_the_last_worker_has_ended(tasks) -> None:
         assert re.search(rf"worker-{index}@\S+ +\| .* worker {index}, \d+\n", task.output)
     assert "the workers of all 3 tasks have ended well" in found[0].output
     assert ["server-1" in task.output for task in found] == [True, True, False]  # the coordinator names it, too
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [0, signal.SIGKILL], ids=["ends", "KILL"])
+def test_a_worker_holds_the_key_of_a_worker_only_which_goes_with_the_task(tasks, tmp_path, number) -> None:
+    keys.create(tmp_path / "keys")
+    script = f"echo of $ZMQPS_KEYS: $(ls $ZMQPS_KEYS); {'exec sleep 1000' if number else ''}"
+    (task,) = tasks(1, "--servers", "1", "--keys", "keys", "--", "sh", "-c", script)
+    said = task.wait_for(r"of (/\S+): (.+)\n")
+    folder = Path(said[1])
+    assert said[2] == "cluster.pub worker.key"
+    if number:
+        its = psutil.Process(task.pid).children(recursive=True)
+        task.popen.send_signal(number)
+        assert not psutil.wait_procs(its, 30)[1]
+    assert task.exit_code() == -number
+    assert not folder.parent.exists()
+
+
+@pytest.mark.processes
+def test_without_a_key_for_workers_nothing_is_started(tasks, tmp_path) -> None:
+    keys.create(tmp_path / "keys")
+    (tmp_path / "keys" / "worker.key").unlink()
+    (task,) = tasks(1, "--servers", "1", "--keys", "keys", "--", "true")
+    assert task.exit_code() == exits.USAGE
+    assert "cannot read keys/worker.key, which is handed out (No such file or directory)" in task.output
+    assert "Traceback" not in task.output
 
 
 @pytest.mark.processes

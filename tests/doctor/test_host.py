@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import socket
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from zmqps import keys
 from zmqps.doctor import host
 from zmqps.errors import DeviceError
 
@@ -56,3 +60,23 @@ def test_two_copies_of_other_files_have_other_hashes() -> None:
 @pytest.mark.parametrize(("towards", "address"), [("127.0.0.1", "127.0.0.1"), ("x" * 300, "")])
 def test_the_way_to_another_host_tells_ones_own_address(towards: str, address: str) -> None:
     assert host.local_address_towards(towards) == address
+
+
+def test_copies_of_keys_are_told_apart_by_what_is_no_secret(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    keys.create(folder)
+    (folder / "old").mkdir()
+    for name in ("authorized.toml", "cluster.pub"):
+        (folder / "old" / name).write_text("of another cluster")
+    digests = {str(Path(f.path).relative_to(folder)): f.digest for f in host.look("0.1.0", [], str(folder)).keys}
+    assert {"cluster.key", "node.key", "worker.key", "old/cluster.pub"} < digests.keys()
+    assert {name: digest for name, digest in digests.items() if digest} == {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("authorized.toml", "cluster.pub")
+    }
+
+
+def test_a_list_of_keys_that_is_no_file_has_no_digest(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    os.mkfifo(tmp_path / "authorized.toml")
+    (tmp_path / "cluster.pub").symlink_to("nowhere")
+    assert [file.digest for file in host.look("0.1.0", [], str(tmp_path)).keys] == ["", ""]

@@ -56,6 +56,11 @@ def test_ports_are_bound_and_knocked_at_and_free_again(probe) -> None:
     assert [reach["problem"] for reach in probe.run(command)] == ["refused", "refused"]
 
 
+def test_more_ports_than_are_looked_at_are_refused_and_not_passed_over(probe) -> None:
+    with pytest.raises(ValueError, match="34 ports are too many"):
+        probe.run({"do": "listen", "host": "127.0.0.1", "ports": [0] * 34, "token": TOKEN})
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
 def test_what_one_sends_another_receives(probe, host: str) -> None:
     if host == "[::1]" and not socket.has_dualstack_ipv6():

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.hosts import findings, reach, texts
+from zmqps.core.coordinator.status import MAX_COUNTER_TEXT_CHARS
 from zmqps.doctor.facts import Cluster, Reach
 from zmqps.doctor.running import endpoints, judge
 
@@ -15,8 +16,13 @@ def member(role: str, rank: int, host: str, endpoint: str = "", **more: Any) -> 
     return {"role": role, "rank": rank, "host": host, "endpoint": endpoint, "silent_s": 0.2, **more}
 
 
+#: As `zmqps.core.worker.transfers` says it; tests/lan/test_doctor.py has it from a cluster.
+UNREACHED = (
+    "server 0 (server-0, tcp://10.0.0.1:7) for 3 s (that host sends no answer: it is off, or a firewall drops what is "
+    "sent to this port)"
+)
 SERVER = member("server", 0, "a", "tcp://10.0.0.1:7 ipc:///tmp/x")
-WORKER = member("worker", 0, "b")
+WORKER = member("worker", 0, "b", name="w", pid=9)
 GOOD = "coordinator | status | good | running, 1 server, 1 worker"
 
 
@@ -48,9 +54,9 @@ def test_only_what_listens_on_tcp_is_knocked_at() -> None:
     [
         ([SERVER, WORKER], {"waiting": ["waiting for 1 of 2 servers"]},
          "coordinator | waiting | warning | waiting for 1 of 2 servers"),
-        ([SERVER, {**WORKER, "counters": {"unreached": "server 0 at tcp://10.0.0.1:7 since 3 s"}}],
-         {"waiting": ["job 'default': worker 0 cannot reach server 0 at tcp://10.0.0.1:7 since 3 s"]},
-         "worker 0 | servers | wrong | cannot reach server 0 at tcp://10.0.0.1:7 since 3 s"),
+        ([SERVER, {**WORKER, "counters": {"unreached": UNREACHED}}],
+         {"waiting": [f"job 'default': worker 0 (w, b, pid 9) cannot reach {UNREACHED}"]},
+         f"worker 0 on b | servers | wrong | cannot reach {UNREACHED}"),
         ([SERVER, {**WORKER, "silent_s": 7.0}], {}, "worker 0 | silence | warning | no sign of life for 7 s"),
         ([{**SERVER, "endpoint": "tcp://127.0.0.1:7"}, WORKER], {},
          "server 0 | address | wrong | says it is at 127.0.0.1, where other hosts find themselves"),
@@ -60,6 +66,30 @@ def test_only_what_listens_on_tcp_is_knocked_at() -> None:
 )  # fmt: skip
 def test_what_is_not_well_is_said(members: list[dict[str, Any]], status: dict[str, Any], row: str) -> None:
     assert rows(*members, **status) == [GOOD, row]
+
+
+def test_what_a_status_has_cut_off_is_taken_from_what_the_coordinator_waits_for() -> None:
+    both = f"{UNREACHED}, {UNREACHED.replace('server 0', 'server 1').replace('server-0', 'server-1')}"
+    cut = {**WORKER, "counters": {"unreached": both[:MAX_COUNTER_TEXT_CHARS]}}
+    untold, silent = {**cut, "rank": 1, "pid": 8}, {**WORKER, "rank": 2, "pid": 7}
+    waiting = [
+        f"job 'default': worker 0 (w, b, pid 9) cannot reach {both}",
+        f"job 'default': worker 2 (w, b, pid 7) cannot reach {UNREACHED}",
+        "init waits for worker 1",
+    ]
+    assert rows(SERVER, cut, untold, silent, waiting=waiting)[1:] == [
+        f"worker 0 on b | servers | wrong | cannot reach {both}",
+        f"worker 1 on b | servers | wrong | cannot reach {both[:MAX_COUNTER_TEXT_CHARS]}",
+        f"worker 2 on b | servers | wrong | cannot reach {UNREACHED}",
+        "coordinator | waiting | warning | init waits for worker 1",
+    ]
+
+
+def test_a_name_that_does_not_resolve_is_no_firewall() -> None:
+    text = "server 0 (s, tcp://nobody:7) for 3 s (the name 'nobody' does not resolve on b (unknown))"
+    found = {"members": [{**WORKER, "counters": {"unreached": text}}]}
+    [_, row] = judge(findings(cluster=Cluster(address="tcp://10.0.0.1:5570", status=found)))
+    assert "/etc/hosts" in row.advice
 
 
 def test_loopback_is_fine_where_all_are_on_one_host() -> None:

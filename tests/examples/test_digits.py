@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
+import threading
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import zmqps
 from examples import digits
+from tests.inprocess import PATIENCE, InProcessCluster
 
 
 @pytest.fixture
@@ -48,3 +56,33 @@ def test_the_split_is_the_same_in_every_process_and_leaves_a_fifth_for_testing()
 
 def test_the_script_is_short_enough_to_copy() -> None:
     assert len(Path(digits.__file__).read_text().splitlines()) < 82  # with what to do after an EvictedError
+
+
+def test_a_worker_that_the_others_went_on_without_trains_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"passes": 2, "batch": 100, "mode": "async", "staleness": 3, "share": 1, "codec": "raw"}
+    released, pushes, errors = threading.Event(), itertools.count(), []
+    with (
+        InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=3.0) as cluster,
+        zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
+    ):
+        push, rejoin = worker.push, worker.rejoin
+
+        def push_late(*args: Any, **named: Any) -> None:
+            if next(pushes) == 3:
+                assert worker._thread._loop is not None
+                worker._thread._loop.call_soon_threadsafe(released.wait, PATIENCE)  # no heartbeats from now on
+                cluster.wait_until(lambda status: any(gone["how"] == "lost" for gone in status["gone"]))
+                released.set()
+            push(*args, **named)
+
+        def rejoin_and_tell(**named: Any) -> None:
+            errors.append(sys.exc_info()[0])
+            rejoin(**named)
+
+        monkeypatch.setattr(worker, "push", push_late)
+        monkeypatch.setattr(worker, "rejoin", rejoin_and_tell)
+        digits.train(worker, Namespace(report=os.devnull, **options))
+    assert errors == [zmqps.EvictedError]
+    assert "test accuracy" in capsys.readouterr().out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.imports import ROOT
@@ -12,6 +13,9 @@ from tests.lan.host import Host, Process
 TRAINER = ROOT / "tests/lan/trainer.py"
 DIGITS = ROOT / "examples/digits.py"
 PORT = 5570
+#: A name, and values as they lie in memory, that a recording of the traffic would show.
+NAME = "the-name-of-a-parameter"
+VALUES = b"\x00\x00\x80\xbf" * 16  # -1.0, again and again
 
 
 @dataclass
@@ -96,3 +100,27 @@ def start(
         for server in cluster.servers:
             server.said("joined|as server", 60)
     return cluster
+
+
+def make_keys(host: Host) -> None:
+    """Make keys on a host."""
+    host.run(["python", "-m", "zmqps", "keys", "create", "keys"])
+
+
+def hand_out(host: Host, *others: Host) -> None:
+    """Copy the keys to other hosts that run nodes, as an operator does after each change."""
+    for other in others:
+        host.run(["ssh", other.name, "mkdir -p -m 700 keys"])
+        host.run(["scp", "-rpq", "keys/.", f"{other.name}:keys"])
+
+
+def check_recording(frames: Path, *, readable: bool) -> None:
+    """A recording of a run of `TRAINER` with a parameter called `NAME` holds names and values, or neither."""
+    recorded = frames.read_bytes()
+    assert len(recorded) > 3e6
+    assert (NAME.encode() in recorded) == (VALUES in recorded) == readable
+
+
+def check_emptied(hosts: Sequence[Host], timeout: float = 30) -> None:
+    """Nothing runs any more on hosts."""
+    assert {host.name: host.emptied(timeout) for host in hosts} == {host.name: [] for host in hosts}

@@ -239,8 +239,15 @@ class Lan:
                 target = ["-j", "REJECT", "--reject-with", "tcp-reset"] if reject else ["-j", "DROP"]
                 host.namespaces.call([tool, "-w", "-A", "INPUT", "-p", "tcp", *words, "--dport", ports, *target])
 
+    def admit(self, host: Host, *ports: str) -> None:
+        """Have a host's firewall drop all new TCP connections from others but those to some ports."""
+        for tool in ("iptables", "ip6tables"):
+            host.namespaces.call([tool, "-w", "-A", "INPUT", "-i", "lo", "-j", "ACCEPT"])
+            for words in [*(["--dport", some, "-j", "ACCEPT"] for some in ports), ["-j", "DROP"]]:
+                host.namespaces.call([tool, "-w", "-A", "INPUT", "-p", "tcp", "--syn", *words])
+
     def unblock(self, host: Host) -> None:
-        """Undo every `block` of a host."""
+        """Undo every `block` and `admit` of a host."""
         for tool in ("iptables", "ip6tables"):
             host.namespaces.call([tool, "-w", "-F", "INPUT"])
 

@@ -115,6 +115,33 @@ def test_a_server_behind_a_firewall_is_named_soon_and_is_taken_once_it_opens(lan
     assert [node.finish(20) for node in nodes.nodes] == [0, 0], nodes.log
 
 
+@pytest.mark.lan("block")
+@pytest.mark.parametrize("reject", [False, True], ids=["silent", "rejecting"])
+def test_a_server_that_a_firewall_shuts_off_in_mid_run_is_named_soon_and_training_goes_on(
+    lan: Lan, reject: bool
+) -> None:
+    a, b, c = lan.hosts[:3]
+    nodes = cluster.start(a, [], "--once")
+    server(b, nodes, "--ports", "5571-5571").said(":5571")
+    worker = nodes.start_worker(c, "--steps", 60, "--pause", 0.1)
+    worker.said("step 2:", 60)
+    lan.block(b, "5571", source=c, reject=reject)
+    began = time.monotonic()
+    named = rf"cannot reach server 0 \(server-0, tcp://{re.escape(b.address)}:5571\) for \d+ s"
+    worker.said(rf"{named}: .*firewall" if not reject else rf"{named}: nobody listens", 20)
+    assert time.monotonic() - began < NAMED, worker.output
+    status = a.run(["python", "-m", "zmqps", "status", "--coordinator", nodes.address])
+    assert re.search(named, " ".join(status.split())), status  # the table is as wide as a terminal
+    lan.unblock(b)
+    opened = time.monotonic()
+    assert worker.finish() == 0, worker.output
+    steps = [at for at, line in worker.lines if line.startswith("step ")]
+    assert len(steps) == 60, "none is lost"
+    assert not [at for at in steps if began + 0.5 < at < opened], "the port was shut"
+    assert [node.finish(20) for node in nodes.nodes] == [0, 0], nodes.log
+    assert " lost" not in nodes.log
+
+
 @pytest.mark.lan
 def test_a_name_that_does_not_resolve_is_named_by_who_waits_for_it(lan: Lan) -> None:
     c = lan.hosts[2]

@@ -113,6 +113,13 @@ def test_a_firewall_blocks_and_a_capture_holds_what_was_sent(lan: Lan, tmp_path:
         ping(c, b.address, 7000, timeout=2)
     lan.unblock(b)
     ping(c, b.address6, 7001)
+    lan.admit(b, "22", "7001:7010")
+    for address in (b.address, b.address6):
+        ping(c, address, 7001)
+        with pytest.raises(LanError, match="not ended"):
+            ping(c, address, 7000, timeout=2)
+    listen(c)
+    ping(b, c.address)  # it still reaches others
 
 
 @pytest.mark.lan

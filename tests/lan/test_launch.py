@@ -10,31 +10,24 @@ from typing import Any
 
 import pytest
 
-from tests.imports import ROOT
-from tests.lan.cluster import DIGITS
-from tests.lan.host import Host, Process
+from tests.lan.cluster import DIGITS, NAME, PORT, TRAINER, check_emptied, check_recording
+from tests.lan.host import Process
 from tests.lan.lan import Lan
 
 #: Of core/protocol/exits.py and the shell.
 HOST_LOST, INTERRUPTED = 8, 130
 #: A directory that each host has, and shares with none.
 HERE = Path("/tmp")
-TRAINER = ROOT / "tests/lan/trainer.py"
 #: A worker that trains until somebody ends it.
 ENDLESS = ("python", TRAINER, "--seconds", 600, "--pause", 0.2)
 
 
-def launch(lan: Lan, *words: Any, options: Sequence[Any] = ()) -> Process:
-    """Launch two servers and four workers from the first host, one worker on each of four."""
+def launch(lan: Lan, *words: Any, options: Sequence[Any] = (), entry: str = "slots=1") -> Process:
+    """Launch two servers from the first host, and one worker on each host."""
     host = lan.hosts[0]
-    (host.tmp / "hosts.txt").write_text("".join(f"{other.name} slots=1\n" for other in lan.hosts))
-    flags = ["--hosts", "hosts.txt", "--servers", 2, "--workers", 4, "--kernels", "numpy", *options]
+    (host.tmp / "hosts.txt").write_text("".join(f"{other.name} {entry}\n" for other in lan.hosts))
+    flags = ["--hosts", "hosts.txt", "--servers", 2, "--workers", len(lan.hosts), "--kernels", "numpy", *options]
     return host.zmqps("launch", *flags, "--", *words, cwd=HERE)
-
-
-def check_emptied(hosts: Sequence[Host], timeout: float = 30) -> None:
-    """Nothing runs any more on hosts, and no file lies about."""
-    assert {host.name: host.emptied(timeout) for host in hosts} == {host.name: [] for host in hosts}
 
 
 def train(lan: Lan, *options: Any) -> Process:
@@ -121,3 +114,33 @@ def test_code_is_copied_to_hosts_that_share_no_files(lan: Lan) -> None:
     for name in lan.names:
         assert f"{name} from a file beside it" in launched.output
     check_emptied(lan.hosts)
+
+
+@pytest.mark.lan("capture")
+@pytest.mark.parametrize("keyed", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["keys", "insecure"])
+def test_a_recording_of_a_launched_run_holds_values_and_names_only_without_keys(lan: Lan, keyed: bool) -> None:
+    listener = lan.hosts[3]  # its worker has no server beside it
+    with lan.capture(listener, listener.directory / "frames.pcap") as frames:
+        words = ["python", TRAINER, "--mb", 1, "--parameter", NAME]
+        launched = launch(lan, *words, options=[] if keyed else ["--insecure"])
+        assert launched.finish(90) == 0, launched.output
+    check_recording(frames, readable=not keyed)
+    check_emptied(lan.hosts)
+
+
+@pytest.mark.lan("block")
+def test_a_cluster_is_launched_on_the_second_network_behind_a_firewall_with_a_range_of_ports() -> None:
+    with Lan(3, nics=2) as lan:
+        for host in lan.hosts:
+            lan.admit(host, "22", f"{PORT}:{PORT + 10}")
+        before = [(host.traffic("eth0"), host.traffic("eth1")) for host in lan.hosts]
+        options = ["--port", PORT, "--ports", f"{PORT + 1}-{PORT + 10}"]
+        words = ["python", TRAINER, "--mb", 2]
+        launched = launch(lan, *words, options=options, entry="slots=1 interface=eth1")
+        assert launched.finish(90) == 0, launched.output
+        first, second = [], []
+        for host, (eth0, eth1) in zip(lan.hosts, before, strict=True):
+            first.append((host.traffic("eth0") - eth0).received)
+            second.append((host.traffic("eth1") - eth1).received)
+        assert max(first) < 1e6 < 2e6 < min(second), (first, second)
+        check_emptied(lan.hosts)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ import psutil
 import pytest
 
 from tests.imports import ROOT
-from zmqps.launch.far import FILES, GREETING
+from zmqps.launch.far import FILES, GREETING, unpack
 
 PATIENCE = 30.0
 Message = dict[str, Any]
@@ -123,7 +124,47 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(agent) -> None:
     far = agent()
     assert "--remote-directory" in far.set_up(directory="/nowhere")["text"]
     assert "cannot be the name of a file" in far.set_up(files={"../escape": ""})["text"]
-    assert "there is no interface" in far.set_up(interface="eth17")["text"]
+    assert "no interface 'eth17' on" in far.set_up(interface="eth17")["text"]
+
+
+def test_keys_that_have_changed_take_the_place_of_those_it_got(agent, tmp_path) -> None:
+    def packed(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    far = agent()
+    far.set_up(files={"keys/authorized.toml": packed("old"), "job.secret": packed("secret")})
+    (path,) = tmp_path.glob("zmqps-agent-*/keys/authorized.toml")
+    with path.open() as before:
+        far.tell("keys", files={"keys/authorized.toml": packed("a new one")})
+        far.tell("route", towards="127.0.0.1")
+        far.hear("routed")
+        assert (before.read(), path.read_text()) == ("old", "a new one")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [found.name for found in path.parent.iterdir()] == ["authorized.toml"]
+    assert (path.parents[1] / "job.secret").read_text() == "secret"
+    far.tell("keys", files={"../escape": ""})
+    refused = far.hear("refused")
+    assert (refused["to"], "cannot be the name of a file" in refused["text"]) == ("keys", True)
+
+
+def test_what_was_recorded_is_said_file_by_file(agent) -> None:
+    far = agent()
+    far.set_up(trace=True)
+    far.start_worker("sh", "-c", "cd $ZMQPS_TRACE/.. && mkdir -p trace/folder && cd trace && echo 2 >b && echo 1 >a")
+    assert far.hear("ended")["code"] == 0
+    far.tell("fetch")
+    files = [far.hear("file") for _ in range(2)]
+    assert [(found["name"], unpack(found["data"])) for found in files] == [("a", b"1\n"), ("b", b"2\n")]
+    assert far.hear("fetched") == {"is": "fetched"}
+
+
+def test_without_a_trace_nothing_is_recorded_or_said(agent) -> None:
+    far = agent()
+    far.set_up()
+    far.start_worker("sh", "-c", "echo [$ZMQPS_TRACE]")
+    assert far.said() == "[]"
+    far.tell("fetch")
+    assert far.hear("fetched") == {"is": "fetched"}
 
 
 def test_the_end_of_the_connection_ends_everything(agent) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -17,8 +18,10 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from zmqps import keys
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
 from zmqps.launch.cluster import Nodes
+from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
 from zmqps.nodes.inquiry import ask_status
 
 
@@ -55,6 +58,24 @@ def test_in_a_launched_worker_it_is_the_cluster_that_was_launched_and_says_so(
             assert theirs.address in repr(cluster)
         assert theirs.status()["state"] == "ready", "whoever has launched it ends it"
     assert f"launched as worker 2 of the cluster at {theirs.address}: LocalCluster joins that one" in caplog.text
+
+
+@pytest.mark.parametrize("by", ["ZMQPS_KEYS", "ZMQPS_TOKEN"])
+def test_in_a_launched_worker_it_shows_the_keys_that_the_worker_got(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    for folder in (theirs, mine):
+        keys.create(folder)
+    write_files(tmp_path / "host", key_files(theirs, has_nodes=False))
+    shown = {"ZMQPS_KEYS": str(tmp_path / "host" / FOR_WORKERS), "ZMQPS_TOKEN": keys.token(theirs)}[by]
+    with InProcessCluster(keys=theirs) as launched:
+        monkeypatch.setenv("ZMQPS_COORDINATOR", launched.address)
+        monkeypatch.setenv("ZMQPS_WORKER_INDEX", "2")
+        monkeypatch.setenv(by, shown)
+        for told in (None, mine):  # those would be for the cluster that it does not start
+            with zmqps.LocalCluster(keys=told) as cluster:
+                assert cluster.status()["servers"] == 1
 
 
 @pytest.mark.processes

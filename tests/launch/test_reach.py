@@ -6,7 +6,7 @@ import pytest
 
 from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ConfigurationError
-from zmqps.launch.reach import address_of_interface, own_address, route_towards
+from zmqps.launch.reach import own_address, route_towards, undecided
 
 BY_SSH = {"SSH_CONNECTION": "10.0.0.1 40312 10.0.0.7 22"}
 
@@ -32,10 +32,20 @@ def test_a_shell_that_does_not_say_how_it_came_in_leaves_the_name() -> None:
         own_address("", "", "no.such.host.invalid", is_local=False, environment={})
 
 
-def test_an_interface_that_is_none_is_refused_with_those_there_are() -> None:
-    assert address_of_interface("lo") == "127.0.0.1"
-    with pytest.raises(ConfigurationError, match="there are lo"):
-        address_of_interface("eth17")
+@pytest.mark.parametrize(
+    ("addresses", "names", "towards"),
+    [
+        ({"here": "", "b": "10.0.0.7"}, ["here"], "10.0.0.7"),
+        ({"a": "127.0.1.1", "b": "10.0.0.7"}, ["a"], "10.0.0.7"),  # the launcher's host by its name, on Debian
+        ({"a": "127.0.0.11", "b": "127.0.0.12"}, [], "127.0.0.11"),  # hosts of this one
+        ({"here": "", "b": "127.0.0.12"}, ["here"], "127.0.0.12"),
+        ({"here": ""}, ["here"], ""),
+    ],
+)
+def test_the_way_to_others_decides_where_an_address_means_nothing_to_them(
+    addresses: dict[str, str], names: list[str], towards: str
+) -> None:
+    assert undecided(addresses) == (names, towards)
 
 
 def test_the_way_to_another_host_tells_the_address() -> None:

@@ -35,6 +35,18 @@ def test_this_host_needs_no_ssh_and_another_python_finds_its_own_package() -> No
     )
 
 
+@pytest.mark.parametrize("silence", [1.0, 3.5, 20.0, 90.0, 1e9])
+def test_ssh_gives_up_a_silent_host_after_the_silence_that_is_allowed_and_not_before(silence: float) -> None:
+    options = dict(word.split("=") for word in Shell(silence=silence).reach(HOST) if word.startswith("ServerAlive"))
+    count, interval = int(options["ServerAliveCountMax"]), int(options["ServerAliveInterval"])
+    gives_up_after = (count + 1) * interval  # it asks so many times, and waits for the last answer as long
+    if silence < 1e6:
+        assert silence < gives_up_after <= 2 * silence + count + 1
+    else:
+        assert gives_up_after > 1e6
+        assert interval < 1 << 31  # what ssh can read
+
+
 def test_a_folder_is_copied_by_the_same_ssh() -> None:
     command = Shell("ssh -F file").copy(HOST, Path("/home/me/my code"), "/srv/my code")
     assert command[0] == "rsync"

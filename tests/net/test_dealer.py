@@ -17,8 +17,8 @@ from tests.net.test_zeromq import ANYWHERE, PATIENCE, End, with_ends
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.worker import link
 from zmqps.net import dealer
+from zmqps.net.backlog import MARK_NBYTES, Backlog
 from zmqps.net.connections import confirmed, silence
-from zmqps.net.zeromq import MARK_NBYTES, Backlog
 
 SIZE = 1 << 20  # elements
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.core.machines import hello
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -25,7 +26,7 @@ from zmqps.core.protocol.events import (
     Stop,
     Undecodable,
 )
-from zmqps.core.protocol.messages import Error, Left, Released, Status, StatusRequest, Values
+from zmqps.core.protocol.messages import EndJob, Error, Left, Message, Released, Status, StatusRequest, Values
 from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, decode, encode
 from zmqps.errors import DeviceError, InternalError, ProtocolError
 from zmqps.net.driver import LINGER_S, Driver
@@ -57,6 +58,15 @@ class FakeTransport:
 
     def bind(self, endpoint: str) -> str:
         raise NotImplementedError
+
+    def greeted(self, peer: bytes, capabilities: Sequence[str]) -> None:
+        pass
+
+    def origin(self, peer: bytes) -> str:
+        return f"the host of {peer.decode()}"
+
+    def holder(self, peer: bytes) -> None:
+        return None
 
     def connect(self, peer: bytes, endpoint: str) -> None:
         self.connected.append((peer, endpoint))
@@ -432,3 +442,13 @@ def test_a_payload_that_cannot_be_had_is_answered_by_its_error(caplog: pytest.Lo
     error = DeviceError("the device has gone")
     assert transport.sent == [(COORDINATOR, Error(7, error.code, str(error), error.facts()), ())]
     assert "the device has gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("message", "origin"), [(hello("worker"), "the host of x"), (EndJob(1, "a"), "the host of x"), (Left(), "")]
+)
+def test_the_transport_says_where_a_stranger_comes_from_that_introduces_itself(message: Message, origin: str) -> None:
+    machine = FakeMachine(lambda event: [Exit(0, "seen")])
+    drive(machine, lambda driver, transport: transport.receive(*encode(message), peer=b"x"))
+    (event,) = machine.events
+    assert (event.message, event.origin) == (message, origin)

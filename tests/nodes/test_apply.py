@@ -137,6 +137,26 @@ def test_an_update_of_which_some_blocks_were_done_is_not_said_to_have_changed_no
     assert {0, 1} - set(w.tolist()) == {0, 1} - failing
 
 
+@pytest.mark.parametrize(("handed_on", "error"), [(0, MemoryError), (1, InternalError)])
+def test_an_update_that_cannot_be_handed_on_to_all_threads_waits_for_those_that_have_begun(
+    handed_on, error, monkeypatch
+) -> None:
+    threads = ApplyThreads(3)
+    submit, calls = threads._others.submit, []
+
+    def fail(*arguments):
+        calls.append(1)
+        if len(calls) > handed_on:
+            raise MemoryError("for the next block")
+        return submit(*arguments)
+
+    monkeypatch.setattr(threads._others, "submit", fail)
+    w = np.zeros(3 * BLOCK_NBYTES // 4, np.float32)
+    with pytest.raises(error, match="for the next block"):
+        threads.over(Whole(set()))(w, w, w, (), 1)
+    assert np.count_nonzero(w) == handed_on * w.size // 3, "and nobody goes on to write"
+
+
 def test_all_threads_are_there_before_the_first_update(monkeypatch) -> None:
     threads = ApplyThreads(4)
 

@@ -71,6 +71,17 @@ def test_a_node_that_never_looks_why_nobody_answers(monkeypatch: Patch) -> None:
     caught("async-partitions", "does not say why")
 
 
+def test_a_worker_that_does_not_miss_a_server_whose_connection_has_ended(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Handshake, "ended", lambda self, now: None)
+    monkeypatch.setattr(Link, "validate", lambda link: None)
+    caught("async-routes", "does not come back")
+
+
+def test_a_worker_that_knows_why_a_server_is_silent_and_does_not_tell(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Transfers, "unreached", lambda self, now: {})
+    caught("sync-routes", "keeps it to itself")
+
+
 # --- memory -------------------------------------------------------------------------------------
 
 
@@ -79,7 +90,9 @@ def test_a_server_that_acknowledges_what_it_had_no_memory_for(monkeypatch: Patch
         try:
             return original(shard, parts, *rest, **options)
         except MemoryError:
-            return [(1, 0)] * len(parts)
+            told = (1,) * len(parts), (0,) * len(parts)
+            options["note"](told)
+            return told
 
     wrap(monkeypatch, Shard, "push", push)
     caught("async-memory", "an acknowledged push is missing")
@@ -147,7 +160,7 @@ def test_a_shard_that_loses_a_gradient(monkeypatch: Patch) -> None:
 
 
 def test_a_shard_that_forgets_how_many_examples_a_gradient_is_of(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Stage, "add", lambda original, stage, *a: original(stage, *a[:-1], 1))
+    wrap(monkeypatch, Stage, "add", lambda original, stage, *a: original(stage, *a[:3], 1, *a[4:]))
     caught("sync-twisted", "is not the sequential reference")
 
 

@@ -16,6 +16,7 @@ import click
 
 from zmqps.cli.settings import Size, setting
 from zmqps.core.protocol import exits
+from zmqps.core.protocol.endpoints import parse_ports
 from zmqps.errors import ConfigurationError, PSError
 
 if TYPE_CHECKING:
@@ -41,19 +42,25 @@ DEFAULT_PORT = 5570
     type=click.IntRange(1, 65535),
     default=DEFAULT_PORT,
     shared=False,
-    help="The coordinator's port, to be free; on several hosts only if it is given.",
+    help="The coordinator's port, to be free; with --hosts or -H it is looked at only if you name it.",
 )
-@setting("--ports", metavar="A-B", help="Ports of servers, say 5571-5580, where a firewall lets these through.")
+@setting(
+    "--ports", metavar="FIRST-LAST",
+    help="Ports of servers, say 5571-5580, where a firewall lets these through; 32 at most.",
+)  # fmt: skip
 @setting(
     "--model", shared=False, metavar="NAME|SIZE",
     help="Say how quick a step can be at best: resnet50, gpt2-small, or the bytes of the model as float32.",
 )  # fmt: skip
-@setting("--servers", type=click.IntRange(1, 65535), default=1, shared=False, help="How many servers are to run.")
+@setting(
+    "--servers", type=click.IntRange(1, 65535), default=1, shared=False,
+    help="How many servers are to run; of hosts by default as many as they say.",
+)  # fmt: skip
 @setting("--workers", type=click.IntRange(1, 65535), shared=False, help="How many workers are to run.")
 @setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
 @setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
 @setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
-@setting("--keys", metavar="DIR", help="The cluster's keys, whose files and rights are looked at.")
+@setting("--keys", metavar="DIR", help="The cluster's keys: their rights, and the copies of each host.")
 @setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes a second a pair.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="Print rows and findings as plain data.")
 @click.option("--probe", is_flag=True, hidden=True)
@@ -106,16 +113,6 @@ def _model(text: str | None) -> Model | None:
     raise click.UsageError(f"{text!r:.60} is no model; write {', '.join(MODELS)}, or its size, say 400MB")
 
 
-def _ports(text: str) -> list[int]:
-    first, dash, last = text.partition("-")
-    if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
-        raise ConfigurationError(f"--ports {text!r:.80} is no range of ports; write 5571-5580")
-    found = range(int(first), int(last or first) + 1)
-    if not found or found[0] < 1 or found[-1] > 65535:
-        raise ConfigurationError(f"--ports {text!r:.80}: ports go from 1 to 65535, the first one first")
-    return list(found)
-
-
 def _here(servers: int | None, workers: int | None) -> list[Host]:
     """Return this host alone."""
     import socket
@@ -143,6 +140,7 @@ def _hosts(told: Mapping[str, Any]) -> list[Host]:
         Host(
             name=place.host.name,
             login="" if place.host.is_local else place.host.destination,
+            port=place.host.port or 0,
             command=shell.zmqps(place.host, "doctor", "--probe"),
             coordinator=place.coordinator,
             servers=len(place.servers),
@@ -156,17 +154,24 @@ def _hosts(told: Mapping[str, Any]) -> list[Host]:
 
 def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
     from zmqps.doctor.examine import Wanted
+    from zmqps.doctor.probe import MAX_PORTS
     from zmqps.doctor.running import endpoints
 
     if told["hosts"] is not None and told["host"] is not None:
         raise click.UsageError("say which hosts either with --hosts or with -H")
+    ports = [*parse_ports(told["ports"])] if told["ports"] else [0]
+    if len(ports) > MAX_PORTS:
+        raise ConfigurationError(
+            f"--ports {told['ports']}: {len(ports)} ports are too many to look at at once; name {MAX_PORTS} at most, "
+            f"say --ports {ports[0]}-{ports[MAX_PORTS - 1]}: servers take the first free ones"
+        )
     alone = told["hosts"] is None and told["host"] is None
     port = 0 if cluster else told["port"] or (DEFAULT_PORT if alone else 0)
     split = [(name, urlsplit(endpoint)) for name, endpoint in endpoints(cluster)] if cluster else []
     return Wanted(
         hosts=_here(told["servers"], told["workers"]) if alone else _hosts(told),
         port=port,
-        ports=_ports(told["ports"]) if told["ports"] else [0],
+        ports=ports,
         measured=not told["quick"],
         model=_model(told["model"]),
         keys=told["keys"] or "",

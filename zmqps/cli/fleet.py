@@ -20,14 +20,15 @@ from zmqps.cli.output import LogFile, Terminal
 from zmqps.cli.state import Claim, State, state_path
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
-from zmqps.errors import DeadlineError, NodeFailedError, PSError, listed
+from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
 from zmqps.launch.cluster import GRACE_S, ClusterConfig
 from zmqps.launch.far import FILES, pack
-from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, key_files
+from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
 from zmqps.launch.hosts import Place
 from zmqps.launch.logs import NAME_WIDTH
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
+from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.ssh import Shell
 from zmqps.nodes.files import Folder
@@ -183,7 +184,10 @@ class Fleet:
     async def _start(self) -> None:
         try:
             async with asyncio.timeout(self._config.timeout):
+                known = () if self._keys is None else version(self._keys, has_nodes=True)  # of what is handed out
                 await self._reach_hosts()
+                if self._keys is not None:
+                    self._logs.callback(asyncio.create_task(self._renew(self._keys, known)).cancel)
                 await self._start_nodes()
         except TimeoutError:
             logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self._processes)
@@ -204,14 +208,14 @@ class Fleet:
             self._hosts[name] = RemoteHost(
                 place.host, shell.agent(place.host), __version__, shell.silence, partial(self._heard, name)
             )
+            self._hosts[name].not_renewed = partial(self._not_renewed, name)
         await self._each("hosts reached", [self._reach(host) for host in self._hosts.values()])
         if config.sync is not None:
             await self._each("hosts have the code", [self._copy(host) for host in self._hosts.values()])
         await self._each("hosts ready", [self._set_up(place) for place in places])
-        others = [address for address in self._addresses.values() if address]
-        for name, address in self._addresses.items():
-            if not address:  # this host, without ssh: the way to the others tells
-                self._addresses[name] = await self._hosts[name].route(others[0]) if others else "127.0.0.1"
+        names, towards = undecided(self._addresses)
+        for name in names:
+            self._addresses[name] = await self._hosts[name].route(towards) if towards else "127.0.0.1"
         beyond = sorted({address for address in self._addresses.values() if not is_loopback(address)})
         if beyond and self._keys is None:
             self._log.say(
@@ -283,8 +287,25 @@ class Fleet:
         """Return the keys that a host gets, and the variables of its workers: only those of a node are a node's."""
         if self._keys is None:
             return {}, env
-        files = key_files(self._keys, has_nodes=place.coordinator or bool(place.servers))
+        files = key_files(self._keys, has_nodes=place.has_nodes)
         return files, env | {"ZMQPS_KEYS": f"{FILES}/{FOR_WORKERS}"}
+
+    async def _renew(self, keys: Path, known: Version) -> None:
+        """Hand the keys out again whenever they change, to each host what it got at first."""
+        places = [place for place in self._config.places if place.is_used]
+        while True:
+            known = await changed(keys, known, has_nodes=True)
+            try:
+                files = {has_nodes: key_files(keys, has_nodes=has_nodes) for has_nodes in (True, False)}
+            except PSError as error:
+                self._log.say("error", f"the keys have changed, and hosts have those of before: {error}")
+                continue
+            for place in places:
+                self._hosts[place.host.name].renew(files[place.has_nodes])
+            self._log.say("info", f"the keys have changed, {counted(len(places), 'host')} get them")
+
+    def _not_renewed(self, host: str, why: str) -> None:
+        self._log.say("error", f"the keys have changed, and {host} has those of before: {why}")
 
     async def _start_nodes(self) -> None:
         config = self._config
@@ -440,23 +461,28 @@ class Fleet:
         await end(by_role["coordinator"], signal.SIGTERM, GRACE_S)
         await end(by_role["server"], signal.SIGTERM, GRACE_S)
         if directory := os.environ.get(TRACE):
-            works = [self._fetch(host, Path(directory)) for host in self._hosts.values() if not host.gone.is_set()]
+            used = {process.host for process in self._processes}  # others have nothing, and may not even be reached
+            works = [self._fetch(host, Path(directory)) for host in used if not host.gone.is_set()]
             await asyncio.gather(*works, return_exceptions=True)
         await asyncio.gather(*(host.close() for host in self._hosts.values()))
 
     async def _fetch(self, host: RemoteHost, directory: Path) -> None:
-        """Bring what was recorded on a host here."""
-        with Folder(directory, make=True) as folder, contextlib.ExitStack() as stack:
-            files: dict[str, Any] = {}
+        """Bring what was recorded on a host here; say so if not all comes."""
+        files: dict[str, Any] = {}
+        try:
+            with Folder(directory, make=True) as folder, contextlib.ExitStack() as stack:
 
-            def put(name: str, data: bytes) -> None:
-                name = f"{host.name}-{name.replace('/', '_')}"
-                if name not in files:
-                    files[name] = stack.enter_context(folder.begin(name))
-                files[name].write(data)
+                def put(name: str, data: bytes) -> None:
+                    name = f"{host.name}-{name.replace('/', '_')}"
+                    if name not in files:
+                        files[name] = stack.enter_context(folder.begin(name))
+                    files[name].write(data)
 
-            async with asyncio.timeout(GRACE_S * 12):
-                await host.fetch(put)
+                async with asyncio.timeout(GRACE_S * 12):
+                    await host.fetch(put)
+        except (PSError, OSError, ValueError) as error:
+            why = str(error) or f"that takes longer than {GRACE_S * 12:g} s"
+            self._log.say("warning", f"not all that {host.name} has recorded is in {directory}: {why}")
 
     # --- what is said ---------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
     help="The hosts, one a line: host slots=4, user@host servers=1 workers=4 interface=eth1.",
 )  # fmt: skip
 @setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")
-@settings.cluster_settings
+@partial(settings.cluster_settings, servers="How many servers.", servers_default="as the hosts say, or 1")
 @setting("--workers", type=click.IntRange(1, 65535), help="How many workers; by default one for each slot.")
 @settings.kernels
 @settings.apply_threads
@@ -36,13 +37,20 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
 @settings.memory
 @settings.io_threads
 @settings.job_secret
-@settings.keys
-@settings.insecure
+@setting(
+    "--keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="A directory of keys of your own, as `zmqps keys create` makes it; by default each cluster gets new ones.",
+)  # fmt: skip
+@setting(
+    "--insecure", is_flag=True,
+    help="Make no keys: nothing is encrypted, and whoever reaches a host of the cluster may do everything.",
+)  # fmt: skip
 @click.option(
     "--env", "-x", multiple=True, allow_from_autoenv=False, metavar="NAME[=VALUE]",
     help="A variable that the workers get; without a value the one it has here.  May be repeated.",
 )  # fmt: skip
-@setting("--port", type=click.IntRange(0, 65535), shared=False, default=0, help="The coordinator's; 0: a free one.")
+@setting("--port", type=click.IntRange(0, 65535), shared=False, default=0, help="The coordinator's port; 0: any.")
+@settings.ports
 @setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
 @setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
 @setting(
@@ -120,7 +128,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         options=options, kernels=told["kernels"], insecure=told["insecure"], log_level=told["log_level"],
         log_json=told["log_json"], apply_threads=told["apply_threads"], devices=(told["device"],),
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
-        keys=told["keys"], io_threads=told["io_threads"],
+        keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)

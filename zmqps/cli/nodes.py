@@ -33,6 +33,7 @@ from zmqps.launch.logs import set_up_logging
 @settings.keys
 @settings.insecure
 @settings.log_settings
+@settings.own_servers
 @settings.parent_fd
 def coordinator(
     address: str | None,
@@ -52,6 +53,7 @@ def coordinator(
     insecure: bool,
     log_json: bool,
     log_level: str,
+    own_servers: bool,
     parent_fd: int | None,
 ) -> int:
     """Run a coordinator: it keeps track of members, places jobs and holds barriers."""
@@ -74,6 +76,7 @@ def coordinator(
                 insecure=insecure,
                 job_secret=job_secret,
                 keys=keys,
+                own_servers=own_servers,
             ),
             parent_fd,
         ),

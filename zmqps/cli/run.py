@@ -46,6 +46,7 @@ ASK_S = 1.0
     help="The first N tasks have all servers, and no workers, as the first part of a heterogeneous job.",
 )  # fmt: skip
 @setting("--interface", metavar="NAME", help="The network interface by which this host's servers are reached.")
+@settings.ports
 @settings.kernels
 @settings.apply_threads
 @settings.device
@@ -63,16 +64,17 @@ def run(**told: Any) -> int:
     """Run this task of a cluster: every host, or task of a scheduler, runs the same command.
 
     \b
-    srun --ntasks-per-node=1 zmqps run --servers 2 -- python train.py
-    mpirun -n 4 zmqps run --address HOST:5570 --servers 2 -- python train.py
-    zmqps run --address HOST:5570 --rank 0 --size 4 --servers 2 -- python train.py     (by hand, on each host)
+    zmqps keys create keys     (once; every host needs the directory, shared or copied)
+    srun --ntasks-per-node=1 zmqps run --keys keys --servers 2 -- python train.py
+    mpirun -n 4 zmqps run --keys keys --address HOST:5570 --servers 2 -- python train.py
+    zmqps run --keys keys --address HOST:5570 --rank 0 --size 4 -- python train.py     (by hand, rank 0 to 3)
 
     Rank 0 runs the coordinator as well, some ranks a server, each a worker that runs COMMAND. Rank and size come from
     the environment of Slurm, Open MPI, PMI, torchrun or Kubernetes. All end when all workers have ended, or the first
     has failed.
     """
     if not told["command"]:
-        raise click.UsageError("say what the workers run: zmqps run --address HOST:5570 --servers 2 -- python train.py")
+        raise click.UsageError("say what the workers run: zmqps run --keys keys --servers 2 -- python train.py")
     import asyncio
 
     from zmqps.cli.output import Terminal
@@ -91,7 +93,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.cluster import ClusterConfig
     from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
-    from zmqps.launch.reach import address_of_interface, resolved, route_towards
+    from zmqps.launch.reach import own_address, resolved, route_towards
 
     if told["servers_apart"] and told["server_tasks"] is not None:
         raise ConfigurationError(
@@ -117,7 +119,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         address = _pod_address(host, told["timeout"])
     else:
         address = resolved(host)
-    own = address_of_interface(told["interface"]) if told["interface"] else route_towards(address)
+    own = own_address("", told["interface"] or "", "", is_local=True) or route_towards(address)
     free = told["insecure"] or told["keys"] is not None
     if not free and not is_loopback(address):
         raise ConfigurationError(
@@ -136,7 +138,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         insecure=told["keys"] is None and not is_loopback(address),
         log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
-        keys=told["keys"], io_threads=told["io_threads"],
+        keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),

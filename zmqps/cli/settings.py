@@ -119,10 +119,22 @@ def log_settings(command: F) -> F:
     return json(level(command))
 
 
-def cluster_settings(command: F) -> F:
-    """Add what a coordinator is told; the defaults are those of `CoordinatorOptions`, which a test compares."""
+def cluster_settings(
+    command: F, *, servers: str = "How many servers make the cluster.", servers_default: bool | str = True
+) -> F:
+    """Add what a coordinator is told; the defaults are those of `CoordinatorOptions`, which a test compares.
+
+    Parameters
+    ----------
+    command
+        To which the options are added.
+    servers, servers_default
+        What the help says of ``--servers``, and of its default.
+    """
     options = (
-        setting("--servers", type=click.IntRange(1, 65535), default=1, help="How many servers make the cluster."),
+        setting(
+            "--servers", type=click.IntRange(1, 65535), default=1, show_default=servers_default, help=servers
+        ),
         setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
         setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
         setting(
@@ -186,6 +198,8 @@ directory = setting(
     "--directory", type=click.Path(file_okay=False, path_type=Path), default=Path(),
     help="Where runs/ and .zmqps/ are.",
 )  # fmt: skip
+#: Given by what starts a cluster on this host: nobody else's server takes a place.
+own_servers = click.option("--own-servers", is_flag=True, hidden=True, allow_from_autoenv=False)
 parent_fd = click.option("--parent-fd", type=int, hidden=True, allow_from_autoenv=False)
 
 

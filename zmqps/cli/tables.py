@@ -32,6 +32,9 @@ def status_view(status: Facts) -> RenderableType:
     """Return the whole status."""
     parts: list[RenderableType] = [_headline(status), *(Text(f"• {text}", "yellow") for text in status["waiting"])]
     parts += [Text(f"• job {name!r}: {run['lost']}", "red") for name, run in status["jobs"].items() if run.get("lost")]
+    for name, run in status["jobs"].items():
+        if run["state"] == "training" and run.get("idle"):
+            parts.append(Text(f"• job {name!r}: nobody waits for {run['idle']}", "dim"))
     parts += [Text(f"• not shown: {text}", "yellow") for text in status.get("left_out", ())]
     if status["jobs"] or status["ended"]:
         parts.append(jobs_table(status["jobs"], status["ended"]))

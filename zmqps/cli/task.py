@@ -23,6 +23,7 @@ from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.keys import load_node_keys
 from zmqps.launch.cluster import GRACE_S, ClusterConfig
+from zmqps.launch.handout import worker_keys
 from zmqps.launch.processes import (
     Process,
     describe_exit,
@@ -117,7 +118,9 @@ class Task:
         """Run until the cluster ends; return the exit code."""
         loop, task, config = asyncio.get_running_loop(), asyncio.current_task(), self._config
         assert task is not None
-        with Folder(config.directory.absolute(), "runs", config.name, "logs", make=True) as self._folder:
+        async with contextlib.AsyncExitStack() as self._stack:
+            where = ("runs", config.name, "logs")
+            self._folder = self._stack.enter_context(Folder(config.directory.absolute(), *where, make=True))
             log = LogFile(self._name(f"{NAME}{config.rank}"), self._folder, self._file(f"{NAME}{config.rank}"),
                           self._terminal, as_json=config.cluster.log_json)  # fmt: skip
             self._log = log
@@ -139,6 +142,10 @@ class Task:
 
     async def _start(self) -> None:
         config = self._config
+        shown: dict[str, str] = {}
+        if config.cluster.keys is not None and config.roles.workers:  # they have no use for what a node may
+            folder = await self._stack.enter_async_context(worker_keys(config.cluster.keys, self._log.say))
+            shown = {"ZMQPS_KEYS": str(folder)}
         if config.roles.coordinator:
             name = self._name("coordinator")
             coordinator = self._spawn_node("coordinator", "coordinator", config.cluster.coordinator(name))
@@ -168,8 +175,7 @@ class Task:
             await asyncio.gather(*futures, return_exceptions=True)
         await self._observe(f"{NAME}{config.rank}")
         for index in config.roles.workers:
-            env = dict(config.env) | worker_environment(config.address, index, config.cluster.job_secret)
-            env |= {"ZMQPS_KEYS": str(config.cluster.keys.absolute())} if config.cluster.keys is not None else {}
+            env = dict(config.env) | worker_environment(config.address, index, config.cluster.job_secret) | shown
             self._workers.append(self._spawn(f"worker-{index}", worker_command(config.command), env))
 
     def _name(self, role: str) -> str:

@@ -42,6 +42,7 @@ class Puller(Connection):
         self._handover = Handover()
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
+        self._named = False  # it is one that this worker has named: a later life names it, too, to count
         super().__init__(
             address,
             job=job,
@@ -81,6 +82,7 @@ class Puller(Connection):
             return worker is not None and worker._reads_in_place()
 
         def attach(value: Attached) -> None:
+            self._named |= init.job is not None
             if init.job is not None or self._trained is None:
                 self._trained = value.job
             if self._requests is None:
@@ -97,6 +99,8 @@ class Puller(Connection):
             if self._trained is not None and self._requests.job != self._trained:
                 found, self._requests = self._requests.job, None
                 found.check_same(self._trained, "the worker that began it anew")
+            if self._named:  # only now: before, it would have begun a job that has ended
+                self._attach(Init(0.0, job=self._trained), timeout).result()
         assert self._requests is not None
         return self._requests
 

@@ -27,12 +27,17 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
-    """A directory or file of keys: the bits of its rights, and whether it belongs to the user who looks."""
+    """A directory or file of keys: the bits of its rights, and whether it belongs to the user who looks, or to root.
+
+    ``digest`` tells copies of a file apart that holds no secret (SHA-256); it is empty for all others.
+    """
 
     path: str
     folder: bool
     mode: int
     own: bool
+    roots: bool = False
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +154,8 @@ class Host:
         How others call it: a name or an address.
     login
         What ssh is told, ``user@host``; empty for this host.
+    port
+        Of its ssh; 0 for the one that ssh itself takes.
     command
         What starts a probe there; empty for this host.
     servers, workers, coordinator
@@ -159,6 +166,7 @@ class Host:
 
     name: str
     login: str = ""
+    port: int = 0
     command: Sequence[str] = ()
     servers: int = 0
     workers: int = 0

@@ -20,6 +20,7 @@ from zmqps.errors import DeviceError
 from zmqps.gpu.device import open_device
 from zmqps.gpu.pinning import visible_gpus
 from zmqps.net.gauge import library
+from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, MAX_FILE_NBYTES
 from zmqps.nodes.host import available_nbytes
 
 PACKAGES = ("pyzmq", "numpy", "msgpack", "numba")
@@ -28,6 +29,8 @@ SHARED_MEMORY = Path("/dev/shm")
 RESOLVE_S = 3.0
 #: A cluster's keys are a handful of files; more are not looked at.
 MAX_KEY_FILES = 1000
+#: Of these all hosts with nodes have copies. They hold no secret, so that a digest may be told.
+COMPARED = (CLUSTER_PUBLIC, AUTHORIZED)
 
 
 def look(version: str, names: Sequence[str], keys: str = "") -> HostFacts:
@@ -151,7 +154,24 @@ def _key_files(folder: Path) -> list[KeyFile]:
     found = []
     for path in [folder, *sorted(folder.rglob("*"))[:MAX_KEY_FILES]]:
         with suppress(OSError):
-            facts = path.lstat()
-            mode, own = stat.S_IMODE(facts.st_mode), facts.st_uid == os.getuid()
-            found.append(KeyFile(path=str(path), folder=stat.S_ISDIR(facts.st_mode), mode=mode, own=own))
+            facts = path.stat()  # of a link, which a mounted secret is, what it leads to
+            found.append(
+                KeyFile(
+                    path=str(path),
+                    folder=stat.S_ISDIR(facts.st_mode),
+                    mode=stat.S_IMODE(facts.st_mode),
+                    own=facts.st_uid == os.getuid(),
+                    roots=facts.st_uid == 0,
+                    digest=_digest(path) if path.parent == folder and path.name in COMPARED else "",
+                )
+            )
     return found
+
+
+def _digest(path: Path) -> str:
+    """Return what tells a file from another copy; empty if it cannot be read, or is no plain file of that size."""
+    with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        facts = os.fstat(file.fileno())
+        if stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_FILE_NBYTES:
+            return hashlib.sha256(file.read(MAX_FILE_NBYTES)).hexdigest()
+    return ""

@@ -28,7 +28,7 @@ from zmqps.net.ports import owner_of
 IDLE_S = 120.0
 #: A command that asks for more than this is none of the doctor's.
 MAX_COMMAND_NBYTES = 1 << 20
-#: Ports that are looked at on one host, and knocks at a time.
+#: Ports of servers that are looked at on one host, where the coordinator may have one more; and knocks at a time.
 MAX_PORTS = 32
 MAX_THREADS = 16
 #: What stands at the start of each answer; a login shell may print other lines.
@@ -87,8 +87,10 @@ class Probe:
 
     def _listen(self, host: str, ports: Sequence[int], token: bytes) -> list[dict[str, Any]]:
         """Listen on ports; return for each which it became, or who has it."""
+        if len(ports) > MAX_PORTS + 1:
+            raise ValueError(f"{len(ports)} ports are too many to look at at once")
         answers = []
-        for port in ports[:MAX_PORTS]:
+        for port in ports:
             try:
                 listener = Listener(host, port, token)
             except OSError as error:

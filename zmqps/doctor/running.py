@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from zmqps.doctor.facts import Cluster, Findings, Reach
-from zmqps.doctor.network import is_loopback, unreachable
+from zmqps.doctor.network import RESOLVE, is_loopback, unreachable
 from zmqps.doctor.rows import Row, counted, good, span, those, warning, wrong
+from zmqps.errors import printable
 
 #: A node says something every second unless told otherwise; so much silence is no accident.
 SILENT_S = 3.0
@@ -60,11 +61,16 @@ def _name(member: Mapping[str, Any]) -> str:
     return f"{member.get('role')} {member.get('rank')}"
 
 
-def _unreached(member: Mapping[str, Any]) -> str:
-    """Return which servers a worker says that it cannot reach."""
+def _unreached(member: Mapping[str, Any], waiting: Sequence[str]) -> str:
+    """Return which servers a worker says that it cannot reach, and why, as `zmqps.core.worker.transfers` has it.
+
+    What the coordinator waits for has all of it; a status cuts counters off where they are long.
+    """
+    title = f"{_name(member)} ({member.get('name')}, {member.get('host')}, pid {member.get('pid')})"
+    told = (line.partition(f"{title} cannot reach ")[2] for line in waiting)
     counters = member.get("counters")
     text = counters.get("unreached", "") if isinstance(counters, dict) else ""
-    return text if isinstance(text, str) else ""
+    return next(filter(None, told), "") or (printable(text) if isinstance(text, str) else "")
 
 
 def _seconds(member: Mapping[str, Any], key: str) -> float:
@@ -82,16 +88,17 @@ def _status(status: Mapping[str, Any]) -> Iterator[Row]:
     num = {role: sum(member.get("role") == role for member in members) for role in ("server", "worker")}
     who = f"{counted(num['server'], 'server')}, {counted(num['worker'], 'worker')}"
     yield good("coordinator", "status", f"{status.get('state')}, {who}")
-    unreached = [(_name(member), text) for member in members if (text := _unreached(member))]
-    for name, text in unreached:
-        advice = "open that port there, or give the server another address with --interface or --advertise"
-        yield wrong(name, "servers", f"cannot reach {text}", advice)
-    for text in status.get("waiting") or ():
-        if any(there in str(text) for _, there in unreached):
-            continue
-        yield warning(
-            "coordinator", "waiting", str(text), "start what is missing, or see its log for why it does not join"
-        )
+    waiting = [str(text) for text in status.get("waiting") or ()]
+    unreached = [(member, text) for member in members if (text := _unreached(member, waiting))]
+    for member, text in unreached:
+        opened = "open that port there, or give the server another address with --interface or --advertise"
+        advice = RESOLVE if "does not resolve" in text else opened
+        yield wrong(f"{_name(member)} on {member.get('host')}", "servers", f"cannot reach {text}", advice)
+    for line in waiting:
+        if not any(text in line for _, text in unreached):
+            yield warning(
+                "coordinator", "waiting", line, "start what is missing, or see its log for why it does not join"
+            )
     hosts = {member.get("host") for member in members}
     for member in members:
         silent = _seconds(member, "silent_s")

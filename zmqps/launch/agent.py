@@ -102,7 +102,7 @@ class Agent:
         self._keys: Keys | None = None
         self._actions = {
             "alive": lambda told: None, "setup": self._setup, "start": self._start, "signal": self._signal,
-            "joined": self._joined, "fetch": self._fetch, "route": self._route,
+            "joined": self._joined, "fetch": self._fetch, "route": self._route, "keys": self._renew,
         }  # fmt: skip
 
     async def run(self) -> str:
@@ -178,6 +178,10 @@ class Agent:
         address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
         self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
 
+    def _renew(self, told: Message) -> None:
+        """Put keys that have changed in the place of those from the start; whoever uses them looks by itself."""
+        write_files(self._folder, told["files"], again=True)
+
     def _start(self, told: Message) -> None:
         name, role = told["name"], told["role"]
         if role == "worker":
@@ -233,12 +237,16 @@ class Agent:
 
     async def _fetch(self, told: Message) -> None:
         """Say what was recorded here, file by file."""
-        with contextlib.suppress(ConnectionError):
-            for path in sorted((self._folder / "trace").glob("*")):
+        try:
+            for path in sorted(path for path in (self._folder / "trace").glob("*") if path.is_file()):
                 for part in parts(path):
                     self._voice.say({"is": "file", "name": path.name, "data": part})
                     await self._voice.flush()
             self._voice.say({"is": "fetched"})
+        except ConnectionError:
+            pass  # nobody listens any more
+        except OSError as error:
+            self._refuse(told, error)
 
     # --- processes ----------------------------------------------------------------------------
 

@@ -20,10 +20,10 @@ from typing import Any, Self, TypeVar
 from zmqps import checks
 from zmqps.core.coordinator.machine import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.protocol.endpoints import host_of, is_wildcard, join
+from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
-from zmqps.keys import load_node_keys
+from zmqps.keys import find_keys, load_node_keys
 from zmqps.launch.logs import LEVELS
 from zmqps.launch.processes import Process, all_exited, end, launched_for, node_command, node_environment, tail
 from zmqps.nodes.coordinator import CoordinatorConfig
@@ -115,6 +115,13 @@ class ClusterConfig:
         ]  # fmt: skip
         return [*flags, *self._common(name or f"server-{index}")]
 
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody reaches the coordinator from other hosts, so that all its servers are started here."""
+        if self.interface:
+            return False
+        return not self.address.startswith("tcp://") or is_loopback(host_of(self.address))
+
     def _server_address(self, coordinator: str) -> str:
         if self.interface:
             return ""
@@ -179,7 +186,8 @@ class Nodes:
             raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
 
     async def _start(self) -> None:
-        self._add("coordinator", node_command("coordinator", *self._config.coordinator()))
+        own = ["--own-servers"] * self._config.is_local
+        self._add("coordinator", node_command("coordinator", *self._config.coordinator(), *own))
         self.address = await self.coordinator.announcement()
         num_servers = self._config.options.servers
         for index in range(num_servers):
@@ -425,8 +433,11 @@ class LocalCluster:
         ------
         DeadlineError
             The coordinator does not answer.
+        ConfigurationError
+            In a worker that was launched: ``ZMQPS_KEYS`` or ``ZMQPS_TOKEN`` cannot be read.
         """
-        return ask_status(self.address, timeout=timeout, keys=self._nodes.keys)
+        theirs = find_keys(None, None, os.environ) if self._joined else None  # as `zmqps.connect` finds them
+        return ask_status(self.address, timeout=timeout, keys=theirs or self._nodes.keys)
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None

@@ -92,6 +92,11 @@ class Place:
         """Whether anything runs there."""
         return bool(self.coordinator or self.servers or self.workers)
 
+    @property
+    def has_nodes(self) -> bool:
+        """Whether the coordinator or a server runs there."""
+        return bool(self.coordinator or self.servers)
+
 
 def read_hostfile(text: str, where: str = "the hostfile") -> list[Host]:
     """Return the hosts of a hostfile.

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import array
-import contextlib
-import fcntl
 import os
-import socket
-import struct
 from collections.abc import Mapping
 
-from zmqps.errors import ConfigurationError
-
-SIOCGIFADDR = 0x8915
+from zmqps.errors import ConfigurationError, UnresolvedNameError
+from zmqps.net.addresses import address_of_interface, is_loopback, join, local_address_towards, resolve
 
 
 def own_address(
@@ -48,39 +42,29 @@ def own_address(
     return resolved(name)
 
 
+def undecided(addresses: Mapping[str, str]) -> tuple[list[str], str]:
+    """Return the hosts whose address only the way to another one can tell, and that one's; empty if there is none.
+
+    They are the launcher's own, which no ssh was needed for, and where others have addresses of their own those that
+    were reached by loopback: on Debian a host's own name is 127.0.1.1.
+    """
+    known = [address for address in addresses.values() if address]
+    far = [address for address in known if not is_loopback(address)]
+    return [name for name, address in addresses.items() if not address or (far and is_loopback(address))], next(
+        iter(far or known), ""
+    )
+
+
 def resolved(name: str) -> str:
     """Return the address of a name; raise `ConfigurationError` if it has none here."""
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+        return resolve(name)[0]
+    except UnresolvedNameError as error:
         raise ConfigurationError(
-            f"{name!r} has no address here ({error}); write address= or interface= behind it in the hostfile"
+            f"{name!r} has no address here ({error.why}); write address= or interface= behind it in the hostfile"
         ) from None
-    return str(found[0][4][0])
 
 
 def route_towards(address: str) -> str:
     """Return the address by which this host reaches another one; nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigurationError(f"there is no way from here to {address} ({error.strerror or error})") from None
-
-
-def address_of_interface(name: str) -> str:
-    """Return the first address of a network interface, IPv4 if it has one."""
-    request = struct.pack("256s", name.encode()[:15])
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        answer = array.array("B", request)
-        fcntl.ioctl(probe, SIOCGIFADDR, answer)
-        return socket.inet_ntoa(answer.tobytes()[20:24])
-    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as file:
-        for line in file:
-            digits, *_, scope, _, interface = line.split()
-            if interface == name and scope == "00":  # a global one
-                return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-    names = ", ".join(interface for _, interface in socket.if_nameindex())
-    raise ConfigurationError(f"there is no interface {name!r} with an address on this host; there are {names}")
+    return local_address_towards(join(address, 0))

@@ -112,6 +112,7 @@ class RemoteHost:
         self.gone = asyncio.Event()
         self.cores = 0
         self.joined: Callable[[int], None] = lambda here: None
+        self.not_renewed: Callable[[str], None] = hear  # why keys that have changed were not taken
         self._command = list(command)
         self._version = version
         self._silence = silence
@@ -251,6 +252,8 @@ class RemoteHost:
             process = self._processes[message["name"]]
             if not process.code.done():
                 process.code.set_result(int(message["code"]))
+        elif kind == "refused" and message.get("to") == "keys":
+            self.not_renewed(str(message["text"]))
         elif kind == "refused" and message.get("name") in self._processes:
             process = self._processes[message["name"]]
             process.take([f"{self.name}: {message['text']}"])
@@ -260,9 +263,9 @@ class RemoteHost:
 
     # --- what it can do -----------------------------------------------------------------------
 
-    async def _answer(self, kind: str) -> Message:
+    async def _answer(self, *kinds: str) -> Message:
         message = await self._answers.get()
-        if message["is"] != kind:
+        if message["is"] not in kinds:
             text = str(message.get("text", message))
             raise NodeFailedError(name=f"the agent of {self.name}", how="a refusal", tail=f"  {text}")
         return message
@@ -279,6 +282,10 @@ class RemoteHost:
         self.tell({"do": "route", "towards": towards})
         return str((await self._answer("routed"))["address"])
 
+    def renew(self, files: Mapping[str, str]) -> None:
+        """Have keys that have changed put in the place of those that the host got."""
+        self.tell({"do": "keys", "files": dict(files)})
+
     def start(
         self, name: str, role: str, log: Path, take: Callable[[Sequence[str]], None], facts: Mapping[str, Any]
     ) -> RemoteProcess:
@@ -291,9 +298,15 @@ class RemoteHost:
         return process
 
     async def fetch(self, put: Callable[[str, bytes], None]) -> None:
-        """Have the files that were recorded there put somewhere, part by part."""
+        """Have the files that were recorded there put somewhere, part by part.
+
+        Raises
+        ------
+        NodeFailedError
+            They are not all there: the host was lost, or cannot read one.
+        """
         self.tell({"do": "fetch"})
-        while (message := await self._answers.get())["is"] == "file":
+        while (message := await self._answer("file", "fetched"))["is"] == "file":
             put(str(message["name"]), unpack(str(message["data"])))
 
     async def close(self) -> None:

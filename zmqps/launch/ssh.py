@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -13,10 +14,12 @@ from pathlib import Path
 from zmqps.errors import ConfigurationError
 from zmqps.launch.hosts import Host
 
-#: Nobody is there to type a password; a host that does not answer, or falls silent, is given up.
-OPTIONS = (
-    "BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "RemoteCommand=none",
-)  # fmt: skip
+#: Nobody is there to type a password; a host that does not answer is given up.
+OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "RemoteCommand=none")
+#: A host that falls silent, too: ssh asks so many times, one interval after the other, and ends an interval later.
+ALIVE_COUNT = 3
+#: The longest interval, in seconds, whatever silence is allowed: ssh takes no number that is too large.
+MAX_ALIVE_S = 1 << 20
 #: What a script's folder may hold that no other host needs.
 NOT_COPIED = (".git/", ".venv/", "__pycache__/", "runs/", ".zmqps/")
 
@@ -32,7 +35,7 @@ class Shell:
     python
         The Python that runs zmqps on each host; empty: this one's path.
     silence
-        Seconds without a word after which an agent ends by itself.
+        Seconds without a word after which an agent ends by itself, and the launcher gives a host up. ssh does so later.
     """
 
     ssh: str = "ssh"
@@ -55,7 +58,9 @@ class Shell:
     def reach(self, host: Host) -> list[str]:
         """Return ssh's command up to the name of the host."""
         port = ["-p", str(host.port)] if host.port else []
-        return [*self._ssh(), "-T", *(word for option in OPTIONS for word in ("-o", option)), *port]
+        interval = min(math.ceil(self.silence / ALIVE_COUNT), MAX_ALIVE_S)
+        alive = (f"ServerAliveInterval={interval}", f"ServerAliveCountMax={ALIVE_COUNT}")
+        return [*self._ssh(), "-T", *(word for option in (*OPTIONS, *alive) for word in ("-o", option)), *port]
 
     def copy(self, host: Host, folder: Path, there: str) -> list[str]:
         """Return the command that copies what is in a folder to one of a host, and makes that."""

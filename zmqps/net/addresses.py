@@ -15,6 +15,7 @@ from zmqps.core.protocol.endpoints import (
     is_loopback,
     is_wildcard,
     join,
+    parse_ports,
     split,
 )
 from zmqps.errors import ConfigurationError, UnresolvedNameError
@@ -44,8 +45,6 @@ RESOLVE_TIMEOUT = 4.0
 LOOPBACK = "127.0.0.1"
 #: Documentation's own networks (RFC 5737, RFC 3849): nobody has them, so the way there is the default route.
 FAR_AWAY = ("tcp://192.0.2.1:9", "tcp://[2001:db8::1]:9")
-#: More ports than any firewall opens for one host's nodes, and few enough to try them all.
-MAX_PORTS = 1000
 
 
 def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
@@ -197,23 +196,3 @@ def is_link_local(host: str) -> bool:
     """Whether an address is good on one cable only."""
     found = ip_of(host)
     return found is not None and found.is_link_local
-
-
-def parse_ports(text: str) -> range:
-    """Return the ports of ``5571-5580``, or of ``5571``.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither, or names too many.
-    """
-    first, dash, last = text.strip().partition("-")
-    ends = [first, last if dash else first]
-    if not all(end.strip().isascii() and end.strip().isdecimal() and len(end.strip()) <= 5 for end in ends):
-        raise ConfigurationError(f"ports={text!r:.60} is neither a port nor a range; write 5571 or 5571-5580")
-    low, high = int(ends[0]), int(ends[1])
-    if not 1 <= low <= high <= MAX_PORT or high - low >= MAX_PORTS:
-        raise ConfigurationError(
-            f"ports={text!r:.60}: write the lower port first, both of them 1 to {MAX_PORT}, at most {MAX_PORTS} in all"
-        )
-    return range(low, high + 1)

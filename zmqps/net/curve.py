@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hmac
 import logging
-import os
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import zmq
 from zmq.utils import z85
@@ -22,10 +21,12 @@ from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.roles import KeyHolder
 from zmqps.errors import ConfigurationError, PSError
-from zmqps.net.keyring import Entry, Keys, Pair, read_entries
+from zmqps.net.keyring import Entry, Keys, Pair, read_entries, version_of
 
 #: Between two looks at the list of keys, in seconds: a revoked one is refused within a second.
 WATCH_S = 0.5
+#: After so long a list that could not be read is tried again, changed or not: descriptors may have been short.
+AGAIN_S = 5.0
 #: By this ZeroMQ knows that a socket wants its handler asked, and refuses everybody where there is none.
 DOMAIN = b"zmqps"
 _ZAP = "inproc://zeromq.zap.01"
@@ -115,6 +116,7 @@ class Gate:
         self._entries: Mapping[str, Entry] = {}  # by public key; replaced as a whole
         self._version: tuple[int, ...] = ()  # of the file
         self._due = 0.0
+        self._again_at, self._trouble = math.inf, ""  # when to read a list again that could not be read, and why not
         self._throttle = Throttle("connections that were refused")
         self._keys_of: dict[Peer, str] = {}  # of those who were welcomed
         self._speaker: tuple[Peer, str] = b"", ""  # whose message is being delivered
@@ -213,7 +215,7 @@ class Gate:
         """Tell ZeroMQ whether somebody may come in, and the log of who may not."""
         version, number, domain, address, _, mechanism, *credentials = request
         public = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and len(credentials[0]) == 32 else ""
-        if _version_of(self._path) != self._version:  # made or revoked just now
+        if version_of(self._path) != self._version:  # made or revoked just now
             self._look()
         entry = self._entries.get(public)
         known = entry is not None and domain == DOMAIN
@@ -228,31 +230,26 @@ class Gate:
 
     def _look(self) -> None:
         """Read the list again if it has changed; tell of keys that open nothing any more."""
-        self._due = time.monotonic() + WATCH_S
-        before = self._valid
+        now, before = time.monotonic(), self._valid
+        self._due = now + WATCH_S
         try:
-            if _version_of(self._path) != self._version:
+            if now >= self._again_at or version_of(self._path) != self._version:
                 self._read()
-        except (PSError, OSError) as error:  # the keys that were known go on to open, and others do not
-            line = self._throttle.admit(f"the list of keys is as it was before: {error}", time.monotonic())
+        except (PSError, OSError, MemoryError) as error:  # the keys that were known go on to open, and others do not
+            trouble = f"the list of keys is as it was before: {str(error) or type(error).__name__}"
+            line = self._throttle.admit(trouble, now) if trouble != self._trouble else None
             if line is not None:
                 log.error("%s", line)
+            self._again_at, self._trouble = now + AGAIN_S, trouble
         self._valid = self._valid_now()
         if before - self._valid:
             self._changed()
 
     def _read(self) -> None:
-        self._version = _version_of(self._path)
+        self._version = version_of(self._path)
         self._entries = {entry.public: entry for entry in read_entries(self._path)}
+        self._again_at, self._trouble = math.inf, ""
 
     def _valid_now(self) -> set[str]:
         now = time.time()
         return {public for public, entry in self._entries.items() if not entry.refusal(now)}
-
-
-def _version_of(path: Path) -> tuple[int, ...]:
-    try:
-        facts = os.stat(path)
-    except FileNotFoundError:
-        return ()
-    return facts.st_mtime_ns, facts.st_size, facts.st_ino

@@ -223,7 +223,7 @@ class Driver:
                 self.transport.greeted(peer, message.capabilities)
             except PSError as error:
                 return Unreachable(peer, error)
-        origin = self.transport.origin(peer) if isinstance(message, Hello) else ""
+        origin = self.transport.origin(peer) if isinstance(message, Hello | EndJob) else ""
         return Received(peer, message, origin, self.transport.holder(peer))
 
     def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat | Error) -> Message:

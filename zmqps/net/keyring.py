@@ -318,6 +318,15 @@ def _read(path: Path) -> str:
         raise ConfigurationError(f"{_shown(path)} does not hold text; it is damaged, or another file") from None
 
 
+def version_of(path: Path) -> tuple[int, ...]:
+    """Return what changes with a file, its owner and its rights; empty where it cannot be found."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return ()
+    return facts.st_mtime_ns, facts.st_ctime_ns, facts.st_size, facts.st_ino
+
+
 def _shown(path: Path) -> str:
     """Return a path as it may be logged and raised, whatever it is made of."""
     return printable(str(path)[:200].encode(errors="backslashreplace").decode())

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from zmqps.core.protocol.endpoints import host_of, ip_of, is_wildcard, join, split
 from zmqps.errors import UnresolvedNameError
 from zmqps.net.addresses import family_of, ipv4_first, resolve
+from zmqps.net.connections import leave_quietly
 
 #: Between two looks whether a connection is there, and if not what its name stands for by now.
 LOOK_S = 1.0
@@ -50,6 +51,7 @@ def answers(address: str, port: int, timeout: float = ANSWER_TIMEOUT) -> bool:
     with contextlib.suppress(OSError), socket.socket(family_of(address)) as probe:
         probe.settimeout(timeout)
         probe.connect((address, port))
+        leave_quietly(probe)
         return True
     return False
 

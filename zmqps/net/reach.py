@@ -8,6 +8,7 @@ import socket
 
 from zmqps.errors import ConfigurationError, UnresolvedNameError
 from zmqps.net.addresses import family_of, resolve, split
+from zmqps.net.connections import leave_quietly
 from zmqps.net.routes import is_reachable_locally
 
 #: All in all below three seconds: who asks has waited for two, and somebody wants to know within five.
@@ -49,6 +50,7 @@ def _answer(address: str, port: int) -> str:
             probe.settimeout(CONNECT_TIMEOUT)
             probe.connect((address, port))
             ours, theirs = probe.getsockname(), probe.getpeername()
+            leave_quietly(probe)
     except TimeoutError:
         return "that host sends no answer: it is off, or a firewall drops what is sent to this port"
     except ConnectionRefusedError:

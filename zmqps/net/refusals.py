@@ -6,6 +6,7 @@ A DEALER that was refused is silent ever after, and one that cannot agree with t
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -26,8 +27,10 @@ FAILURES = _AUTH | _BROKEN | _PROTOCOL
 WRONG_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 PROBE_S = 0.5
 UNKNOWN_S = 0.5
-#: The first bytes of ZMTP's, up to its version: that is enough for the other end to send all of its own.
-_GREETING, GREETING_NBYTES = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00", 64
+#: The first bytes of ZMTP's greeting, up to its version: that is enough for the other end to send all of its own.
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
+#: Where the mechanism stands in it. What follows is left unread, which ends the connection as `leave_quietly` does.
+_MECHANISM = slice(12, 32)
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
 NEEDS_A_KEY = (
@@ -89,11 +92,14 @@ class RefusalLog:
         return self._throttle.admit(f"refused a connection that ended at once: {why}", now)
 
     def _judge(self, kind: int, value: int) -> str:
+        if kind == _BROKEN and value == errno.ECONNRESET:
+            return ""  # it has left without hearing what a node says first: a probe, or a process that was killed
         if not self._keyed:
             return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
         if kind == _PROTOCOL and value == WRONG_KEY:
             return (
-                "it looks for a node with another key: its keys are of another cluster, or of before this one's changed"
+                "it looks for a node with another key: its keys are of another cluster, or of before this one's "
+                "changed; or it repeats what somebody else has said"
             )
         return "it shows no key, and nobody comes in without one"  # whichever end has noticed first
 
@@ -112,11 +118,11 @@ def mechanism_at(endpoint: str) -> str:
                 connection.connect("\0" + place[1:] if place.startswith("@") else place)
             connection.sendall(_GREETING)
             greeting = b""
-            while len(greeting) < GREETING_NBYTES and (more := connection.recv(GREETING_NBYTES - len(greeting))):
+            while len(greeting) < _MECHANISM.stop and (more := connection.recv(_MECHANISM.stop - len(greeting))):
                 greeting += more
     except (OSError, ValueError):
         return ""
-    return greeting[12:32].rstrip(b"\0").decode(errors="replace")
+    return greeting[_MECHANISM].rstrip(b"\0").decode(errors="replace")
 
 
 def _connected(place: str) -> socket.socket:

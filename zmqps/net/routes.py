@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError
+from zmqps.net.connections import leave_quietly
 
 TRANSPORTS = ("auto", "tcp", "ipc", "shm")
 #: Who may have fewer open does without ipc.
@@ -83,6 +84,7 @@ def is_reachable_locally(endpoint: str) -> bool:
         except (OSError, ValueError):
             return False
         else:
+            leave_quietly(probe)
             return os.geteuid() in (0, _listener(probe))
     return True
 

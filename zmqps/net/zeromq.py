@@ -15,7 +15,7 @@ from zmqps.core.protocol.events import Disconnected, Peer, Reader, Unreachable
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
-from zmqps.net.backlog import MARK_NBYTES, Backlog, discard_frames, most_waits_for
+from zmqps.net.backlog import LOOK_NBYTES, MARK_NBYTES, STUCK_S, Backlog, Backlogs, discard_frames, most_waits_for
 from zmqps.net.connections import origin_of
 from zmqps.net.curve import Gate
 from zmqps.net.dealer import Dealers
@@ -25,12 +25,10 @@ from zmqps.net.memory import Reserve, keep_freed_memory
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
-#: Frames below this are copied into the message: cheaper than telling when they are free again.
-COPY_NBYTES = 64 << 10
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
-#: A peer that has too much to read and has read nothing for so many seconds is shut.
-STUCK_S = 10.0
+#: Frames below this are copied into the message: cheaper than telling when they are free again.
+COPY_NBYTES = 64 << 10
 #: After so long the reserve of memory is set aside again.
 RESERVE_S = 1.0
 #: A connection whose key was revoked lasts so much longer, for its end to be told.
@@ -43,6 +41,11 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _DONTWAIT, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
+def readable(socket: zmq.Socket[bytes]) -> bool:
+    """Whether a message is there; as a call of ZeroMQ it also lets the next one be announced."""
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
 def send_frames(
     socket: zmq.Socket[bytes], frames: Sequence[Any], *, track: bool, backlog: Backlog | None = None
 ) -> list[zmq.Frame]:
@@ -51,13 +54,14 @@ def send_frames(
     pyzmq's own `send_multipart` tracks the last frame only, and calls it done at once if it is a small one.
     """
     tracked = []
-    last, total = len(frames) - 1, 0
-    mark = backlog is not None and backlog.fresh > MARK_NBYTES
+    last, total, mark = len(frames) - 1, 0, False  # the last frame leaves last, and so tells for all
     for i, frame in enumerate(frames):
         flags = _MORE if i < last else _DONTWAIT
         nbytes = memoryview(frame).nbytes
         total += nbytes
-        if nbytes < COPY_NBYTES and not (mark and i == last):
+        if i == last:
+            mark = backlog is not None and backlog.fresh + total > MARK_NBYTES
+        if nbytes < COPY_NBYTES and not mark:
             socket.send(frame, flags)
             continue
         aliased = zmq.Frame(frame if nbytes >= COPY_NBYTES else bytes(frame), track=track or mark, copy=False)
@@ -65,16 +69,11 @@ def send_frames(
         if track or mark:
             tracked.append(aliased)
     if backlog is not None:
-        backlog.nbytes += total
-        backlog.fresh += total
+        backlog.nbytes, backlog.fresh = backlog.nbytes + total, backlog.fresh + total
+        backlog.all.queued_nbytes += total
         if mark:
-            backlog.mark(zmq.MessageTracker(*tracked))
+            backlog.mark(zmq.MessageTracker(tracked[-1]))
     return tracked
-
-
-def readable(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message is there; as a call of ZeroMQ it also lets the next one be announced."""
-    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
 
 
 def receive_frames(socket: zmq.Socket[bytes]) -> list[memoryview] | None:
@@ -127,7 +126,7 @@ class ZmqTransport:
         self._doubted: set[Peer] = set()  # those of them of whom the door wants to hear when there is a message
         self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
         self._current: tuple[Peer, int] = b"", -1  # who is being listened to before it is known, and its connection
-        self._backlogs: dict[Peer, Backlog] = {b"": Backlog()}  # one for each who is known, one for all others
+        self._backlogs = Backlogs()  # one for each who is known, one for all others
         self._overlong: set[zmq.Socket[bytes]] = set()  # the rest of a message is being thrown away here
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver = lambda peer, frames: None
@@ -234,6 +233,8 @@ class ZmqTransport:
                 self._unsure = self._unsure or socket is not self._drained
             elif readable(socket):
                 self._schedule()
+        if self._backlogs.queued_nbytes > LOOK_NBYTES and self._door is not None and self._loop is not None:
+            self._backlogs.relieve(self._door, self._loop.time())
         if tracked and readers:
             tracker = zmq.MessageTracker(*tracked)
             for watchers in readers:
@@ -360,7 +361,7 @@ class ZmqTransport:
             self._gate.bind(peer)
         self._returning.pop(peer, None)
         self._known[peer] = None
-        self._backlogs[peer] = Backlog()  # of another connection nothing is left to be read
+        self._backlogs.add(peer)  # of another connection nothing is left to be read
         if self._door is None and len(self._known) > MAX_RETURNING:  # nobody says who has gone
             self._forget(next(iter(self._known)))
 

@@ -7,7 +7,7 @@ order they are done. The kernels release the interpreter lock while they compute
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.rules import UpdateKernel
@@ -49,9 +49,13 @@ class ApplyThreads:
             def update(block: slice) -> None:
                 kernel(w[block], g[block], out[block], tuple(slot[block] for slot in slots), step)
 
-            futures = [others.submit(update, block) for block in blocks[1:]]
+            futures: list[Future[None]] = []
             errors: list[BaseException] = []
+            begun = 0  # here
             try:
+                for block in blocks[1:]:
+                    futures.append(others.submit(update, block))
+                begun = 1
                 update(blocks[0])
             except Exception as error:
                 errors.append(error)
@@ -59,8 +63,9 @@ class ApplyThreads:
                 wait(futures)  # also after an error nobody may go on to write behind the caller's back
             errors += [found for future in futures if (found := future.exception()) is not None]
             for first in errors[:1]:
-                if len(errors) < len(blocks) and whole:
-                    what = f"{len(errors)} of {len(blocks)} blocks of an update failed: {first!r}"
+                failed = len(errors) - (not begun)  # what could not be given to a thread is no block that failed
+                if failed < len(futures) + begun and whole:
+                    what = f"{len(futures) + begun - failed} of {len(blocks)} blocks of an update were done: {first!r}"
                     raise InternalError(node="an apply thread", what=what) from first
                 raise first
 

@@ -15,7 +15,7 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.endkey import offer_end_key
+from zmqps.nodes.endkey import kept, offer_end_key
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.trace.record import watch
 
@@ -42,6 +42,8 @@ class CoordinatorConfig:
         The file with what everybody who joins has to know; None: nothing.
     keys
         The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
+    own_servers
+        Where there is neither a job secret nor keys, take servers of this user on this host alone.
     """
 
     bind: str = ""
@@ -52,6 +54,7 @@ class CoordinatorConfig:
     insecure: bool = False
     job_secret: str | os.PathLike[str] | None = None
     keys: str | os.PathLike[str] | None = None
+    own_servers: bool = False
 
     def __post_init__(self) -> None:
         keys = load_node_keys(self.keys)
@@ -105,6 +108,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     )
     with offer_end_key(endpoint) as end_key:
         identity = replace(identity, end_key=end_key)
+        if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
+            identity = replace(identity, server_key=end_key)
         machine = CoordinatorMachine(identity, config.options)
         driver = Driver(*watch(machine, transport, identity), log)
         return await run_node(driver, endpoint, parent_fd)

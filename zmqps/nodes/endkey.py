@@ -1,7 +1,7 @@
 """Who may end the jobs of a cluster without a job secret: the user that runs its coordinator, on the same host.
 
 The coordinator makes a key for its life and keeps it in a file that nobody else can read; who wants to end a job
-proves that it has read the file.
+proves that it has read the file. So does a server of a cluster that takes no others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from zmqps.core.protocol.endpoints import host_of, is_loopback
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import UnsafeFileError
 from zmqps.net.addresses import split
@@ -56,6 +57,25 @@ def find_end_key(endpoint: str) -> bytes:
         with _folder() as folder:
             return _read(folder, _name(endpoint))[1]
     except FileNotFoundError:
+        return b""
+
+
+def kept(endpoint: str, key: bytes) -> bool:
+    """Whether the key of the coordinator at an endpoint could be kept where this user's processes find it."""
+    try:
+        return find_end_key(endpoint) == key
+    except (OSError, UnsafeFileError):
+        return False
+
+
+def server_key(coordinator: str) -> bytes:
+    """Return what shows a coordinator on this host that a server is of its user; empty where nothing does."""
+    if coordinator.startswith("tcp://") and not is_loopback(host_of(coordinator)):
+        return b""  # the key of this port is not that one's
+    try:
+        return find_end_key(coordinator)
+    except (OSError, UnsafeFileError) as error:
+        log.warning("cannot read the key of the coordinator at %s: %s", coordinator, error)
         return b""
 
 

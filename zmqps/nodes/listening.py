@@ -152,7 +152,7 @@ class Place:
 
 async def resolved(find: Callable[[], str], parent_fd: int | None, log: logging.Logger) -> str | None:
     """Return what is found once the name that it needs resolves; None if the parent process ends before."""
-    gone, loop = asyncio.Event(), asyncio.get_running_loop()
+    gone, loop, said = asyncio.Event(), asyncio.get_running_loop(), ""
     if parent_fd is not None:
         loop.add_reader(parent_fd, gone.set)
     try:
@@ -160,7 +160,9 @@ async def resolved(find: Callable[[], str], parent_fd: int | None, log: logging.
             try:
                 return await asyncio.to_thread(find)
             except UnresolvedNameError as error:
-                log.warning("%s; trying again", error)
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("%s; trying again every %.0f s", said, AGAIN_S)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(gone.wait(), AGAIN_S)
     finally:

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
+from zmqps.nodes.endkey import server_key
 from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.listening import Place, resolved
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
@@ -258,6 +259,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         raise
     secret = read_job_secret(config.job_secret)
     identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret, keyed=keys is not None)
+    if not secret and keys is None:
+        identity = replace(identity, server_key=server_key(config.coordinator))
 
     freed = FreedMemory()
     largest_header = data_header_nbytes(0, 0)  # of all shards there ever were: a late message may be about one

@@ -88,7 +88,8 @@ class BoundedTraining(AsyncTraining):
         if receiver.role == "worker" and isinstance(message, (Error, Job, Range, Released)):
             who = receiver.identity.incarnation
             self._pausing[who].discard(message.request)
-            if isinstance(message, Job) and not message.load:
+            # one that begins as a spare is not waited for, and has a clock of its own when it counts
+            if isinstance(message, Job) and not message.load and "is a spare" not in message.note:
                 self._begun.add(who)
                 self._clocks[who] = max(self._clocks[who], message.step)
 

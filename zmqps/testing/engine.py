@@ -330,7 +330,12 @@ class Engine:
 
     def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet | None) -> None:
         peer = connection.names[receiver]
-        connection.missed = packet is None if receiver == 1 else connection.missed
+        if receiver == 1:
+            connection.missed = packet is None
+        elif packet is not None:
+            connection.missed_since = None
+        elif connection.missed_since is None:
+            connection.missed_since = self.now
         if packet is None:
             self.note(node.name, f"{peer.decode() if receiver == 0 else peer[1:5].hex()} is disconnected")
             return self.event(node, Disconnected(peer))

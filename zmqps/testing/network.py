@@ -19,6 +19,9 @@ from zmqps.core.protocol.events import Peer, Reader
 
 #: How long a broken connection takes to come back once it can.
 RECONNECT_S = (0.05, 2.0)
+#: A connection that is cut off, and loses what is sent meanwhile, is known to have ended after so long: nothing is
+#: confirmed any more.
+SILENCE_S = 3.0
 #: What ZeroMQ, TCP and IP add to a message.
 OVERHEAD_NBYTES = 90
 
@@ -40,8 +43,10 @@ class Faults:
         and servers: what goes to and from the coordinator relies on the order of a connection.
     partition
         How often a second some node is cut off from all others.
+    route
+        How often a second the way between some worker and some server is cut; both reach all others.
     partition_s
-        For how many seconds, on average.
+        For how many seconds a node or a way is cut off, on average.
     crash, server_crash, coordinator_crash
         How often a second some worker, some server or the coordinator dies without a word. Whoever
         supervises them starts another one.
@@ -61,6 +66,7 @@ class Faults:
     duplication: float = 0.0
     reordering: float = 0.0
     partition: float = 0.0
+    route: float = 0.0
     partition_s: float = 4.0
     crash: float = 0.0
     server_crash: float = 0.0
@@ -127,6 +133,7 @@ class Connection:
     blocked_loses: bool = False
     last_arrival: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
     missed: bool = False  # the one who accepted it knows that it has ended, and has heard nothing since
+    missed_since: float | None = None  # the same of the one that opened it: since when
 
 
 class Network:
@@ -205,12 +212,20 @@ class Network:
         self._cut = [cut for cut in self._cut if now < cut[1]] + [(frozenset(inside), until, loses)]
         for connection in dict.fromkeys(c for name in inside for c in self._of.get(name, ())):
             if (connection.ends[0] in inside) != (connection.ends[1] in inside):
-                connection.blocked_until, connection.blocked_loses = max(connection.blocked_until, until), loses
-                if loses:
-                    self.at(until, partial(self._break, connection, connection.life, until))
+                self._block(connection, until, loses, now)
+
+    def cut_route(self, connection: Connection, seconds: float, now: float) -> None:
+        """Let one connection carry nothing for some time, while both its ends reach all others."""
+        self._block(connection, now + seconds, self._rng.random() < 0.5, now)
+
+    def _block(self, connection: Connection, until: float, loses: bool, now: float) -> None:
+        connection.blocked_until, connection.blocked_loses = max(connection.blocked_until, until), loses
+        if loses:
+            noticed_at = min(until, now + SILENCE_S)
+            self.at(noticed_at, partial(self._break, connection, connection.life, noticed_at))
 
     def _break(self, connection: Connection, life: int, now: float) -> None:
-        """What was sent while a connection was cut is lost: so it has broken."""
+        """What was sent while a connection was cut is lost: so it has broken, and comes back after the cut."""
         if connection.life == life and connection.up_at < float("inf"):
             self.reset(connection, now)
 

@@ -1,4 +1,4 @@
-"""A node whose Hello is not answered: it must have looked why, and tell of a server that it cannot reach."""
+"""A node that nobody answers, or whose connection has ended: it must know why, and tell of a server it cannot reach."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from zmqps.core.node.member import Handshake
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.engine import Node
 
-#: A Hello that nobody answers for so long has been looked after, and the answer has come: users are told within 5 s.
+#: A silence of so long has been looked after, and the answer has come: users are told within 5 s.
 TOLD_S = 5.0
 
 
@@ -16,12 +16,16 @@ def check_told(node: Node, now: float) -> None:
     machine = node.machine
     if isinstance(machine, CoordinatorMachine):
         return
-    since = max(node.stopped_until, node.busy_until - 1.0)
+    since = node.stopped_until
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"
     if isinstance(machine, SessionMachine):
         for link in machine.transfers.links:
             assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
-            if link.handshake.silence(now) > TOLD_S and now > since + TOLD_S:
+            # what the network knows, whatever the node has made of it
+            missed_since = node.connections[link.peer].missed_since
+            missed = missed_since is not None and now - missed_since > TOLD_S and not link.handshake.is_over
+            if now > since + TOLD_S and (missed or link.handshake.silence(now) > TOLD_S):
+                assert link.handshake.why, f"{node.name} does not say why {link.title} does not come back"
                 assert link.title in str(machine.transfers.unreached(now)), f"{node.name} keeps it to itself"
 
 

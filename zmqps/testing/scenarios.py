@@ -22,6 +22,7 @@ TWISTED = Faults(delay=0.01, duplication=0.15, reordering=0.15)
 CRASHES = Faults(delay=0.002, crash=0.4)
 STOPS = Faults(delay=0.002, stop=0.3, stop_s=8.0)
 PARTITIONS = Faults(delay=0.002, partition=0.25, partition_s=6.0)
+ROUTES = Faults(delay=0.002, route=0.8, partition_s=6.0)
 RESTARTS = Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0.1)
 EVERYTHING = Faults(
     delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1, stop=0.1
@@ -177,6 +178,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     }
     for mode, training in long.items():
         found[f"{mode}-succeeded"] = Scenario(faults=Faults(delay=0.004), training=training, succeeded=True)
+    found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
+    found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))

@@ -374,7 +374,7 @@ class Simulation(SimulatedCluster):
         rates: tuple[tuple[float, Callable[[], None]], ...] = (
             (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
             (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
-            (f.stop, self._stop_somebody),
+            (f.stop, self._stop_somebody), (f.route, self._cut_route),
         )  # fmt: skip
         for rate, do in rates:
             if rate:
@@ -392,6 +392,13 @@ class Simulation(SimulatedCluster):
     def _stop_somebody(self) -> None:
         if alive := [node for node in self.workers if node.alive]:
             self.stop(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.stop_s)))
+
+    def _cut_route(self) -> None:
+        ways = [way for node in self.workers if node.alive for way in node.connections.values() if not way.control]
+        if ways:
+            way, seconds = self.rng.choice(ways), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
+            self.note(way.ends[0], f"does not reach {way.ends[1]} for {seconds:.3f} s")
+            self.network.cut_route(way, seconds, self.now)
 
     def _calm(self) -> None:
         self.note("the network", "has no faults any more")

@@ -167,7 +167,8 @@ class StepWitness:
             return
         machine = coordinator.machine
         assert isinstance(machine, CoordinatorMachine)
-        live = self._training & set(machine.membership.members)
+        spares = machine.runs[self._name].attendance.spares
+        live = self._training & set(machine.membership.members) - set(spares)
         missing = {who for who in live if not self._pausing[who]} - {who for who, _ in contributors}
         assert not missing, f"step {step} is committed without {len(missing)} workers that live"
         joined = len(self._joined[coordinator.identity.incarnation])

@@ -9,7 +9,7 @@ from zmqps.core.coordinator.barrier import MAX_BARRIERS, MOST_LOOKED_AT, Barrier
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.protocol.hello import MAX_NAME_CHARS
 from zmqps.core.protocol.messages import Enter, Error, Released, Waiting
-from zmqps.errors import LimitError, PeerLostError
+from zmqps.errors import LimitError, PeerLostError, ProtocolError
 
 CLOCK = 7
 
@@ -150,6 +150,15 @@ def test_a_barrier_whose_name_is_too_long_is_refused() -> None:
     with pytest.raises(LimitError):
         hall.enter("a", "x" * (MAX_NAME_CHARS + 1))
     assert len(hall.waiters) == 1
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\u202e"])
+def test_a_barrier_whose_name_cannot_be_shown_is_refused(name: str) -> None:
+    hall = Hall("a", "b")
+    with pytest.raises(ProtocolError, match="a barrier's name has printable characters only"):
+        hall.enter("a", name)
+    assert hall.waiters == {}
+    assert hall.paused == set()
 
 
 def test_of_very_many_who_are_awaited_the_number_is_told_at_once_and_names_soon() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, identity, job, peer, receivers, sent
-from zmqps.core.coordinator.data import MAX_DATA_SETS
+from zmqps.core.coordinator import data as module
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -30,6 +30,14 @@ from zmqps.core.protocol.messages import (
 from zmqps.errors import ConfigurationError, JobMismatchError, LimitError, ProtocolError
 
 SPEC = DataSpec(name="data", num_examples=10, range_size=4)
+#: As many data sets as there may be of all, and of a worker, where these limits are reached.
+MAX_DATA_SETS, MAX_NAMED = 32, 8
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_DATA_SETS", MAX_DATA_SETS)
+    monkeypatch.setattr(module, "MAX_NAMED", MAX_NAMED)
 
 
 def training(*workers: str, staleness: int | None = None) -> Coordinator:
@@ -173,11 +181,117 @@ def test_a_data_set_that_cannot_be_handed_out_is_refused(change: dict[str, int])
     assert errors(coordinator.take("w0", message)) == [ConfigurationError.code]
 
 
-def test_data_sets_are_limited() -> None:
+def numbered(coordinator: Coordinator, name: str, count: int, *, prefix: str = "", used_up: bool = False) -> None:
+    """Let a worker name so many data sets."""
+    for number in range(count):
+        spec = replace(SPEC, name=f"{prefix or name} {number}", num_examples=4)
+        first = got(take(coordinator, name, 2 * number + 2, spec=spec), name)
+        if used_up:
+            got(take(coordinator, name, 2 * number + 3, first, spec), name)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_data_sets_of_a_worker_are_limited_and_others_have_room() -> None:
+    coordinator = training("w0", "w1")
+    numbered(coordinator, "w0", MAX_NAMED)
+    assert errors(take(coordinator, "w0", 9998, spec=replace(SPEC, name="one more"))) == [LimitError.code]
+    assert errors(take(coordinator, "w0", 9999, spec=replace(SPEC, name="w0 3", num_examples=4))) == []
+    assert position(got(take(coordinator, "w1", 5), "w1")) == (0, 0, 4)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_a_worker_may_name_a_data_set_for_each_of_many_epochs() -> None:
     coordinator = training("w0")
-    for number in range(MAX_DATA_SETS):
-        take(coordinator, "w0", number + 2, spec=replace(SPEC, name=f"data {number}"))
-    assert errors(take(coordinator, "w0", 9999, spec=replace(SPEC, name="one more"))) == [LimitError.code]
+    numbered(coordinator, "w0", MAX_NAMED + 5, used_up=True)
+    assert len(coordinator.run().data.by_name) == MAX_NAMED + 5
+
+
+@pytest.mark.usefixtures("narrow")
+def test_data_sets_are_limited() -> None:
+    names = [f"w{number}" for number in range(MAX_DATA_SETS // MAX_NAMED)]
+    coordinator = training("w99", *names)
+    for name in names:
+        numbered(coordinator, name, MAX_NAMED)
+    one_more = replace(SPEC, name="one more")
+    assert errors(take(coordinator, "w99", 9998, spec=one_more)) == [LimitError.code]
+    coordinator.take("w0", Leave("closed"))  # with data sets of which nothing is done
+    assert position(got(take(coordinator, "w99", 9999, spec=one_more), "w99")) == (0, 0, 4)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_where_there_is_no_room_one_goes_that_is_used_up_and_that_nobody_there_has_asked_for() -> None:
+    coordinator = training("w0", "w1")
+    numbered(coordinator, "w0", MAX_DATA_SETS - 1, used_up=True)
+    mine = replace(SPEC, name="mine")
+    take(coordinator, "w1", 5, spec=mine)
+    assert errors(take(coordinator, "w1", 6, spec=replace(SPEC, name="one more"))) == [LimitError.code]
+    coordinator.take("w0", Leave("closed"))
+    assert position(got(take(coordinator, "w1", 7, spec=replace(SPEC, name="one more")), "w1")) == (0, 0, 4)
+    assert set(coordinator.run().data.by_name) >= {"mine", "one more", "w0 1"}
+    assert "w0 0" not in coordinator.run().data.by_name
+
+
+# --- of strangers -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("narrow")
+def test_data_sets_that_a_stranger_has_named_end_with_it_and_what_was_used_of_others_is_kept() -> None:
+    coordinator = training("w0", "w1")
+    coordinator.join("w7")
+    numbered(coordinator, "w7", MAX_NAMED // 2, prefix="taken")
+    numbered(coordinator, "w7", MAX_NAMED // 2, prefix="used", used_up=True)
+    assert errors(take(coordinator, "w7", 9998, spec=replace(SPEC, name="one more"))) == [LimitError.code]
+    first = got(take(coordinator, "w0", 5), "w0")
+    got(take(coordinator, "w0", 6, first), "w0")
+    for name in ("w7", "w0"):
+        coordinator.take(name, Leave("closed"))
+    assert set(coordinator.run().data.by_name) == {"data"}
+    assert position(got(take(coordinator, "w1", 5), "w1")) == (0, 4, 8)
+
+
+def test_a_data_set_of_which_nothing_is_used_ends_with_those_who_have_asked_for_it() -> None:
+    coordinator = training("w0", "w1")
+    take(coordinator, "w0", 5)
+    coordinator.take("w0", Leave("closed"))
+    assert coordinator.run().data.by_name == {}
+    other = replace(SPEC, num_examples=20)
+    assert position(got(take(coordinator, "w1", 5, spec=other), "w1")) == (0, 0, 4)
+
+
+@pytest.mark.usefixtures("narrow")
+def test_strangers_leave_room_for_those_who_count_while_they_are_there() -> None:
+    coordinator = training("w0")
+    strangers = [f"w{number}" for number in range(10, 10 + MAX_DATA_SETS // MAX_NAMED)]
+    coordinator.join(*strangers, "w99")
+    for name in strangers:
+        numbered(coordinator, name, MAX_NAMED)
+    assert errors(take(coordinator, "w99", 5)) == [LimitError.code]
+    assert position(got(take(coordinator, "w0", 5), "w0")) == (0, 0, 4)
+
+
+def test_what_a_stranger_has_said_of_a_data_set_gives_way_to_those_who_count() -> None:
+    coordinator = training("w0", "w1", staleness=0)
+    coordinator.join("w7", "w8")
+    wrong = replace(SPEC, num_examples=4)
+    take(coordinator, "w7", 5, spec=wrong)
+    assert sent(take(coordinator, "w8", 5, spec=wrong), Range) == []
+    actions = take(coordinator, "w0", 5)
+    assert errors(actions, peer("w8")) == [JobMismatchError.code], "it had waited for a range of it"
+    assert position(got(actions, "w0")) == (0, 0, 4)
+    assert errors(take(coordinator, "w7", 6, spec=wrong)) == [JobMismatchError.code]
+    assert position(got(take(coordinator, "w7", 7), "w7")) == (0, 4, 8), "where whoever comes trains, it may use it"
+
+
+def test_a_data_set_that_strangers_share_lasts_until_the_last_of_them_has_gone() -> None:
+    coordinator = training("w0")
+    coordinator.join("w7", "w8")
+    first = got(take(coordinator, "w7", 5), "w7")
+    got(take(coordinator, "w7", 6, first), "w7")
+    take(coordinator, "w8", 5)
+    coordinator.take("w7", Leave("closed"))
+    assert position(got(take(coordinator, "w8", 6), "w8")) == (0, 8, 10)
+    coordinator.take("w8", Leave("closed"))
+    assert coordinator.run().data.by_name == {}
 
 
 def test_an_observer_takes_no_range() -> None:

@@ -49,6 +49,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.epochs: dict[str, int] = {}
         self.loads: set[str] = set()
         self.barred: dict[str, tuple[bytes | None, PSError]] = {}  # the oldest first
+        self.pushed: set[str] = set()  # of the clients
+        self.past: set[bytes] = set()  # who has pushed and has gone
 
     def teardown(self) -> None:
         module.MAX_CLIENTS, module.MAX_BARRED = self.limits
@@ -60,6 +62,8 @@ class AnyOrder(RuleBasedStateMachine):
         behind = next((other for other, its in self.peers.items() if its == at), name)
         if behind != name:
             return ProtocolError
+        if name not in self.peers and who(name) in self.past:
+            return NotJoinedError
         if name not in self.peers and len(self.peers) == MOST_CLIENTS:
             return LimitError
         return StaleEpochError if epoch < self.epochs.get(name, 0) else None
@@ -71,9 +75,10 @@ class AnyOrder(RuleBasedStateMachine):
         refused = self.refusal(name, at, epoch)
         if refused is not None:
             with pytest.raises(refused):
-                self.clients.welcome(at, said, KEY)
+                self.clients.welcome(at, said, KEY, past=self.past)
             return
-        assert self.clients.welcome(at, said, KEY) == proof_of(KEY, "worker", who(name))
+        assert name not in self.pushed or name in self.peers, "what was applied of it may be applied again"
+        assert self.clients.welcome(at, said, KEY, past=self.past) == proof_of(KEY, "worker", who(name))
         if self.epochs.get(name) != epoch:
             self.loads.discard(name)
         if loads:
@@ -94,6 +99,11 @@ class AnyOrder(RuleBasedStateMachine):
             self.clients.welcome(at, hello(name, secret, epoch), KEY)
 
     @rule(name=st.sampled_from(NAMES))
+    def pushes(self, name: str) -> None:
+        if name in self.peers:
+            self.pushed.add(name)
+
+    @rule(name=st.sampled_from(NAMES))
     def is_forgotten(self, name: str) -> None:
         client = self.clients.forget(who(name))
         assert (client is not None) == (name in self.peers)
@@ -110,6 +120,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.has_gone(name)
 
     def has_gone(self, name: str) -> None:
+        if name in self.pushed:
+            self.past.add(who(name))
         self.peers.pop(name, None)
         self.epochs.pop(name, None)
         self.loads.discard(name)
@@ -179,3 +191,16 @@ def test_who_is_barred_twice_is_still_told_over_its_connection() -> None:
     assert clients.bar(who("w"), EvictedError("it was lost")) is None
     with pytest.raises(NotJoinedError, match="it said goodbye"):
         clients.check_known(peer("w"))
+
+
+def test_who_pushed_and_has_gone_does_not_come_back_when_it_is_no_longer_known_how(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_BARRED", 1)
+    clients = Clients()
+    for name in "ab":
+        clients.bar(who(name), EvictedError("lost"))
+    with pytest.raises(NotJoinedError, match="connect again as a new one"):
+        clients.welcome(peer("a"), ticketed("worker", "a"), KEY, past={who("a")})
+    assert clients.welcome(peer("a"), ticketed("worker", "a"), KEY)
+    assert clients.welcome(peer("p"), ticketed("worker", "a"), KEY, past={who("a")}), "it is here"

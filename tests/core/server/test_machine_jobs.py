@@ -28,6 +28,7 @@ from zmqps.core.protocol.messages import (
     Pull,
     Ready,
     Values,
+    Welcome,
 )
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
@@ -169,6 +170,28 @@ def test_a_lost_worker_is_forgotten_where_it_was_and_the_others_go_on() -> None:
     assert errors(server.get(push(2, EIGHT, epoch=A), "v")) == [EvictedError.code]
     assert [tenant.counters()["parked"] for tenant in server.machine.tenants.values()] == [0, 1]
     assert sent(server.get(push(1, ONES, epoch=B, attempt=1), "w"), Ack)
+
+
+def test_what_was_applied_of_a_worker_that_has_gone_is_not_applied_again_however_many_went_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("zmqps.core.server.clients.MAX_BARRED", 4)
+    server, evicted = two_jobs(), ticketed("worker", "v", "a", epoch=A)
+    said = push(1, EIGHT, epoch=A)
+    assert sent(server.get(said, "v"), Ack)
+    applied = server.values(A)
+    server.get(Departed(evicted.incarnation, 1))
+    for i in range(8):
+        server.get(Departed(hello("worker", f"x{i}").incarnation, 0))
+    assert errors(server.get(evicted, "elsewhere")) == [NotJoinedError.code]
+    assert errors(server.get(said, "elsewhere")) == [NotJoinedError.code]
+    assert server.values(A) == applied
+    assert sent(server.get(ticketed("worker", "u", "a", epoch=A), "u"), Welcome), "a new one is welcome"
+    server.get(ticketed("worker", "t", "a", epoch=A), "t")
+    server.get(Departed(hello("worker", "t").incarnation, 1))
+    for i in range(8):
+        server.get(Departed(hello("worker", f"y{i}").incarnation, 0))
+    assert sent(server.get(ticketed("worker", "t", "a", epoch=A), "t"), Welcome), "nothing was applied of it"
 
 
 # --- building -----------------------------------------------------------------------------------

@@ -227,10 +227,10 @@ def ones(n: int) -> np.ndarray:
 
 def test_staleness_counts_the_updates_since_the_worker_read() -> None:
     shard = one_slice()
-    assert shard.push([(0, 0, ())], [ones(5)], "w") == [(1, 0)]
-    assert shard.push([(0, 0, ())], [ones(5)], "w") == [(2, 1)]
-    assert shard.push([(0, 2, (0, 3))], [ones(3)], "w") == [(3, 0)]
-    assert shard.push([(0, 99, ())], [ones(5)], "w") == [(4, 0)], "a version of the future is no staleness"
+    assert shard.push([(0, 0, ())], [ones(5)], "w") == ((1,), (0,))
+    assert shard.push([(0, 0, ())], [ones(5)], "w") == ((2,), (1,))
+    assert shard.push([(0, 2, (0, 3))], [ones(3)], "w") == ((3,), (0,))
+    assert shard.push([(0, 99, ())], [ones(5)], "w") == ((4,), (0,)), "a version of the future is no staleness"
     assert shard.pull([(0, 0, ())])[1] == (4,)
 
 

@@ -9,13 +9,27 @@ from typing import Any
 
 import pytest
 
-from tests.core.server import test_machine, test_machine_steps, test_shard, test_shard_steps, test_shard_treated
+from tests.core.server import (
+    test_aggregate,
+    test_buffers,
+    test_machine,
+    test_machine_jobs,
+    test_machine_steps,
+    test_parked,
+    test_shard,
+    test_shard_steps,
+    test_shard_treated,
+    test_tenant,
+)
 from tests.core.server.scarcity import Scarcity, state_of
+from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory
 from zmqps.core.server.shard import Shard
 
 #: What fails in the middle of these leaves what is done, for those who ask again.
 IN_PART = ("commit", "load")
+#: What a server answers with values.
+ANSWERS = ("_values", "_send_values")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,29 +38,38 @@ def failures() -> Iterator[list[str]]:
     failed: list[str] = []
     scarcity = Scarcity()
     with pytest.MonkeyPatch.context() as patch:
-        empty = HostMemory.empty
-
-        def scarce(self: HostMemory, *arguments: Any) -> Any:
-            scarcity.tick()
-            return empty(self, *arguments)
-
-        patch.setattr(HostMemory, "empty", scarce)
-        for name in ("push", "collect", "pull", *IN_PART):
+        for name in ("empty", "values", "decode", "send"):
+            patch.setattr(HostMemory, name, scarce(getattr(HostMemory, name), scarcity))
+        for name in ("push", "collect", "pull", "decode", *IN_PART):
             patch.setattr(Shard, name, tried_again(name, getattr(Shard, name), scarcity, failed))
+        for name in ANSWERS:
+            patch.setattr(ServerMachine, name, tried_again(name, getattr(ServerMachine, name), scarcity, failed))
         yield failed
-    assert {"push", "collect", "commit", "pull"} <= set(failed)
+    assert {"push", "collect", "commit", "pull", "decode", *ANSWERS} <= set(failed)
+
+
+def scarce(method: Any, scarcity: Scarcity) -> Any:
+    def call(memory: HostMemory, *arguments: Any, **options: Any) -> Any:
+        scarcity.tick()
+        return method(memory, *arguments, **options)
+
+    return call
 
 
 def tried_again(name: str, method: Any, scarcity: Scarcity, failed: list[str]) -> Any:
-    def call(shard: Shard, *arguments: Any, **options: Any) -> Any:
-        before = state_of(shard)
+    def call(owner: Any, *arguments: Any, **options: Any) -> Any:
+        if scarcity.left is not None:  # what it is a part of is tried again
+            return method(owner, *arguments, **options)
+        shard = owner if isinstance(owner, Shard) else arguments[2]
+        counts = {} if shard is owner else arguments[1].counts
+        before, counted = state_of(shard), dict(counts)
         for requests in count():
             scarcity.fail_after(requests)
             try:
-                return method(shard, *arguments, **options)
+                return method(owner, *arguments, **options)
             except MemoryError:
                 failed.append(name)
-                assert name in IN_PART or state_of(shard) == before
+                assert name in IN_PART or (state_of(shard), counts) == (before, counted)
             finally:
                 scarcity.fail_after(None)
         raise AssertionError("not reached")
@@ -60,5 +83,8 @@ def named(module: ModuleType) -> dict[str, Any]:
     return {prefix + name: test for name, test in vars(module).items() if name.startswith("test_") and callable(test)}
 
 
-for module in (test_shard, test_shard_steps, test_shard_treated, test_machine, test_machine_steps):
+for module in (
+    test_shard, test_shard_steps, test_shard_treated, test_machine, test_machine_steps, test_machine_jobs,
+    test_aggregate, test_buffers, test_parked, test_tenant,
+):  # fmt: skip
     globals().update(named(module))

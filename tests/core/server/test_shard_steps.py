@@ -14,6 +14,7 @@ from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server import aggregate
 from zmqps.core.server.aggregate import OPEN_STEPS
+from zmqps.core.server.ledger import Result
 from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError, NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
 from zmqps.optim import momentum, sgd
@@ -36,7 +37,7 @@ def make(optimizer: Any = None, **options: Any) -> Shard:
 
 def collect(
     shard: Shard, g: float, worker: bytes = A, step: int = 0, attempt: int = 1, examples: int = 1, parts: Any = None
-) -> list[tuple[int, int]]:
+) -> Result:
     parts = BOTH if parts is None else parts
     size = sum(size for size, _ in shard.sizes(parts))
     result = shard.collect(parts, [np.full(size, g, "f4")], (worker, attempt), step, examples, "w")
@@ -59,8 +60,8 @@ def values(shard: Shard, exact: int | None = None) -> list[float]:
 
 def test_gradients_are_kept_until_the_commit_and_then_applied_once() -> None:
     shard = make()
-    assert collect(shard, 2.0, A) == [(0, 0), (0, 0)]
-    assert collect(shard, 4.0, B) == [(0, 0), (0, 0)]
+    assert collect(shard, 2.0, A) == ((0, 0), (0, 0))
+    assert collect(shard, 4.0, B) == ((0, 0), (0, 0))
     assert values(shard) == [0.0] * 8
     commit(shard, A, B)
     assert values(shard) == [-3.0] * 8
@@ -151,7 +152,7 @@ def test_a_gradient_of_a_step_that_is_over_is_dropped_counted_and_said_to_be_lat
     for step in range(3):
         collect(shard, 1.0, A, step=step)
         commit(shard, A, step=step)
-    assert collect(shard, 1e6, B, step=1) == [(3, 2), (3, 2)]
+    assert collect(shard, 1e6, B, step=1) == ((3, 3), (2, 2))
     assert shard.counters["late"] == 1
     collect(shard, 1.0, A, step=3)
     commit(shard, A, B, step=3)

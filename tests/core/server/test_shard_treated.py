@@ -37,9 +37,10 @@ def make(treatment: Treatment | None, start: float = 0.0) -> Shard:
 
 def push(shard: Shard, g: float, *read: int, puller: bytes = A) -> list[tuple[int, int]]:
     """Push a gradient to as many slices as versions are given."""
-    results = shard.push([(i, v, ()) for i, v in enumerate(read)], [g * ONES for _ in read], "a", puller=puller)
+    parts = [(i, v, ()) for i, v in enumerate(read)]
+    versions, staleness = shard.push(parts, [g * ONES for _ in read], "a", puller=puller)
     shard.validate()
-    return results
+    return list(zip(versions, staleness, strict=True))
 
 
 def values(shard: Shard) -> list[float]:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.core.machines import hello, job, placement, sent
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.node.member import FIRST_RETRY_S, Handshake
+from zmqps.core.node.member import FIRST_RETRY_S, LOOK_S, Handshake
 from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
 from zmqps.core.protocol.encoding import CODING, Coding
-from zmqps.core.protocol.events import Action, Send, server_peer
+from zmqps.core.protocol.events import Action, Look, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome
 from zmqps.core.worker import transfer as transfers
@@ -65,7 +65,7 @@ class Connection:
 
     def break_(self) -> list[Action]:
         """Let the connection break and come back; return what is sent before the next Welcome."""
-        self.link.on_disconnected()
+        self.link.on_disconnected(self.now)
         self.link.validate()
         actions = self.link.on_connected(self.now)
         self.link.validate()
@@ -251,8 +251,8 @@ def test_over_a_new_connection_all_that_is_in_flight_is_sent_again_once_the_serv
 def test_over_a_broken_connection_no_question_is_asked_and_hellos_are_repeated_over_the_new_one() -> None:
     connection = Connection()
     connection.transfer("push")
-    connection.link.on_disconnected()
-    assert connection.wait(100.0) == []
+    connection.link.on_disconnected(connection.now)
+    assert {type(action) for action in connection.wait(100.0)} == {Look}, "nothing is sent"
     connection.break_()
     assert 10 < len(sent(connection.wait(110.0), Hello)) < 20
     assert connection.welcome()
@@ -263,9 +263,9 @@ def test_an_answer_that_came_over_the_old_connection_counts() -> None:
     connection = Connection()
     _, actions = connection.transfer("push")
     first, *others = sent(actions, Push)
-    connection.link.on_disconnected()
+    connection.link.on_disconnected(connection.now)
     connection.answer(Ack(first.request, [1], [0]))
-    assert connection.link.next_deadline() is None
+    assert connection.link.next_deadline() == LOOK_S, "only to look why it does not come back"
     connection.break_()
     assert [m.request for m in messages(connection.welcome())] == [m.request for m in others]
 
@@ -287,7 +287,7 @@ def test_while_the_connection_is_broken_this_is_what_a_transfer_waits_for() -> N
     connection = Connection()
     push, _ = connection.transfer("push")
     assert connection.link.waiting_for(push, 1.0).startswith("3 answers from server 0")
-    connection.link.on_disconnected()
+    connection.link.on_disconnected(connection.now)
     assert "connection to server 0" in connection.link.waiting_for(push, 1.0)
 
 

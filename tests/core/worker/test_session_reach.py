@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.core.machines import logged, resolved, sent, zeros
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
 from zmqps.core.node.member import LOOK_AGAIN_S, LOOK_S
-from zmqps.core.protocol.events import COORDINATOR, Action, Look, Looked
-from zmqps.core.protocol.messages import Heartbeat, Push, Welcome
-from zmqps.core.worker.operations import Init, Join
+from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Look, Looked
+from zmqps.core.protocol.messages import Heartbeat, Hello, Left, Lost, Push, Shutdown, Welcome
+from zmqps.core.worker.operations import Finish, Init, Join
 from zmqps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -52,6 +54,19 @@ def test_a_server_that_does_not_answer_is_named_within_five_seconds_with_the_rea
     assert beat[0].counters["unreached"] == f"server 1 (s1, tcp://s1:1) for 3 s ({REFUSED})"
 
 
+def test_a_server_that_does_not_answer_over_a_later_connection_is_named_with_the_time_since_then() -> None:
+    session = half_attached()
+    session.get(WELCOME, S1)
+    session.wait(20.0, hear=True)
+    session.handle(Disconnected(S1))
+    session.handle(Connected(S1))
+    assert looks(session.wait(20.0 + LOOK_S + 1.0, hear=True)) == [(S1, "tcp://s1:1")]
+    assert "cannot reach server 1 (s1, tcp://s1:1) for 3 s" in logged(session.handle(Looked(S1, REFUSED)))
+    assert session.machine.counters()["unreached"] == f"server 1 (s1, tcp://s1:1) for 3 s ({REFUSED})"
+    session.get(WELCOME, S1)
+    assert "unreached" not in session.machine.counters()
+
+
 def test_the_reason_is_looked_for_again_and_said_when_it_changes() -> None:
     session = half_attached()
     session.wait(LOOK_S + 1.0, hear=True)
@@ -80,6 +95,141 @@ def test_nothing_is_said_of_a_server_that_answers_in_time_or_meanwhile() -> None
     assert logged(session.handle(Looked(S1, REFUSED))) == ""
     assert "unreached" not in session.machine.counters()
     assert logged(session.handle(Looked(b"server-9", REFUSED))) == ""
+
+
+# --- a connection that has ended, and does not come back ------------------------------------------
+
+
+def attached() -> Session:
+    """Return a session whose servers have answered, some time ago."""
+    session = Session()
+    session.attach()
+    session.wait(20.0, hear=True)
+    return session
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_server_whose_connection_does_not_come_back_is_named_within_five_seconds_with_the_reason(busy: bool) -> None:
+    session = attached()
+    if busy:
+        session.ask(session.transfer("push"), timeout=60.0)
+    assert session.handle(Disconnected(S1)) == []
+    actions = session.wait(20.0 + LOOK_S + 1.0, hear=True)
+    assert looks(actions) == [(S1, "tcp://s1:1")]
+    assert sent(actions, Hello) == [], "it would go nowhere"
+    said = session.handle(Looked(S1, REFUSED))
+    assert f"cannot reach server 1 (s1, tcp://s1:1) for 3 s: {REFUSED}" in logged(said)
+    beat = sent(session.wait(session.now), Heartbeat, COORDINATOR)
+    assert beat[0].counters["unreached"] == f"server 1 (s1, tcp://s1:1) for 3 s ({REFUSED})"
+    again = session.wait(20.0 + LOOK_S + LOOK_AGAIN_S + 1.0, hear=True)
+    assert looks(again) == [(S1, "tcp://s1:1")]
+    assert logged(session.handle(Looked(S1, REFUSED))) == ""
+    assert "no answer" in logged(session.handle(Looked(S1, "no answer")))
+
+
+def test_a_server_that_comes_back_late_is_greeted_and_not_named_any_more() -> None:
+    session = attached()
+    session.handle(Disconnected(S1))
+    session.wait(30.0, hear=True)
+    session.handle(Looked(S1, REFUSED))
+    assert "unreached" in session.machine.counters()
+    assert len(sent(session.handle(Connected(S1)), Hello, S1)) == 1
+    assert "for 10 s" in session.machine.counters()["unreached"], "not before it has answered"
+    session.get(WELCOME, S1)
+    assert "unreached" not in session.machine.counters()
+    assert looks(session.wait(50.0, hear=True)) == []
+
+
+def test_nothing_is_said_of_a_connection_that_comes_back_soon() -> None:
+    session = attached()
+    for _ in range(20):
+        session.handle(Disconnected(S1))
+        actions = session.wait(session.now + LOOK_S - 0.2, hear=True)
+        assert "unreached" not in session.machine.counters()
+        actions += session.handle(Connected(S1))
+        actions += session.wait(session.now + 0.1, hear=True)
+        actions += session.get(WELCOME, S1)
+        assert looks(actions) == []
+        assert "unreached" not in session.machine.counters()
+
+
+def test_a_connection_that_comes_back_only_to_end_again_does_not_end_the_silence() -> None:
+    session = attached()
+    found: list[Action] = []
+    while session.now < 20.0 + LOOK_S + 1.0:
+        session.handle(Disconnected(S1))
+        found += session.wait(session.now + 0.3, hear=True)
+        found += session.handle(Connected(S1))
+        found += session.wait(session.now + 0.1, hear=True)
+    assert looks(found) == [(S1, "tcp://s1:1")]
+    assert "cannot reach server 1 (s1, tcp://s1:1) for 3 s" in logged(session.handle(Looked(S1, REFUSED)))
+
+
+def test_the_time_counts_from_the_first_hello_where_a_connection_ends_before_it_was_answered() -> None:
+    session = half_attached()
+    session.wait(1.0, hear=True)
+    session.handle(Connected(S1))
+    session.handle(Disconnected(S1))
+    actions = session.wait(LOOK_S + 1.0, hear=True)
+    assert looks(actions) == [(S1, "tcp://s1:1")]
+    assert sent(actions, Hello, S1) == []
+    assert "for 3 s" in logged(session.handle(Looked(S1, REFUSED)))
+
+
+def test_an_answer_that_came_over_the_connection_that_has_ended_does_not_end_the_silence() -> None:
+    session = attached()
+    push = session.transfer("push")
+    session.ask(push, timeout=60.0)
+    session.handle(Disconnected(S1))
+    assert session.get(WELCOME, S1) == []
+    assert looks(session.wait(20.0 + LOOK_S, hear=True)) == [(S1, "tcp://s1:1")]
+    session.handle(Connected(S1))
+    assert sent(session.get(WELCOME, S1), Push, S1)
+
+
+def test_an_operation_that_times_out_says_why_the_connection_does_not_come_back() -> None:
+    session = attached()
+    session.ask(session.transfer("push"), timeout=6.0)
+    session.handle(Disconnected(S1))
+    session.wait(20.0 + LOOK_S + 1.0, hear=True)
+    session.handle(Looked(S1, REFUSED))
+    ((_, value),) = resolved(session.wait(26.0, hear=True))
+    assert isinstance(value, DeadlineError)
+    assert "the connection to server 1 (s1, tcp://s1:1) to come back, last heard from 26.0 s ago" in str(value)
+    assert f"({REFUSED})" in str(value)
+
+
+def finish(session: Session) -> None:
+    session.ask(Finish(0.0))
+    session.get(Left())
+
+
+def lose(session: Session) -> None:
+    session.get(Lost("server", 1, "s1", b"s" * 16, 10.0))
+
+
+def end(session: Session) -> None:
+    session.get(Shutdown("the end"))
+
+
+@pytest.mark.parametrize("over", [finish, lose, end])
+@pytest.mark.parametrize("before", [False, True])
+def test_nobody_misses_a_server_that_is_given_up_or_was_said_goodbye_to(
+    over: Callable[[Session], None], before: bool
+) -> None:
+    session = attached()
+    if before:
+        session.handle(Disconnected(S1))
+    over(session)
+    actions = session.handle(Disconnected(S1))
+    actions += session.wait(40.0, hear=True)
+    assert looks(actions) == []
+    assert session.handle(Connected(S1)) == []
+    assert looks(session.wait(60.0, hear=True)) == []
+    assert "unreached" not in session.machine.counters()
+
+
+# --- the coordinator ------------------------------------------------------------------------------
 
 
 def test_a_coordinator_that_does_not_answer_is_named_with_the_reason() -> None:

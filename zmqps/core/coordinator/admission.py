@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.guard import check_end, check_join
+from zmqps.core.protocol.guard import check_end, check_join, check_server
 from zmqps.core.protocol.hello import check_hello, check_job
 from zmqps.core.protocol.messages import EndJob, Hello
 from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
@@ -15,13 +15,14 @@ def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) 
     Raises
     ------
     IdentityError
-        Its key does not allow its role, or it does not know the job secret.
+        Its key does not allow its role, or it does not know the job secret, or as a server the servers' key.
     ProtocolError
         Its `Hello` is not one of ours.
     """
     check_hello(hello, ("worker", "server", "observer"))
     check_role(holder, hello.role, keyed=identity.keyed)
     check_join(identity.job_secret, hello)
+    check_server(identity.server_key, hello)
     if hello.role != "server":
         check_job(hello)
 

@@ -1,22 +1,26 @@
-"""Which workers of a job count: those that have named it, or have brought something."""
+"""Which workers of a job count: as many as it expects, of those that have named it; else whoever comes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
+from zmqps.errors import JobError, counted
 
 
 class Attendance:
-    """The workers of a job that count towards those it expects.
+    """The workers of a job that count: towards those it expects, and as whom others wait for.
 
-    Joining is not enough, nor, where a number of workers is expected, is taking the job as it is, as one does that only
-    reads: anybody can do that. A worker counts when its ``init`` names the job, or it completes a step, enters a
+    Joining is not enough. Where a number of workers is expected, a worker counts when its ``init`` names the job and
+    there is a place: as many as are expected have one, and keep it until they go. Others that name it are *spares*,
+    which take the places of those who go, in the order in which they came. Taking the job as it is gives no claim:
+    anybody can do that. Where no number is expected, a worker counts when it takes the job, completes a step, enters a
     barrier or takes a range of data.
     """
 
     def __init__(self) -> None:
         self.here: dict[bytes, MemberInfo] = {}
+        self.spares: dict[bytes, MemberInfo] = {}
         self.num_finished = 0
         self._names: set[str] = set()  # of all who ever counted
 
@@ -38,14 +42,49 @@ class Attendance:
         """
         return max(len(self._names), len(self) + self.num_finished)
 
+    def name(self, member: MemberInfo, places: int | None) -> bool:
+        """A worker has named the job; return whether it counts. ``places``: how many may; None: whoever comes."""
+        if member.role != "worker":
+            return False
+        member.named = True
+        if member.incarnation not in self.here and places is not None and len(self.here) >= places:
+            self.spares[member.incarnation] = member
+            return False
+        self.count(member)
+        return True
+
     def count(self, member: MemberInfo) -> None:
         """A member counts from now on, if it is a worker."""
         if member.role == "worker":
+            self.spares.pop(member.incarnation, None)
             self.here[member.incarnation] = member
             if len(self._names) < MAX_MEMBERS:
                 self._names.add(member.hello.name)
 
+    def fill(self, places: int | None) -> list[MemberInfo]:
+        """Let spares count for whom there is a place now, and return them."""
+        filled = []
+        while self.spares and (places is None or len(self.here) < places):
+            member = next(iter(self.spares.values()))
+            self.count(member)
+            filled.append(member)
+        return filled
+
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""
+        self.spares.pop(member.incarnation, None)
         if self.here.pop(member.incarnation, None) is not None:
             self.num_finished += how == "finished"
+
+    def begin_anew(self) -> None:
+        """Another job has this name now: nobody counts yet."""
+        self.here.clear()
+        self.spares.clear()
+        self._names.clear()
+        self.num_finished = 0
+
+
+def unnamed(job: str, expected: int) -> JobError:
+    """Return the error of a worker that wants to take part in a job that it has not named."""
+    workers = counted(expected, "worker")
+    return JobError(f"the job {job!r} expects {workers}, and counts those that name it: call worker.init(...) first")

@@ -14,7 +14,7 @@ from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.protocol.events import Action, Send
-from zmqps.core.protocol.hello import check_length
+from zmqps.core.protocol.hello import check_name
 from zmqps.core.protocol.messages import Enter, Released, Waiting
 from zmqps.errors import LimitError, PSError, counted, listed
 
@@ -71,8 +71,10 @@ class Barriers:
         ------
         LimitError
             It waits at too many barriers, or the name is too long.
+        ProtocolError
+            The name has characters that cannot be shown.
         """
-        name = check_length("a barrier's name", message.barrier)
+        name = check_name("a barrier's name", message.barrier)
         entered = self._of.get(member.incarnation, {})
         if name not in entered and len(entered) >= MAX_BARRIERS:
             raise LimitError(what="number of barriers of a worker", got=len(entered) + 1, limit=MAX_BARRIERS)
@@ -110,6 +112,12 @@ class Barriers:
                 self._resume(waiter, _reason(barrier))
                 actions.append(waiter.fail(request, error))
         return actions
+
+    def dismiss(self, member: MemberInfo, error: PSError) -> list[Action]:
+        """A worker counts no more: what it waits at fails."""
+        requests = [barrier.waiters[member.incarnation] for barrier in self._of.get(member.incarnation, {}).values()]
+        self.withdraw(member)
+        return [member.fail(request, error) for request in requests]
 
     def _close(self, barrier: Barrier) -> list[tuple[MemberInfo, int]]:
         del self.by_name[barrier.name]

@@ -19,10 +19,12 @@ from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.data import DataSpec, Number
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Range, Take, Waiting
-from zmqps.errors import LimitError, listed
+from zmqps.errors import LimitError, PSError, listed
 
 #: Data sets with a name of their own; a training has one, and perhaps one to evaluate with.
 MAX_DATA_SETS = 1024
+#: So many of them may be of one worker's naming and not used up; so nobody can use up what others need.
+MAX_NAMED = 64
 #: How many of the workers whose ranges are awaited an error names.
 MOST_NAMED = 8
 #: How many data sets, and of each how many workers, the status shows.
@@ -36,9 +38,12 @@ class DataSet:
     number of workers, however many ranges there are.
     """
 
-    def __init__(self, spec: DataSpec, owner: str) -> None:
+    def __init__(self, spec: DataSpec, owner: MemberInfo) -> None:
         self.spec = spec
-        self.owner = owner
+        self.owner = owner.title
+        self.named_by = owner.incarnation
+        self.lasts = False  # somebody has asked for it who counts
+        self.here: set[bytes] = set()  # members that have asked for it
         self.data_pass = 0
         self.taken: dict[bytes, int] = {}
         self.waiting: dict[bytes, int] = {}  # incarnation -> request
@@ -51,6 +56,11 @@ class DataSet:
     def over(self) -> bool:
         """Whether all passes are done."""
         return self.data_pass == self.spec.passes
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing of it is done."""
+        return not self.data_pass and not self.num_done
 
     def done(self, worker: bytes, used: Number) -> None:
         """A worker has used a range; ignored unless it is the one that the worker has."""
@@ -112,6 +122,8 @@ class DataSets:
     ----------
     members
         The live members by incarnation; shared with the coordinator's membership.
+    counts
+        Returns whether a member counts: whether a data set that it asks for lasts.
     pause
         Called with a worker and a reason when it begins to wait for a range: it must not be waited for meanwhile, or it
         and those whose ranges it waits for would wait for each other.
@@ -122,12 +134,14 @@ class DataSets:
     def __init__(
         self,
         members: Mapping[bytes, MemberInfo],
+        counts: Callable[[MemberInfo], bool],
         pause: Callable[[MemberInfo, str], None],
         resume: Callable[[MemberInfo, str], int],
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
         self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
+        self._counts = counts
         self._pause = pause
         self._resume = resume
 
@@ -137,26 +151,62 @@ class DataSets:
         Raises
         ------
         JobMismatchError
-            Another worker has described this data set otherwise.
+            Another worker has described this data set otherwise, and counts or this one does not.
         ConfigurationError, LimitError
             It cannot be handed out.
         """
-        spec = DataSpec.of(message)
-        data = self.by_name.get(spec.name)
+        spec, counts = DataSpec.of(message), self._counts(member)
+        data, actions = self.by_name.get(spec.name), list[Action]()
+        if data is not None and counts and not data.lasts and data.spec != spec:  # what others have made of the name
+            actions += self._drop(data, _differs(data, spec, member))
+            data = None
         if data is None:
-            if len(self.by_name) >= MAX_DATA_SETS:
-                raise LimitError(what="number of data sets", got=len(self.by_name) + 1, limit=MAX_DATA_SETS)
-            data = self.by_name[spec.name] = DataSet(spec, member.title)
+            actions += self._check_room(member, counts=counts)
+            data = self.by_name[spec.name] = DataSet(spec, member)
         data.spec.check_same(spec, data.owner)
+        data.lasts |= counts
+        data.here.add(member.incarnation)
         if len(message.done) == 2:
             data.done(member.incarnation, (message.done[0], message.done[1]))
         self._of.setdefault(member.incarnation, {})[spec.name] = data
         data.waiting[member.incarnation] = message.request
-        actions = self._serve(data, member.incarnation)
+        actions += self._serve(data, member.incarnation)
         if member.incarnation in data.waiting:
             self._pause(member, _reason(data))
             actions.append(Send(member.peer, Waiting(message.request, self.waiting_for(data))))
         return actions
+
+    def _check_room(self, member: MemberInfo, *, counts: bool) -> list[Action]:
+        """Make room for one more that this member names, or raise `LimitError`."""
+        who = member.incarnation
+        # those that are used up are no burden of a worker that counts: it may name one for each of many epochs
+        named = sum(d.named_by == who and not (counts and d.over) for d in self._of.get(who, {}).values())
+        if named >= MAX_NAMED:
+            raise LimitError(what="number of data sets of a worker", got=named + 1, limit=MAX_NAMED)
+        if len(self.by_name) < MAX_DATA_SETS:
+            return []
+        full = LimitError(what="number of data sets", got=len(self.by_name) + 1, limit=MAX_DATA_SETS)
+        goes = next((data for data in self.by_name.values() if self._can_go(data, counts=counts)), None)
+        if goes is None:
+            raise full
+        return self._drop(goes, full)
+
+    @staticmethod
+    def _can_go(data: DataSet, *, counts: bool) -> bool:
+        """Whether one goes where there is no room: it is used up and nobody is there for it, or nobody that counts."""
+        return (data.over and not data.here) or (counts and not data.lasts)
+
+    def _drop(self, data: DataSet, error: PSError) -> list[Action]:
+        """End a data set; ``error`` is what those get who wait for it."""
+        del self.by_name[data.spec.name]
+        for who in data.here:
+            del self._of[who][data.spec.name]
+            if not self._of[who]:
+                del self._of[who]
+        waiting = [(self._members[who], request) for who, request in data.waiting.items()]
+        for member, _ in waiting:
+            self._resume(member, _reason(data))
+        return [member.fail(request, error) for member, request in waiting]
 
     def _serve(self, data: DataSet, asker: bytes = b"") -> list[Action]:
         """Give those who wait what there is, in the order they came; ``asker`` may have a range already."""
@@ -183,8 +233,19 @@ class DataSets:
         actions: list[Action] = []
         for data in self._of.pop(member.incarnation, {}).values():
             data.leave(member.incarnation, finished=finished)
-            actions += self._serve(data)
+            data.here.discard(member.incarnation)
+            if not data.here and (data.untouched or not data.lasts):
+                del self.by_name[data.spec.name]
+            else:
+                actions += self._serve(data)
         return actions
+
+    def begin_anew(self) -> None:
+        """Another job has this name now: nobody that counts has asked for any yet."""
+        for data in list(self.by_name.values()):
+            data.lasts = False
+            if not data.here:
+                del self.by_name[data.spec.name]
 
     def waiting_for(self, data: DataSet) -> str:
         """Say who has the ranges that others wait for."""
@@ -227,12 +288,24 @@ class DataSets:
         """Assert the invariants."""
         for data in self.by_name.values():
             data.validate()
-            assert {*data.taken, *data.waiting} <= {who for who, of in self._of.items() if data.spec.name in of}
+            assert {*data.taken, *data.waiting} <= data.here
+            assert data.here == {who for who, of in self._of.items() if of.get(data.spec.name) is data}
+            assert data.here or (data.lasts and not data.untouched)
+        assert sum(map(len, self._of.values())) == sum(len(data.here) for data in self.by_name.values())
         assert set(self._of) <= set(self._members)
 
 
 def _more(of: Mapping[bytes, int]) -> int:
     return max(0, len(of) - MOST_SHOWN)
+
+
+def _differs(data: DataSet, spec: DataSpec, member: MemberInfo) -> PSError:
+    """Return what those get who have described a data set otherwise than a worker that counts."""
+    try:
+        spec.check_same(data.spec, member.title)
+    except PSError as error:
+        return error
+    raise AssertionError("they are the same")
 
 
 def _reason(data: DataSet) -> str:

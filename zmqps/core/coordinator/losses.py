@@ -40,6 +40,11 @@ class Losses:
             for lost in same[:1]:
                 del self._lost[lost]
 
+    def taken(self, places: int) -> None:
+        """Others have come instead: so many places are empty, and no more than so many are missed."""
+        while len(self._lost) > places:
+            self._lost.popitem()
+
     def left(self, worker: MemberInfo, how: str) -> None:
         """A worker that had begun has gone; one that was restarted under its name before it was lost is there."""
         name = worker.hello.name

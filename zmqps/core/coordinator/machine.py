@@ -11,12 +11,13 @@ from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
+from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
+from zmqps.core.coordinator.telling import Telling
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
-from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
@@ -67,16 +68,13 @@ from zmqps.errors import (
     from_wire,
 )
 
-#: How long the end of the cluster waits for the servers to say goodbye.
-GOODBYE_S = 3.0
+GOODBYE_S = 3.0  # how long the end of the cluster waits for the servers to say goodbye
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
 MOST_LOST = 32
 PIECE_S = 0.005
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
-#: Lines about members and jobs that a host may cause in some seconds: 64 workers that come and go at once keep theirs.
-MOST_NEWS = 256
 
 
 class CoordinatorMachine:
@@ -98,9 +96,8 @@ class CoordinatorMachine:
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
-        self._throttle = Throttle()
-        self._news = Throttle("members and jobs that came and went", MOST_NEWS)
-        self._now = 0.0  # of the event being handled
+        self._news = News()
+        self._telling = Telling(self.membership.find)
         self._end_due = 0.0
 
     @property
@@ -118,22 +115,20 @@ class CoordinatorMachine:
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
-        self._now = now
         if isinstance(event, Stop):
             return self._end(Exit(exits.OK, event.reason), now)
-        if isinstance(event, Undecodable):
-            return self._refuse(event.peer, 0, event.error)
         member = self.membership.find(event.peer)
+        if isinstance(event, Undecodable):
+            return self._refuse(event, member, 0, event.error, now)
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, Error.of(0, event.error))
             return [] if member is None else [told, *self._lose(member, now, "revoked")]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
-        host = member.hello.host if member else getattr(event.message, "host", "")
         try:
-            return self._news.spare(self._take(event, member, event.message, now), now, host)
+            return self._news.of_event(self._take(event, member, event.message, now), event, member, now)
         except PSError as error:
-            return self._refuse(event.peer, getattr(event.message, "request", 0), error)
+            return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
         if isinstance(message, Hello):
@@ -156,7 +151,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        dues = [self._reminder_due, self._erasures.next_deadline()]
+        dues = [self._reminder_due, self._erasures.next_deadline(), self._telling.next_deadline()]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
             dues.append(max(overdue, self._lose_due))
@@ -171,19 +166,18 @@ class CoordinatorMachine:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
-                actions += self._news.spare(self._lose(member, now), now, member.hello.host)
+                actions += self._news.of_member(self._lose(member, now), member, now)
                 actions.append(Send(member.peer, Error.of(0, member.lost(now))))
                 self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
-            actions += self._news.spare(run.on_deadline(now), now, run.name)
+            actions += self._news.of_job(run.on_deadline(now), run.name, now)
             if run.expired(now):
                 actions += self._end_run(run, f"no worker for {self.options.lease:.0f} s", now)
-        actions += [*self._discard_given_up(now), *self._erasures.on_deadline(now)]
+        actions += [*self._discard_given_up(now), *self._erasures.on_deadline(now), *self._telling.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
-            summaries = [throttle.summary(now) for throttle in (self._throttle, self._news)]
-            actions += [Log("warning", text) for text in summaries if text]
+            actions += self._news.summaries(now)
         if self.ending is not None and now >= self._end_due:
             return [*actions, self.ending]
         idle = self.options.idle_timeout
@@ -195,6 +189,7 @@ class CoordinatorMachine:
         """Assert the invariants."""
         self.membership.validate()
         self._erasures.validate()
+        self._telling.validate()
         for run in self.runs.values():
             run.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
@@ -249,7 +244,7 @@ class CoordinatorMachine:
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
-            return [Send(member.peer, member.answered[message.request])]  # the answer was lost
+            return self._telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
         take = HANDLERS.get((member.role, type(message)))
         if take is None:
             raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
@@ -274,15 +269,17 @@ class CoordinatorMachine:
         return [Send(member.peer, Left()), *self._lose(member, now, "closed")]  # it takes its shards with it
 
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
-        run, actions = self.runs[member.job], []
+        run, actions = self.runs[member.job], list[Action]()
+        if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
+            return []
         if run.replaceable(member, message):
             actions = self._replace(run, member, now)
             run = self.runs[member.job]
-        return [*actions, *run.init(member, message, now)]
+        return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
         run = self._run_of(message.epoch)
-        return run.progress(member, message, now) if run else []
+        return self._telling.space(run.progress(member, message, now), now) if run else []
 
     def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
         run = self._run_of(message.epoch)
@@ -441,12 +438,14 @@ class CoordinatorMachine:
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in members]
         return [Log("info", f"ending: {end.reason}"), *shutdowns, *([] if shutdowns else [end])]
 
-    def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+    def _refuse(
+        self, event: Received | Undecodable, member: MemberInfo | None, request: int, error: PSError, now: float
+    ) -> list[Action]:
         self.counts["refused"] += 1
-        member = self.membership.find(peer)
+        peer = event.peer
         who = member.title if member else self.membership.title_of_gone(peer) or f"peer {alias(peer)}"
-        line, host = f"refused a request of {who}: {error}", member.hello.host if member else ""
-        return self._throttle.spare([Log("warning", line), Send(peer, Error.of(request, error))], self._now, host)
+        told = Send(peer, Error.of(request, error))
+        return [*self._news.refusal(f"refused a request of {who}: {error}", event, member, now), told]
 
     # --- what others may look at ---------------------------------------------------------------
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Error, Hello, Message
+from zmqps.core.protocol.messages import Error, Hello, Job, Message
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, JobError, LimitError, ProtocolError, PSError, listed
 
 MAX_MEMBERS = 4096
 #: After so many heartbeats that have not come a member is called silent.
 SILENT_BEATS = 2.5
-#: A member has a handful of requests at the coordinator at a time; this many answers are remembered.
+#: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
+#: description of a job is one object for all its members.
 MAX_ANSWERED = 32
 #: Of those who left, the status shows this many; older ones are forgotten.
 MAX_GONE = 256
@@ -42,6 +43,9 @@ class MemberInfo:
     counters_nbytes: int = 0
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
     answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
+    named: bool = False  # whether it has described the job itself that it trains, and that was accepted
+    told: bool = False  # … and has been told it, so that this is repeated when it asks again
+    again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
 
     def answer(self, request: int, message: Message) -> Send:
         """Return the answer to a request, remembered in case it or the request is sent again."""
@@ -49,6 +53,11 @@ class MemberInfo:
         if len(self.answered) > MAX_ANSWERED:
             self.answered.popitem(last=False)
         return Send(self.peer, message)
+
+    def answer_with(self, job: object) -> Job | None:
+        """Return a remembered answer that tells this very description of a job; what it holds can be told again."""
+        told = (message for message in reversed(self.answered.values()) if isinstance(message, Job))
+        return next((message for message in told if message.job is job), None)
 
     def fail(self, request: int, error: PSError) -> Send:
         """Return the answer to a request that failed."""

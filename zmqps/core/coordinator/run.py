@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from zmqps.core.coordinator.attendance import Attendance
+from zmqps.core.coordinator.attendance import Attendance, unnamed
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.reach import check_in_reach, complaints
+from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
@@ -65,8 +66,10 @@ class JobRun:
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._left_alone = False  # its workers have gone, and no other one has begun since
         self._training: set[bytes] = set()  # workers that have begun
+        self._missed: set[bytes] = set()  # those of them that count: if they are lost the job has lost a worker
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
         self.attendance = Attendance()
+        self.spares = Spares(self.members)
         self.losses = Losses()
         self.steps = Steps(self.members, self.attendance)
         self.startup = Startup(
@@ -74,7 +77,7 @@ class JobRun:
             lambda: self.num_workers, options.workers, root,
         )  # fmt: skip
         self.barriers = Barriers(self.members, self._awaited, self.steps.pause, self.steps.resume)
-        self.data = DataSets(self.members, self.steps.pause, self.steps.resume)
+        self.data = DataSets(self.members, self._lasts, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
 
     @property
@@ -130,10 +133,12 @@ class JobRun:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
-        if member.incarnation in self._training:
+        if member.incarnation in self._missed:
             self.losses.left(member, how)
+            self._missed.remove(member.incarnation)
         self._returned.discard(member.incarnation)
         self.attendance.leave(member, how)
+        self.spares.take(member)
         self.steps.leave(member)
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
@@ -151,7 +156,7 @@ class JobRun:
         expected = self.expected or 0
         if self.attendance.num_joined >= expected > self._all_joined:
             self._all_joined = expected
-        actions = self._place()
+        actions = [*self._place(), *self._fill(now)]
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
@@ -169,21 +174,102 @@ class JobRun:
         """Say what a member begins with, now that the job can be trained."""
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
         if member.role == "worker":
-            if member.incarnation not in self._training:  # who was expected anyway comes in nobody's place
-                self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined)
             self._training.add(member.incarnation)
             self._returned.discard(member.incarnation)
             self._left_alone = False
+            if self.expected is None or member.incarnation in self.attendance:
+                self._miss(member)
         return beginning
 
-    def _count(self, member: MemberInfo, named: bool) -> None:
-        """Count a worker that names the job; one that takes it as it is, where the job takes whoever comes."""
-        if named or self.expected is None:
+    def _miss(self, member: MemberInfo) -> None:
+        """A worker that counts has begun."""
+        if member.incarnation not in self._missed:  # who was expected anyway comes in nobody's place
+            self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined)
+            self._missed.add(member.incarnation)
+
+    # --- who counts ----------------------------------------------------------------------------
+
+    def _count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
+        """Count a worker that names the job, if there is a place; one that takes it as it is, if whoever comes counts.
+
+        Whoever is the first to name it has begun another job than those that could not be started, for which
+        others may have been counted.
+        """
+        actions = self._begin_anew() if first else []
+        if named and self.attendance.name(member, self.expected):
+            if self.expected is not None:
+                self.workers.promote(member, self.expected, self.attendance.here)
+        elif self.expected is None:
             self.attendance.count(member)
-        if named and self.expected is not None and member.role == "worker":
-            self.workers.promote(member, self.expected, self.attendance.here)
+        elif named and member.role == "worker":
+            actions.append(Log("info", f"{member.title} is a spare: job {self.name!r} has the workers that it expects"))
+        return actions
+
+    def _begin_anew(self) -> list[Action]:
+        self.data.begin_anew()
+        for member in self.members.values():
+            member.named = False
+        if self.expected is None:
+            return []
+        error, everybody = unnamed(self.name, self.expected), list(self.attendance)
+        self.attendance.begin_anew()
+        self._all_joined = 0
+        told = self.spares.fail(error)
+        for member in everybody:
+            told += self.barriers.dismiss(member, error)
+        return told
+
+    def _lasts(self, member: MemberInfo) -> bool:
+        """Whether what a member says of the data goes for others: it is one of those the job is for."""
+        return member.named if self.expected is None else member.incarnation in self.attendance
+
+    def _keep(self, member: MemberInfo, message: Kept) -> list[Action] | None:
+        """Return None for a worker that takes part; keep what a spare asks for, and refuse others.
+
+        Raises
+        ------
+        JobError
+            So many workers are expected, and this one has not named the job.
+        """
+        if self.expected is None or (self.startup.job is None and len(self.attendance) < self.expected):
+            self.attendance.count(member)  # where there is no job yet: until somebody names one
+        if self.expected is None or member.incarnation in self.attendance:
+            return None
+        if member.incarnation not in self.attendance.spares:
+            raise unnamed(self.name, self.expected)
+        self.spares.keep(member, message)
+        return [Send(member.peer, Waiting(message.request, waiting_for(self.expected)))]
+
+    def _fill(self, now: float) -> list[Action]:
+        """Let spares take the places that are free, and do what they have asked for."""
+        actions: list[Action] = []
+        filled = self.attendance.fill(self.expected)
+        for member in filled:
+            actions.append(Log("info", f"{member.title} is no spare any more: it counts in job {self.name!r}"))
+            if member.incarnation in self._training:
+                self._miss(member)
+                self.steps.begin(member)
+        if filled and self.expected is not None:
+            self.losses.taken(self.expected - len(self.attendance))
+        for member in filled:
+            for message in self.spares.take(member):
+                try:
+                    actions += self._take_part(member, message, now)
+                except PSError as error:
+                    actions.append(member.fail(message.request, error))
+        return actions
+
+    def _take_part(self, member: MemberInfo, message: Kept, now: float) -> list[Action]:
+        if isinstance(message, Arrive):
+            return self.arrive(member, message, now)
+        return self.enter(member, message, now) if isinstance(message, Enter) else self.take(member, message, now)
 
     def _note(self, member: MemberInfo) -> str:
+        if member.incarnation in self.attendance.spares:
+            return (
+                f"the job {self.name!r} has the workers that it expects ({self.expected}): this one is a spare, and "
+                "takes the place of the first that leaves or is lost; its steps, barriers and data wait until then"
+            )
         if member.incarnation in self._returned:
             return (
                 f"the job {self.name!r} goes on with what was trained before its workers left, not with new initial "
@@ -227,7 +313,8 @@ class JobRun:
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
         self._check_shards()  # no step can be applied to the whole model any more
-        self.attendance.count(member)
+        if (kept := self._keep(member, message)) is not None:
+            return kept
         self.steps.arrive(member, message, now)
         actions = self.steps.advance(self.num_missing, now)
         self.waits.tell_soon(now)
@@ -237,13 +324,15 @@ class JobRun:
         """A worker asks for a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
-        self.attendance.count(member)
+        if (kept := self._keep(member, message)) is not None:
+            return kept
         self.waits.tell_soon(now)
         return [*self.data.take(member, message), *self.steps.advance(self.num_missing, now)]
 
     def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
         """A worker enters a barrier."""
-        self.attendance.count(member)
+        if (kept := self._keep(member, message)) is not None:
+            return kept
         actions = self.barriers.enter(member, message, self.num_missing)
         # first the step that is complete without those who wait: behind the barrier it would wait for them again
         actions += self.steps.advance(self.num_missing, now)
@@ -255,6 +344,7 @@ class JobRun:
         """A member no longer waits for a request."""
         self.barriers.withdraw(member, message.request)
         self.data.withdraw(member, message.request)
+        self.spares.withdraw(member, message.request)
         self.waits.tell_soon(now)
         return self.startup.withdraw(member.incarnation, message.request)
 
@@ -292,7 +382,8 @@ class JobRun:
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         self.steps.leave(server)
-        return [Log("error", f"job {self.name!r}: {error}"), *(worker.fail(n, error) for worker, n, _ in waiters)]
+        told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
+        return [Log("error", f"job {self.name!r}: {error}"), *told]
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -323,10 +414,11 @@ class JobRun:
         yield from self.barriers.waiters(missing)
         yield from self.steps.waiters(missing)
         yield from self.data.waiters()
+        yield from self.spares.waiters(self.expected or 0)
 
     def _anybody_waits(self) -> bool:
         in_start, at_barrier = self.startup.parked, self.barriers.by_name
-        return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits)
+        return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits or self.spares)
 
     def waiting(self) -> list[str]:
         """Return in words what is waited for: a few of many waits."""
@@ -374,7 +466,7 @@ class JobRun:
             "workers": self.num_workers,
             "observers": len(self.observers),
             "lost": self.losses.text,
-            "idle": listed([w.title for w in self.workers if w.incarnation not in self.attendance], 8),
+            "idle": listed([self._idle(w) for w in self.workers if w.incarnation not in self.attendance], 8),
             "idle_s": 0.0 if self.idle_since is None else round(now - self.idle_since, 3),
             "waiting": self.waiting(),
             "job": dict(job),
@@ -383,8 +475,15 @@ class JobRun:
             "servers": {server.hello.name: dict(server.counters_of.get(epoch, {})) for server in servers},
         }
 
+    def _idle(self, worker: MemberInfo) -> str:
+        return f"{'spare ' * (worker.incarnation in self.attendance.spares)}{worker.title}"
+
     def validate(self) -> None:
         """Assert the invariants."""
+        self.spares.validate(self.attendance.spares)
+        assert set(self.attendance.here) <= set(self.members)
+        assert not set(self.attendance.here) & set(self.attendance.spares)
+        assert self._missed <= self._training
         self.barriers.validate()
         self.data.validate()
         self.steps.validate()

@@ -58,7 +58,8 @@ class Startup:
     begin
         Called when a member is told the job.
     count
-        Called with a member that takes part, and whether it has named the job or takes it as it is.
+        Called with a member that takes part, whether it has named the job or takes it as it is, and whether it is
+        the first to name it; returns what is to be done.
     num_workers
         Returns how many workers the job counts on.
     expected
@@ -74,7 +75,7 @@ class Startup:
         slice_nbytes: int,
         new_epoch: Callable[[], int],
         begin: Callable[[MemberInfo], Beginning],
-        count: Callable[[MemberInfo, bool], None],
+        count: Callable[[MemberInfo, bool, bool], list[Action]],
         num_workers: Callable[[], int],
         expected: int | None,
         root: bytes,
@@ -97,6 +98,9 @@ class Startup:
         self.owner = ""
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
+        # what travels of job and placement: one object for all who are told, and for all that is remembered of that
+        self._wire: dict[str, Any] = {}
+        self._cuts: dict[str, Any] = {}
         self.servers: Sequence[MemberInfo] = ()
         self.built: set[int] = set()
         self.loaded: set[int] = set()
@@ -120,12 +124,12 @@ class Startup:
         else:
             job = attached(self.job)
         first, self.job = self.job is None, job
-        self._count(member, bool(message.job))  # before it is told how many there are
+        actions = self._count(member, bool(message.job), first)  # before it is told how many there are
         if first:
             self.owner = member.title  # by the rank that it has now
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
-        actions = self._say_again() if key == next(iter(self.parked), None) else []
+        actions += self._say_again() if key == next(iter(self.parked), None) else []
         requests = self._requests.setdefault(member.incarnation, set())
         if key not in self.parked and len(requests) >= MAX_PARKED:
             raise LimitError(what="number of inits of a member", got=len(requests) + 1, limit=MAX_PARKED)
@@ -142,6 +146,7 @@ class Startup:
         self.servers = servers
         self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
         self._rows = self.placement.rows()
+        self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
         self.epoch = self._new_epoch()
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
@@ -149,9 +154,8 @@ class Startup:
         return [Log("info", text), *self._assign(servers)]
 
     def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
-        assert self.job is not None
         assert self.placement is not None
-        wire, cuts = self.job.to_wire(), self.placement.to_wire()
+        wire, cuts = self._wire, self._cuts
         hosts, workers = Counter(server.hello.host for server in self.servers), self.num_workers()
         return [
             Send(
@@ -231,12 +235,16 @@ class Startup:
         return replies
 
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
-        assert self.job is not None
         assert self.placement is not None
-        placement = {**self.placement.to_wire(), "servers": [self._to_reach(s, member, load) for s in self.servers]}
+        before = None if load else member.answer_with(self._wire)
+        placement: Mapping[str, Any] = (
+            {**self._cuts, "servers": [self._to_reach(s, member, load) for s in self.servers]}
+            if before is None
+            else before.placement
+        )
         self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
-        job = Job(request, self.epoch, self.job.to_wire(), placement, load, step, num_workers, note, member.rank)
+        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank)
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def _key(self, server: MemberInfo) -> bytes:

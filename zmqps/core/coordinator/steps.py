@@ -40,6 +40,8 @@ class Steps:
         self._epoch = 0
         self._servers: dict[bytes, MemberInfo] = {}
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
+        self._told: dict[bytes, int] = {}  # the clocks that those began with who did not count yet
+        self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
         self._waits_for_all = False
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
@@ -67,10 +69,15 @@ class Steps:
         if self.policy is None or member.role != "worker":
             return 0
         if member.incarnation not in self._attendance:
-            return self.policy.now  # nobody waits for it before it has brought something
+            self._told[member.incarnation] = self.policy.now
+            return self.policy.now  # nobody waits for it before it counts
         self._ranks[member.incarnation] = member.rank
         self._training.add(member.incarnation)
-        return self.policy.join(member.incarnation)
+        clock = self.policy.join(member.incarnation)
+        if self.policy.mode != "sync" and member.incarnation in self._told:  # there it learns the step with its answer
+            self._behind[member.incarnation] = max(0, clock - self._told[member.incarnation])
+        self._told.pop(member.incarnation, None)
+        return clock
 
     def pause(self, member: MemberInfo, reason: str) -> None:
         """A worker waits for something other than a step: no step waits for it."""
@@ -87,6 +94,7 @@ class Steps:
         if reasons:
             return 0
         del self._paused[member.incarnation]
+        self._behind.pop(member.incarnation, None)  # it is told where it goes on
         return self.policy.join(member.incarnation)
 
     @property
@@ -109,7 +117,8 @@ class Steps:
         self._requests[member.incarnation] = message.request
         if self._since is None:
             self._since = now
-        self.policy.arrive(member.incarnation, message.step, tuple(message.attempts), now)
+        step = message.step + self._behind.get(member.incarnation, 0)
+        self.policy.arrive(member.incarnation, step, tuple(message.attempts), now)
 
     def leave(self, member: MemberInfo) -> None:
         """A member has gone."""
@@ -117,6 +126,8 @@ class Steps:
         self._training.discard(member.incarnation)
         self._paused.pop(member.incarnation, None)
         self._unconfirmed.pop(member.incarnation, None)
+        self._told.pop(member.incarnation, None)
+        self._behind.pop(member.incarnation, None)
         if self.policy is not None and member.incarnation in self._ranks:
             self.policy.leave(member.incarnation)
             if self.policy.mode != "sync":
@@ -224,5 +235,6 @@ class Steps:
         """Assert the invariants."""
         assert {*self._requests, *self._paused} <= set(self._members)
         assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
+        assert {*self._told, *self._behind} <= set(self._members)
         if self.policy is not None:
             self.policy.validate()

@@ -51,6 +51,7 @@ class Identity:
     secret: bytes = field(default=b"", repr=False)  # known to the coordinator alone: who shows it is this process
     job_secret: bytes = field(default=b"", repr=False)  # of the cluster; empty where it has none
     end_key: bytes = field(default=b"", repr=False)  # who knows it may end jobs where there is no job secret
+    server_key: bytes = field(default=b"", repr=False)  # who knows it may be a server; empty: anybody who may join
     keyed: bool = False  # whether nobody connects to this process without a key
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
@@ -59,18 +60,27 @@ class Identity:
             MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
             job=self.job, secret=ticket or self.secret, epoch=epoch,
         )  # fmt: skip
-        return replace(hello, guard=join_guard(self.job_secret, hello)) if self.job_secret and not ticket else hello
+        secret = b"" if ticket else self.job_secret or self.server_key
+        return replace(hello, guard=join_guard(secret, hello)) if secret else hello
 
 
 class Handshake:
     """Repeats `Hello` on a connection until `Welcome` comes; where it does not come, finds out why.
 
+    A connection that has ended comes back by itself. Until then nothing is said, for it would go nowhere; but the
+    silence counts, and why it lasts is found out, too.
+
     Attributes
     ----------
     since
-        When the first `Hello` was sent.
+        When the silence began: with the first `Hello` that is not answered yet, or the end of the connection; None if
+        there is none.
     why
-        Why it is not answered, in words; empty if that is not known.
+        Why there is no answer, in words; empty if that is not known.
+    is_down
+        Whether the connection has ended and is not back.
+    is_over
+        Whether nobody is waited for any more.
     """
 
     def __init__(self, hello: Hello, peer: Peer, endpoint: str) -> None:
@@ -78,9 +88,10 @@ class Handshake:
         self.endpoint = endpoint
         self.welcome: Welcome | None = None
         self.hello = hello
-        self.due: float | None = None  # when the next Hello is
+        self.due: float | None = None  # when the next Hello is, or the next look at what has ended
         self.since: float | None = None
         self.why = ""
+        self.is_down = self.is_over = False
         self._retry_s = FIRST_RETRY_S
         self._look_due = 0.0
 
@@ -90,42 +101,60 @@ class Handshake:
 
     def again(self, now: float) -> list[Action]:
         """Say hello over a connection that is there (again), as often as it takes."""
+        if self.is_over:
+            return []
+        self.is_down = False
         self._retry_s = FIRST_RETRY_S
         return self.on_deadline(now)
+
+    def ended(self, now: float) -> None:
+        """The connection has ended: be silent until it is back, and look why if that takes long."""
+        if not self.is_over:
+            self.is_down = True
+            self._count(now)
+            self.due = self._look_due
 
     def on_welcome(self, welcome: Welcome) -> None:
         """The other side knows us."""
         self.welcome = welcome
-        self.due = None
+        self.due = self.since = None
         self.why = ""
 
     def stop(self) -> None:
-        """Say nothing any more."""
-        self.due = None
+        """Say nothing any more, and wait for nobody."""
+        self.is_over = True
+        self.due = self.since = None
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Say hello (again)."""
-        self.due = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        if self.since is None:
-            self.since, self._look_due = now, now + LOOK_S
-        actions: list[Action] = [Send(self.peer, self.hello)]
+        """Say hello (again) if there is a connection, and look why nobody answers."""
+        self._count(now)
+        actions: list[Action] = []
+        if not self.is_down:
+            self.due = now + self._retry_s
+            self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+            actions.append(Send(self.peer, self.hello))
         if now >= self._look_due:
             self._look_due = now + LOOK_AGAIN_S
             actions.append(Look(self.peer, self.endpoint))
+        if self.is_down:
+            self.due = self._look_due
         return actions
+
+    def _count(self, now: float) -> None:
+        if self.since is None:
+            self.since, self._look_due = now, now + LOOK_S
 
     def looked(self, why: str) -> bool:
         """Take the answer to a `Look`; return whether it says something new."""
         why = printable(why[:MAX_WHY_CHARS])
-        if self.due is None or why == self.why:  # it has been welcomed meanwhile, or was given up
+        if self.since is None or why == self.why:  # it has been welcomed meanwhile, or was given up
             return False
         self.why = why
         return True
 
     def silence(self, now: float) -> float:
-        """Return for how many seconds it has not been welcomed; 0 if it has."""
-        return 0.0 if self.due is None or self.since is None else now - self.since
+        """Return for how many seconds nobody has answered; 0 if somebody has."""
+        return 0.0 if self.since is None else now - self.since
 
     @property
     def because(self) -> str:

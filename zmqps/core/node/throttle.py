@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from zmqps.core.protocol.events import Action, Log
 from zmqps.errors import counted
 
@@ -10,19 +12,22 @@ MOST_LINES = 20
 WINDOW_S = 10.0
 #: Of all origins together: whoever can have one can have many.
 MOST_IN_ALL = 512
+#: When these are used up, so many more are for origins that have had fewer than a few: nobody silences all the others.
+MOST_OF_FEW = 128
+FEW_LINES = 4
 #: A line holds a few names, and the text of an error.
 MAX_LINE_CHARS = 2000
 
 
 class Throttle:
-    """Lets the first lines of each origin in a window through and counts the rest.
+    """Lets the first lines of each origin in a window through, none twice in a row, and counts the rest.
 
     Parameters
     ----------
     what
         What the lines are about, in the plural.
     most
-        How many lines of an origin are let through in a window.
+        How many lines of an origin are let through in a window; of a connection of several that it has, half of them.
     """
 
     def __init__(self, what: str = "refused requests", most: int = MOST_LINES) -> None:
@@ -31,27 +36,34 @@ class Throttle:
         self._until = 0.0
         self._admitted = 0
         self._left_out = 0
-        self._lines: dict[object, int] = {}  # by origin, of those of which a line was let through
+        self._lines: dict[object, tuple[int, str]] = {}  # by origin: how many were let through, and the last one
+        self._of_connections: Counter[tuple[object, bytes]] = Counter()
 
-    def admit(self, text: str, now: float, origin: object = None) -> str | None:
+    def admit(self, text: str, now: float, origin: object = None, connection: bytes = b"") -> str | None:
         """Return the line to log, if any; the first of a window says how many were left out before."""
         left_out = self._begin(now) if now >= self._until else 0
-        lines = self._lines.get(origin, 0)
-        if lines >= self._most or self._admitted >= MOST_IN_ALL:
+        lines, last = self._lines.get(origin, (0, ""))
+        text = text[:MAX_LINE_CHARS]
+        most = MOST_IN_ALL + (MOST_OF_FEW if lines < FEW_LINES else 0)
+        one = origin, connection
+        half_used = bool(connection) and self._of_connections[one] >= self._most // 2
+        if lines >= self._most or half_used or self._admitted >= most or text == last:
             self._left_out += 1
             return None
-        self._lines[origin] = lines + 1
+        self._lines[origin] = lines + 1, text
         self._admitted += 1
-        text = text[:MAX_LINE_CHARS]
-        return f"{text} ({left_out} similar lines were not logged)" if left_out else text
+        if connection:
+            self._of_connections[one] += 1
+        similar = "similar line was" if left_out == 1 else "similar lines were"
+        return f"{text} ({left_out} {similar} not logged)" if left_out else text
 
-    def spare(self, actions: list[Action], now: float, origin: object = None) -> list[Action]:
+    def spare(self, actions: list[Action], now: float, origin: object = None, connection: bytes = b"") -> list[Action]:
         """Return what a node does about an event without the log lines that are too many."""
         spared: list[Action] = []
         for action in actions:
             if not isinstance(action, Log):
                 spared.append(action)
-            elif (line := self.admit(action.text, now, origin)) is not None:
+            elif (line := self.admit(action.text, now, origin, connection)) is not None:
                 spared.append(Log(action.level, line))
         return spared
 
@@ -65,4 +77,5 @@ class Throttle:
         left_out, self._left_out = self._left_out, 0
         self._until, self._admitted = now + WINDOW_S, 0
         self._lines.clear()
+        self._of_connections.clear()
         return left_out

@@ -7,6 +7,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from zmqps.errors import ConfigurationError
 
 MAX_PORT = (1 << 16) - 1
+#: More ports than any firewall opens for one host's nodes, and few enough to try them all.
+MAX_PORTS = 1000
 #: libzmq's own way to say: all IPv4 addresses of this host.
 STAR = "*"
 _TCP = "tcp://"
@@ -74,3 +76,23 @@ def is_wildcard(host: str) -> bool:
     """Whether a host stands for all addresses of this one: ``0.0.0.0``, ``::`` or ``*``."""
     found = ip_of(host)
     return host == STAR if found is None else found.is_unspecified
+
+
+def parse_ports(text: str) -> range:
+    """Return the ports of ``5571-5580``, or of ``5571``.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither, or names too many.
+    """
+    first, dash, last = text.strip().partition("-")
+    ends = [first, last if dash else first]
+    if not all(end.strip().isascii() and end.strip().isdecimal() and len(end.strip()) <= 5 for end in ends):
+        raise ConfigurationError(f"ports={text!r:.60} is neither a port nor a range; write 5571 or 5571-5580")
+    low, high = int(ends[0]), int(ends[1])
+    if not 1 <= low <= high <= MAX_PORT or high - low >= MAX_PORTS:
+        raise ConfigurationError(
+            f"ports={text!r:.60}: write the lower port first, both of them 1 to {MAX_PORT}, at most {MAX_PORTS} in all"
+        )
+    return range(low, high + 1)

@@ -43,7 +43,7 @@ class Pending(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came; the transport says more of a `Hello`, and of who asks unknown.
+    """A message came; the transport says more of a `Hello`, and of who asks unknown for the end of a job.
 
     ``origin``: the address of the other host that it comes from, empty for this one. ``holder``: where there are keys,
     whose it is.

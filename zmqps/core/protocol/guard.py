@@ -27,6 +27,15 @@ def check_join(job_secret: bytes, hello: Hello) -> None:
         raise IdentityError(f"this cluster has a job secret, and {hello.role} {hello.name} {how}; {_ADVICE}")
 
 
+def check_server(server_key: bytes, hello: Hello) -> None:
+    """Raise `IdentityError` unless a server knows the key of those that may be one; anybody may where there is none."""
+    if hello.role == "server" and server_key and not same(hello.guard, join_guard(server_key, hello)):
+        raise IdentityError(
+            f"this cluster takes servers of the user that started it alone, and server {hello.name} does not show that "
+            "it is one; start it as that user, with the same TMPDIR, or start the cluster with --job-secret FILE"
+        )
+
+
 def welcome_guard(job_secret: bytes, hello: Hello) -> bytes:
     """Return what a coordinator answers a member, to show that it knows the job secret; empty where there is none."""
     return _guard(job_secret, b"welcome", hello.incarnation, hello.secret) if job_secret else b""

@@ -10,6 +10,8 @@ PUSH_WINDOW = 4096
 WINDOW_NBYTES = 16 << 20
 #: Bytes of answers that may wait for one peer to read them, besides one more message.
 MAX_BACKLOG_NBYTES = 4 * WINDOW_NBYTES
+#: Of all peers of a node: beyond it who does not read, or has most of it, is shut.
+MAX_ALL_BACKLOGS_NBYTES = 64 * WINDOW_NBYTES
 #: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.
 MAX_FACTS = 16
 MAX_FACT_CHARS = 4096

@@ -18,6 +18,7 @@ import numpy as np
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.memory import GIVE_BACK_NBYTES, HostMemory, Memory
+from zmqps.core.server.slices import Note
 from zmqps.errors import LimitError, ProtocolError
 
 #: Steps whose gradients may wait at the same time: the one being collected, and the next, whose
@@ -77,8 +78,9 @@ class Brought:
 class Stage:
     """The gradients of the open steps of one shard, apart for each push and slice.
 
-    Memory is bounded by `OPEN_STEPS` times, for each worker, the gradients that a step may need of it, and
-    `SPARE_GRADIENTS`; buffers of whole slices are used again, and given back after `SPARE_STEPS` without need.
+    Memory is bounded for each worker, not in sum, for nobody knows how many there will be: `OPEN_STEPS` times the
+    gradients that a step may need of it, and `SPARE_GRADIENTS`. Buffers of whole slices are used again, and given back
+    after `SPARE_STEPS` without need.
 
     Parameters
     ----------
@@ -99,8 +101,10 @@ class Stage:
         self._totals: dict[np.dtype[Any], Array] = {}
         self._scratch: dict[np.dtype[Any], Array] = {}
 
-    def add(self, step: int, push: PushId, parts: Sequence[Contribution], examples: int) -> None:
-        """Keep what a message brings: all of it, or nothing if that is too much.
+    def add(
+        self, step: int, push: PushId, parts: Sequence[Contribution], examples: int, note: Note = lambda: None
+    ) -> None:
+        """Keep what a message brings: all of it, or nothing if that is too much; ``note`` remembers that it is kept.
 
         Raises
         ------
@@ -113,12 +117,21 @@ class Stage:
         if any(part.slice.index in slices for part in parts):
             raise ProtocolError("a push has one message for each slice")
         nbytes = PART_NBYTES * max(1, len(parts)) + sum(piece.nbytes for part in parts for piece in part.pieces)
-        got = self._used.get(step, Counter[bytes]())[push[0]] + nbytes
+        before = self._used.get(step, Counter[bytes]())[push[0]]
+        got = before + nbytes
         if got > self._limit:
             raise LimitError(what="bytes of one worker's gradients of a step", got=got, limit=self._limit)
         brought = self._keep([part for part in parts if part.pieces], examples)
-        self._used.setdefault(step, Counter())[push[0]] = got
-        self._steps.setdefault(step, {}).setdefault(push, {}).update(brought)
+        used, kept = self._used.setdefault(step, Counter()), self._steps.setdefault(step, {}).setdefault(push, {})
+        try:
+            kept.update(brought)
+            used[push[0]] = got
+            note()
+        except BaseException:
+            for index in brought:
+                kept.pop(index, None)
+            used[push[0]] = before
+            raise
 
     def _keep(self, parts: Sequence[Contribution], examples: int) -> dict[int, Brought]:
         """Copy parts to buffers, by slice; what fails leaves the spares as they were."""

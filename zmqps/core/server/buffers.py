@@ -97,12 +97,11 @@ class Buffers:
         return (value, readers) if free else self._spare(value.size, value.dtype)
 
     def move(self, state: SliceState, room: Room) -> None:
-        """Let a slice's values be those in a buffer of `room`."""
-        left = state.value, state.readers
-        state.value, state.readers = room
+        """Let a slice's values be those in a buffer of `room`; done again it goes on where it failed."""
+        if room[0] is not state.value:
+            self._keep(state, (state.value, state.readers))
+            state.value, state.readers = room
         state.readers.clear()
-        if left[0] is not room[0]:
-            self._keep(state, left)
 
     def put_back(self, state: SliceState, room: Room) -> None:
         """The slice stays where it is."""
@@ -112,7 +111,8 @@ class Buffers:
     def _keep(self, state: SliceState, room: Room) -> None:
         """Keep a buffer that a slice is not in for others, unless it is a place of that slice."""
         if not any(room[0] is place for place, _ in state.places):
-            self._spares.append((room, self._window))
+            if not self._spares or self._spares[-1][0][0] is not room[0]:  # else that was done before it failed
+                self._spares.append((room, self._window))
 
     def _spare(self, size: int, dtype: np.dtype[Any]) -> Room:
         for i in range(len(self._spares) - 1, -1, -1):  # the last ones first: those nobody needs stay where they are

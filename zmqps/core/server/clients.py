@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.keys import LOADER, proof_of, same, ticket_of
@@ -21,7 +21,7 @@ from zmqps.errors import (
 
 #: A worker is a few hundred bytes and a ledger here. The coordinator has no more members.
 MAX_CLIENTS = 4096
-#: Incarnations that were lost or have left. A ticket does not expire before its job, so this is what refuses them.
+#: Incarnations that were lost or have left, of which it is known how. Who pushed is refused after that, too.
 MAX_BARRED = 4096
 
 
@@ -81,10 +81,13 @@ class Clients:
     def __len__(self) -> int:
         return len(self.by_incarnation)
 
-    def welcome(self, peer: Peer, hello: Hello, key: bytes, holder: KeyHolder | None = None) -> bytes:
+    def welcome(
+        self, peer: Peer, hello: Hello, key: bytes, holder: KeyHolder | None = None, past: Container[bytes] = ()
+    ) -> bytes:
         """Take a member of the job of this key; return what proves to it who this server is.
 
-        The same incarnation may come on another connection: that one speaks for it from then on.
+        The same incarnation may come on another connection: that one speaks for it from then on. A ticket does not
+        expire before its job: ``past`` are those who pushed to that and have gone, however long ago.
 
         Raises
         ------
@@ -109,6 +112,8 @@ class Clients:
         if behind is not None and behind is not client:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
         if client is None:
+            if who in past:
+                raise departed(0)
             if len(self) >= MAX_CLIENTS:
                 raise LimitError(what="number of workers", got=len(self) + 1, limit=MAX_CLIENTS)
             client = self.by_incarnation[who] = Client(hello, peer, holder)

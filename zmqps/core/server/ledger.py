@@ -38,9 +38,11 @@ class Ledger:
         return found
 
     def record(self, seq: int, result: Result) -> None:
-        """Remember that ``seq`` was applied with this result."""
-        assert self.results.get(seq) is None
-        if seq > self.floor:
+        """Remember that ``seq`` was applied with this result; nothing more if that has been said."""
+        assert self.results.get(seq) in (None, result)
+        if seq in self.results:
+            self.results[seq] = result  # the last thing that is done: what fails before has not been remembered
+        elif seq > self.floor:
             self.results[seq] = result
             if len(self.results) > PUSH_WINDOW:
                 self._forget_oldest()

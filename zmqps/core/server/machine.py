@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from zmqps.core.job.keyspace import Placement
@@ -343,7 +344,7 @@ class ServerMachine:
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
             member.num_workers, member.num_servers,
-            proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder),
+            proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder, tenant.past),
         )  # fmt: skip
         return [Send(event.peer, welcome)]
 
@@ -374,16 +375,14 @@ class ServerMachine:
             codec = None if message.codec == RAW else named(message.codec)
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
+            parts, name, note = message.parts, client.name, partial(ledger.record, message.seq)
             if shard.stage is None:
-                applied = shard.push(message.parts, payload, client.name, checked=checked, puller=client.puller)
+                result = shard.push(parts, payload, name, checked=checked, puller=client.puller, note=note)
             else:
                 push = client.hello.incarnation, message.attempt
-                applied = shard.collect(
-                    message.parts, payload, push, message.step, message.examples, client.name, checked=checked
+                result = shard.collect(
+                    parts, payload, push, message.step, message.examples, name, checked=checked, note=note
                 )
-            versions, staleness = zip(*applied, strict=True) if applied else ((), ())
-            result = versions, staleness
-            ledger.record(message.seq, result)
             tenant.counts["pushes"] += 1
             for buffer in message.payload:
                 tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
@@ -451,9 +450,10 @@ class ServerMachine:
         return actions
 
     def _values(self, client: Client, tenant: Tenant, shard: Shard, message: Pull) -> Action:
-        tenant.counts["pulls"] += 1
         found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
-        return self._send_values(client, tenant, shard, message, message.codec, (), found)
+        answer = self._send_values(client, tenant, shard, message, message.codec, (), found)
+        tenant.counts["pulls"] += 1
+        return answer
 
     def _send_values(
         self,

@@ -4,15 +4,16 @@ A slice is updated in one go, so its update is atomic. A buffer that the transpo
 (a pull being sent without a copy) is never written: the update then goes to a spare buffer, which
 takes its place. So a pull never sees a slice half updated, and nobody waits for a lock.
 
-An update has all the memory it needs before the first kernel runs, and nothing is counted before the last
-one has. So what fails changes nothing, and may be asked for again.
+An update has all the memory it needs before the first kernel runs, and nothing is counted before the last one has;
+from then on it is applied, and whoever asked for it remembers that first. So what fails changes nothing, and may be
+asked for again, and what is done is done once.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
 from zmqps.core.server.buffers import Buffers
+from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rules import Rules
-from zmqps.core.server.slices import Pin, SliceState, Updates
+from zmqps.core.server.slices import Note, Pin, SliceState, Updates
 from zmqps.core.server.stale import treat
 from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import (
@@ -140,7 +142,8 @@ class Shard:
         *,
         checked: bool = False,
         puller: bytes = b"",
-    ) -> list[tuple[int, int]]:
+        note: Callable[[Result], None] | None = None,
+    ) -> Result:
         """Apply the gradients of all parts, or none of them.
 
         Parameters
@@ -153,11 +156,13 @@ class Shard:
             The gradients are known to be finite.
         puller
             Whose copies (`pull`) say what the gradients were computed from.
+        note
+            Remembers what is returned, as soon as it is true; called again with the same if memory is short.
 
         Returns
         -------
-        list of (version, staleness)
-            A part: the slice's version after the update, and how many updates it had had since the
+        versions, staleness
+            Of each part: the slice's version after the update, and how many updates it had had since the
             worker read it. A part that the treatment drops changes nothing, the version neither.
 
         Raises
@@ -176,8 +181,13 @@ class Shard:
         if self._reject_nonfinite and not checked:
             self._check_finite(pieces, worker)
         if self._treatment is not None:
-            return self._push_treated(self._treatment, states, parts, pieces, puller)
-        return self._update(states, parts, pieces)
+            return self._push_treated(self._treatment, states, parts, pieces, puller, note)
+        result = (
+            tuple([state.version + 1 for state in states]),
+            tuple([max(0, state.version - read) for state, (_, read, _) in zip(states, parts, strict=True)]),
+        )
+        self._update(states, parts, pieces, (), partial(note, result) if note else None)
+        return result
 
     def _push_treated(
         self,
@@ -186,37 +196,38 @@ class Shard:
         parts: Sequence[Part],
         pieces: Sequence[tuple[SliceState, int, Any]],
         puller: bytes,
-    ) -> list[tuple[int, int]]:
+        note: Callable[[Result], None] | None,
+    ) -> Result:
         """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
         find = None if self.copies is None else partial(self.copies.find, puller)
         treated = treat(treatment, self.memory, find, states, parts, pieces)
-        applied = self._update(treated.states, treated.parts, treated.pieces, treated.gradients)
+        kept = {index for index, _, _ in treated.parts}
+        result = (
+            tuple([version + (index in kept) for index, (version, _) in treated.results.items()]),
+            tuple([staleness for _, staleness in treated.results.values()]),
+        )
+        noted = partial(note, result) if note else None
+        self._update(treated.states, treated.parts, treated.pieces, treated.gradients, noted)
         self.counters["dropped"] += len(parts) - len(treated.parts)
         self.counters["uncompensated"] += treated.num_uncompensated
-        applied_to = [index for index, _, _ in treated.parts]
-        return list({**treated.results, **dict(zip(applied_to, applied, strict=True))}.values())
+        return result
 
     def _update(
         self,
         states: Sequence[SliceState],
         parts: Sequence[Part],
         pieces: Sequence[tuple[SliceState, int, Any]],
-        treated: Sequence[Array | None] = (),
-    ) -> list[tuple[int, int]]:
-        rooms = self.updates.compute(states, pieces, treated)
-        results = []
-        for state, (_, read_version, ranges) in zip(states, parts, strict=True):
-            if rooms and state.slice.index in rooms:
-                self._buffers.move(state, rooms[state.slice.index])
-            if not ranges:
-                state.steps += 1
+        treated: Sequence[Array | None],
+        note: Note | None,
+    ) -> None:
+        after = []
+        for state, (_, _, ranges) in zip(states, parts, strict=True):
+            steps = state.steps.copy() if ranges else state.steps + 1
             for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
                 first, last = state.segments(start, stop)
-                state.steps[first:last] += 1
-            staleness = max(0, state.version - read_version)
-            state.version += 1
-            results.append((state.version, staleness))
-        return results
+                steps[first:last] += 1
+            after.append((state, state.version + 1, steps))
+        self.updates.apply(states, pieces, treated, after, note)
 
     def collect(
         self,
@@ -228,7 +239,8 @@ class Shard:
         worker: str,
         *,
         checked: bool = False,
-    ) -> list[tuple[int, int]]:
+        note: Callable[[Result], None] | None = None,
+    ) -> Result:
         """Keep gradients for a step of the synchronous mode; as `push`, but nothing is applied yet.
 
         Gradients of a step that is over are dropped and counted (``late``); the coordinator, which
@@ -245,6 +257,8 @@ class Shard:
             How often they count in the mean.
         worker
             Its name, for errors.
+        note
+            As in `push`.
 
         Raises
         ------
@@ -261,7 +275,10 @@ class Shard:
         if self._reject_nonfinite and not checked:
             self._check_finite(pieces, worker)
         staleness = max(0, self.version - step)
+        result = (self.version,) * len(parts), (staleness,) * len(parts)
+        noted = partial(note, result) if note else _unnoted
         if staleness:
+            noted()
             self.counters["late"] += 1
         else:
             gradients: dict[int, list[Any]] = {state.slice.index: [] for state in states}
@@ -271,8 +288,8 @@ class Shard:
                 Contribution(state.slice, _bounds_of(state, ranges), gradients[state.slice.index])
                 for state, (_, _, ranges) in zip(states, parts, strict=True)
             ]
-            self.stage.add(step, push, brought, examples)
-        return [(self.version, staleness)] * len(parts)
+            self.stage.add(step, push, brought, examples, noted)
+        return result
 
     def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
         """Apply the mean of the contributors' gradients of a step, added in their order.
@@ -284,41 +301,42 @@ class Shard:
         assert self.stage is not None
         assert step == self.version
         brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
+        contributed = set(brought)
         for state in self.slices:
             if state.version == step:  # else it was done before a later slice failed
                 self._step(state, self.stage.mean(step, state.slice.index, brought))
-        dropped = self.stage.close(step) - set(brought)
+        dropped = self.stage.close(step) - contributed
         self.version += 1
         if dropped:
             self.counters["dropped"] += len(dropped)
 
     def _step(self, state: SliceState, means: Sequence[tuple[int, Array]]) -> None:
         """Apply the mean of a step to a slice."""
-        before = tuple(state.history)
-        self._keep(state)
-        try:
-            pieces = [(state, start, gradient) for start, gradient in means]
-            rooms = self.updates.compute([state], pieces, [gradient for _, gradient in means]) if means else {}
-        except BaseException:
-            for *_, pin in state.history:
-                pin.done = True
-            for *_, pin in before:
-                pin.done = False
-            state.history = deque(before)
-            raise
-        for room in rooms.values():
-            self._buffers.move(state, room)
+        pieces = [(state, start, gradient) for start, gradient in means]
+        gradients = [gradient for _, gradient in means]
+        steps = state.steps.copy()
         for start, gradient in means:
             first, last = state.segments(start, start + gradient.size)
-            state.steps[first:last] += 1
-        state.version += 1
+            steps[first:last] += 1
+        after = [(state, state.version + 1, steps)]
+        before = state.history.copy()
+        try:
+            self._keep(state)
+            self.updates.apply([state] if means else [], pieces, gradients, after)
+        except BaseException:
+            for version in state.history:
+                version[3].done = True
+            for version in before:
+                version[3].done = False
+            state.history = before
+            raise
 
     def _keep(self, state: SliceState) -> None:
         """Keep the current version of a slice readable for the next `retain` versions."""
         if self._retain:
             pin = Pin()
-            state.readers.append(pin)
             state.history.append((state.version, state.value, state.readers, pin))
+            state.readers.append(pin)
             if len(state.history) > self._retain:
                 state.history.popleft()[3].done = True
 
@@ -461,6 +479,10 @@ class Shard:
             assert self.stage is None or state.version - self.version in (0, 1)
         if self.stage is not None:
             self.stage.validate()
+
+
+def _unnoted() -> None:
+    """Nobody remembers what was done."""
 
 
 def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:

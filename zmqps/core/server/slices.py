@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from zmqps.errors import InternalError, ShardBrokenError
 
 #: A buffer, and who reads it.
 Room = tuple[Array, list[Reader]]
+#: Elements that one kernel call can take: ``(start, stop, kernel, updates so far)``.
+Stretch = tuple[int, int, int, int]
+#: Does nothing that needs memory, and the same if it is called twice.
+Note = Callable[[], None]
 
 
 class Pin:
@@ -62,11 +67,11 @@ class SliceState:
                 return number, value, readers
         return self.version, self.value, self.readers
 
-    def runs(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
-        """Return ``(start, stop, kernel, updates so far)`` of stretches that one kernel call can take."""
+    def runs(self, start: int, stop: int) -> list[Stretch]:
+        """Return the stretches between two elements that one kernel call can take."""
         first, last = self.segments(start, stop)
         keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
-        runs: list[tuple[int, int, int, int]] = []
+        runs: list[Stretch] = []
         for number, (kernel, steps) in enumerate(keys):
             if number and keys[number - 1] == (kernel, steps):
                 continue
@@ -83,12 +88,19 @@ class Rooms(Protocol):
     def room(self, state: SliceState) -> Room:
         """Return a buffer that nobody reads for the next values of a slice."""
 
+    def move(self, state: SliceState, room: Room) -> None:
+        """Let a slice's values be those in a buffer; done again it goes on where it failed."""
+
     def put_back(self, state: SliceState, room: Room) -> None:
         """The slice stays where it is."""
 
 
+#: A slice with what it is to have once it is updated: its version, and the updates of each of its parameters.
+After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]"]
+
+
 class Updates:
-    """Computes new values and slots of slices: of all slices that belong together, or of none.
+    """Updates slices: all that belong together, or none.
 
     Parameters
     ----------
@@ -108,37 +120,39 @@ class Updates:
         self._rooms = rooms
         self._memory = memory
         self._undoes = undoes
-        self._num_calls = 0  # of kernels, in the update under way
+        self._num_calls = 0  # of kernels that have not failed, in the update under way
+        self._torn = ShardBrokenError(why="memory was short")  # there must be none for it then
 
-    def compute(
+    def apply(
         self,
         states: Sequence[SliceState],
         pieces: Sequence[tuple[SliceState, int, Any]],
-        gradients: Sequence[Array | None] = (),
-    ) -> dict[int, Room]:
-        """Run the kernels over pieces of gradients, once all memory is there that is needed.
-
-        Nothing is counted, and no slice is moved.
+        gradients: Sequence[Array | None],
+        after: Sequence[After],
+        note: Note | None = None,
+    ) -> None:
+        """Run the kernels over pieces of gradients, once all memory is there that is needed, and count the update.
 
         Parameters
         ----------
         states, pieces
             The slices, and for each piece its slice and first element.
         gradients
-            What to apply instead of each piece; None: what `Memory.take` makes of it.
-
-        Returns
-        -------
-        dict of int to Room
-            Where the new values of a slice are, by its number; of those left out they are in place.
+            What to apply instead of each piece; None, or none at all: what `Memory.take` makes of it.
+        after
+            What slices have afterwards.
+        note
+            Remembers that the update was applied.
 
         Raises
         ------
         ShardBrokenError
-            It failed after a kernel had written, and there was no copy. Whatever else fails changes nothing.
+            It failed after a kernel had written, and there was no copy. Whatever else fails changes nothing; and once
+            the last kernel has run, memory that is short is no failure any more.
         """
         rooms: dict[int, Room] = {}
         undo = None
+        written = False
         self._num_calls = 0
         try:
             for state in states:
@@ -153,25 +167,62 @@ class Updates:
                 pieces = self._memory.secure(pieces)
             if rooms:
                 _fill(rooms, states, pieces)
+            runs = [state.runs(start, start + piece.size) for state, start, piece in pieces]
             for number, (state, start, piece) in enumerate(pieces):
                 out = rooms[state.slice.index][0] if rooms and state.slice.index in rooms else state.value
                 gradient = gradients[number] if gradients else None
-                self._apply(state, out, start, self._memory.take(piece) if gradient is None else gradient)
+                taken = self._memory.take(piece) if gradient is None else gradient
+                self._compute(state, out, start, taken, runs[number])
+            written = True
+            if note is not None:  # as `_finish`, but for a call on the way of each push
+                note()
+            for state, version, steps in after:
+                if rooms and state.slice.index in rooms:
+                    self._rooms.move(state, rooms[state.slice.index])
+                state.steps = steps
+                state.version = version
         except BaseException as error:
-            self._take_back(states, rooms, undo, error)
-            raise
-        return rooms
+            if not written:
+                self._take_back(states, rooms, undo, error)
+                raise
+            self._finish_again(after, rooms, note, error)
 
-    def _apply(self, state: SliceState, out: Array, start: int, gradient: Array) -> None:
+    def _finish(self, after: Sequence[After], rooms: dict[int, Room], note: Note | None) -> None:
+        """Count what is written; done again it goes on where it failed."""
+        if note is not None:
+            note()
+        for state, version, steps in after:
+            if rooms and state.slice.index in rooms:
+                self._rooms.move(state, rooms[state.slice.index])
+            state.steps = steps
+            state.version = version
+
+    def _finish_again(
+        self, after: Sequence[After], rooms: dict[int, Room], note: Note | None, cause: BaseException
+    ) -> None:
+        """Count what is written, which is applied, though memory was so short that not even this could be done."""
+        try:
+            self._finish(after, rooms, note)
+        except BaseException as error:
+            self._break(error)
+        if not isinstance(cause, MemoryError):
+            raise cause
+
+    def _compute(self, state: SliceState, out: Array, start: int, gradient: Array, runs: Sequence[Stretch]) -> None:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
         source = state.value
-        for lo, hi, kernel_index, step in state.runs(start, start + gradient.size):
+        for lo, hi, kernel_index, step in runs:
             kernel = self._kernels[kernel_index]
             if kernel is not None:
                 slots, new = tuple([slot[lo:hi] for slot in state.slots]), out[lo:hi]
                 w = new if source is out else source[lo:hi]
-                kernel(w, gradient[lo - start : hi - start], new, slots, step + 1)
+                g = gradient[lo - start : hi - start]
                 self._num_calls += 1
+                try:
+                    kernel(w, g, new, slots, step + 1)
+                except BaseException:
+                    self._num_calls -= 1  # it has written nothing
+                    raise
             elif source is not out:
                 out[lo:hi] = source[lo:hi]
 
@@ -179,18 +230,24 @@ class Updates:
         self, states: Sequence[SliceState], rooms: dict[int, Room], undo: Undo | None, cause: BaseException
     ) -> None:
         """Leave all as it was before an update that has failed; raise `ShardBrokenError` if that cannot be done."""
-        for state in states:
-            if state.slice.index in rooms:
-                self._rooms.put_back(state, rooms[state.slice.index])
         torn = undo is None and (self._num_calls > 0 or isinstance(cause, InternalError))
         try:
             if undo is not None:
                 undo.restore()
         except Exception:
             torn = True
+        with suppress(MemoryError):  # a spare that is lost costs nothing but memory
+            for state in states:
+                if state.slice.index in rooms:
+                    self._rooms.put_back(state, rooms[state.slice.index])
         if torn:
-            self.broken = ShardBrokenError(why=f"{type(cause).__name__}: {cause}"[:200])
-            raise self.broken.again() from cause
+            self._break(cause)
+
+    def _break(self, cause: BaseException) -> NoReturn:
+        """Nothing can be done with the shard any more."""
+        self.broken = self._torn  # before anything that needs memory
+        self.broken = ShardBrokenError(why=f"{type(cause).__name__}: {cause}"[:200])
+        raise self.broken.again() from cause
 
 
 def _fill(rooms: dict[int, Room], states: Sequence[SliceState], pieces: Sequence[tuple[SliceState, int, Any]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.parked import Parked
+from zmqps.core.server.past import Past
 from zmqps.core.server.shard import Shard
 from zmqps.errors import JobError
 
@@ -32,6 +33,7 @@ class Tenant:
         self.beside = beside
         self.shard: Shard | None = None  # while it is not built yet
         self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
+        self.past = Past(assign.key)  # who had a ledger
         self.parked = Parked()
         self.counts: Counter[str] = Counter()
 
@@ -80,7 +82,8 @@ class Tenant:
 
     def forget(self, incarnation: bytes) -> None:
         """A client has gone."""
-        self.ledgers.pop(incarnation, None)
+        if self.ledgers.pop(incarnation, None) is not None:
+            self.past.add(incarnation)
         if self.shard is not None and self.shard.copies is not None:
             self.shard.copies.forget(incarnation)
         self.parked.drop(incarnation)

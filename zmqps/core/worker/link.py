@@ -196,11 +196,15 @@ class Link:
         """The connection is there, perhaps again: say hello, for what was sent before may be lost."""
         if self.lost is not None:
             return []
-        self.on_disconnected()
+        self._break()
         return self.handshake.again(now)
 
-    def on_disconnected(self) -> None:
+    def on_disconnected(self, now: float) -> None:
         """The connection has ended: nothing leaves until the server has welcomed us over the next one."""
+        self._break()
+        self.handshake.ended(now)
+
+    def _break(self) -> None:
         self._broken = self.handshake.welcome is not None
         self._overtaken.clear()  # with all the others, then
         self._clear_put_off()
@@ -208,6 +212,8 @@ class Link:
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
         """The server knows us: begin to send, or to send again what a broken connection may have lost."""
+        if self.handshake.is_down:  # that came over the one that has ended; the next one is not there
+            return []
         self.handshake.on_welcome(welcome)
         self.heard_at = now
         if self._broken:
@@ -369,7 +375,8 @@ class Link:
         if self.handshake.welcome is None:
             return f"{self.title} to accept the connection{self.handshake.because}"
         if self._broken:
-            return f"the connection to {self.title} to come back, last heard from {now - self.heard_at:.1f} s ago"
+            heard = f"last heard from {now - self.heard_at:.1f} s ago"
+            return f"the connection to {self.title} to come back, {heard}{self.handshake.because}"
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
         if not missing:
             return ""
@@ -410,6 +417,7 @@ class Link:
         assert all(number == request.number for number, request in self.in_flight.items())
         assert self.retry_due == min([request.retry_at or 0.0 for request in self._put_off], default=None)
         assert not (self._put_off and self._broken)
+        assert self.handshake.is_over or self.handshake.due is not None or not self._broken, "nobody looks why"
 
 
 def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:

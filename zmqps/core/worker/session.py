@@ -45,7 +45,6 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.messages import Init as InitMessage
-from zmqps.core.protocol.messages import Leave as LeaveMessage
 from zmqps.core.worker.operations import (
     Advance,
     AskStatus,
@@ -185,7 +184,7 @@ class SessionMachine:
                 return self.transfers.connected(event.peer, now)
             return [*self.member.on_connected(now), *(self._questions.again(now) if self.member.joined else [])]
         if isinstance(event, Disconnected):
-            return self.transfers.disconnected(event.peer)
+            return self.transfers.disconnected(event.peer, now)
         if isinstance(event, Looked):
             ours = event.peer == COORDINATOR
             return self.member.looked(event.why, now) if ours else self.transfers.looked(event, now)
@@ -360,9 +359,7 @@ class SessionMachine:
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
 
     def _goodbye(self, reason: str) -> list[Action]:
-        known = [link for link in self.transfers.links if link.handshake.welcome is not None and link.lost is None]
-        reason = "finished" if reason == "finished" else "closed"
-        farewells: list[Action] = [] if self._parted else [Send(link.peer, LeaveMessage(reason)) for link in known]
+        farewells = [] if self._parted else self.transfers.part("finished" if reason == "finished" else "closed")
         self._parted = True
         if self.member.left:
             return farewells
@@ -381,6 +378,7 @@ class SessionMachine:
 
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error
+        self.transfers.forget_servers()
         actions: list[Action] = []
         for operation in list(self.operations):
             if not operation.done:

@@ -13,10 +13,10 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.node.member import LOOK_S, Handshake, Identity, Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import Coding
-from zmqps.core.protocol.events import Action, Landed, Log, Looked, Peer, server_peer
+from zmqps.core.protocol.events import Action, Landed, Log, Looked, Peer, Send, server_peer
 from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
-from zmqps.core.protocol.messages import Ack, Error, Job, Lost, Message, Proceed, Values, Waiting, Welcome
+from zmqps.core.protocol.messages import Ack, Error, Job, Leave, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import SHORT_S, Link
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
@@ -362,17 +362,34 @@ class Transfers:
         error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
         return [Log("error", str(error)), *self._fail_link(link, error)]
 
+    @property
+    def lost_server(self) -> PSError | None:
+        """The error of a server that is lost, and with it a part of the job; None: all are there."""
+        errors = (link.lost for link in self.links)
+        return next((e for e in errors if isinstance(e, PeerLostError) and e.role == "server"), None)
+
     def connected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server is there, perhaps again."""
         link = self._by_peer.get(peer)
         return [] if link is None else link.on_connected(now)
 
-    def disconnected(self, peer: Peer) -> list[Action]:
+    def disconnected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server has ended; it comes back by itself."""
         link = self._by_peer.get(peer)
         if link is not None:
-            link.on_disconnected()
+            link.on_disconnected(now)
         return []
+
+    def part(self, reason: str) -> list[Action]:
+        """Say goodbye to the servers that know us."""
+        known = [link for link in self.links if link.handshake.welcome is not None and link.lost is None]
+        self.forget_servers()
+        return [Send(link.peer, Leave(reason)) for link in known]
+
+    def forget_servers(self) -> None:
+        """Wait for no server any more: who ends now is not missed."""
+        for link in self.links:
+            link.handshake.stop()
 
     def looked(self, looked: Looked, now: float) -> list[Action]:
         """Say why a server does not answer, here and to the coordinator."""
@@ -384,8 +401,8 @@ class Transfers:
         return [Log("warning", f"cannot reach {link.title} for {silent_s:.0f} s: {why}")]
 
     def unreached(self, now: float) -> Mapping[str, str]:
-        """Return the servers that do not answer, for how long and why, as a counter for the status."""
-        silent = [(link, link.handshake.silence(now)) for link in self.links if link.handshake.welcome is None]
+        """Return the servers that cannot be reached, for how long and why, as a counter for the status."""
+        silent = [(link, link.handshake.silence(now)) for link in self.links]
         texts = [f"{link.title} for {s:.0f} s{link.handshake.because}" for link, s in silent if s >= LOOK_S]
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
 

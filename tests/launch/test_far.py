@@ -1,0 +1,85 @@
+"""Lines and files as the two ends of `zmqps launch` say them."""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import os
+from pathlib import Path
+
+import pytest
+
+from zmqps.errors import ConfigurationError
+from zmqps.launch.far import (
+    MAX_LINE_NBYTES,
+    PART_NBYTES,
+    check_name,
+    decode,
+    encode,
+    open_reader,
+    open_voice,
+    pack,
+    parts,
+    unpack,
+)
+
+PATIENCE = 20.0
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "num_parts"), [(0, 0), (1, 1), (PART_NBYTES, 1), (PART_NBYTES + 1, 2), (3 * PART_NBYTES, 3)]
+)
+def test_the_parts_of_a_file_are_all_of_it_and_fit_into_a_line_each(
+    tmp_path: Path, nbytes: int, num_parts: int
+) -> None:
+    content = os.urandom(nbytes)
+    (tmp_path / "file").write_bytes(content)
+    found = list(parts(tmp_path / "file"))
+    assert len(found) == num_parts
+    assert b"".join(map(unpack, found)) == content == unpack(pack(tmp_path / "file"))
+    assert all(len(encode({"is": "file", "name": "x" * 255, "data": part})) < MAX_LINE_NBYTES for part in found)
+
+
+@pytest.mark.parametrize("text", ["no base64!", "QQ=", "QQ==\n"])
+def test_a_part_that_is_damaged_is_refused(text: str) -> None:
+    with pytest.raises(binascii.Error):
+        unpack(text)
+
+
+@pytest.mark.parametrize("line", [b"", b"Last login: today\n", b"[1]\n", b"7\n", b"\xff\n", b"[" * 100_000])
+def test_a_line_that_is_no_message_is_refused(line: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="is no message of zmqps launch"):
+        decode(line)
+
+
+def test_a_name_stays_below_the_folder() -> None:
+    assert check_name("keys/node.key") == "keys/node.key"
+    for name in ("", "/etc/passwd", "..", "keys/../../x", "x\0", "."):
+        with pytest.raises(ConfigurationError, match="cannot be the name of a file"):
+            check_name(name)
+
+
+def test_what_a_voice_says_is_read_in_order_until_it_closes() -> None:
+    async def main() -> list[object]:
+        ends = [os.fdopen(fd, mode, buffering=0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
+        reader, transport = await open_reader(ends[0])
+        voice = await open_voice(ends[1])
+        messages = [{"number": number, "text": "x" * 100_000 + "\n"} for number in range(5)]
+
+        async def say() -> None:
+            for message in messages:
+                voice.say(message)
+                await voice.flush()
+            voice.close()
+            voice.say({"too": "late"})
+
+        async with asyncio.timeout(PATIENCE):
+            saying = asyncio.create_task(say())
+            heard = [decode(line) async for line in reader]
+            await saying
+        transport.close()
+        await asyncio.sleep(0)  # closed by now
+        assert heard == messages
+        return heard
+
+    assert len(asyncio.run(main())) == 5
