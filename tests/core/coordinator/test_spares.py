@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, hello, job, logged, peer, receivers, sent
+from tests.core.machines import Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.spares import MAX_KEPT
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -260,6 +260,18 @@ def test_a_step_that_waits_for_a_lost_worker_takes_what_the_spare_has_brought() 
     assert set(committed(actions)) == {2}
     assert {peer("w0"), peer("w2")} == set(receivers(actions, Proceed))
     assert coordinator.run().losses.text == "", "it has come back by its name"
+
+
+def test_a_restart_that_has_taken_anothers_place_does_not_make_good_for_its_own_first_life() -> None:
+    coordinator = trained("w0", "w1", "w2", spec=replace(SYNC, workers=3), expected=3, once=True)
+    coordinator.take("w9", replace(hello("worker", "w9"), name="w0"))
+    coordinator.init("w9", replace(SYNC, workers=3))
+    lose(coordinator, "s0", "w0", "w2", "w9")
+    assert coordinator.run().losses.text == "", "w9 has come instead of w1"
+    lose(coordinator, "s0", "w2", "w9")
+    assert "worker 0 (w0, host, pid 7) was lost, and nobody came instead" in coordinator.run().losses.text
+    coordinator.take("w9", Leave("finished"))
+    assert exits_of([*coordinator.take("w2", Leave("finished")), *coordinator.wait(coordinator.now + 5.0)]) == [7]
 
 
 def test_a_spare_is_late_with_a_step_that_was_committed_meanwhile_and_goes_on_with_the_others() -> None:

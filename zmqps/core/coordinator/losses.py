@@ -25,6 +25,7 @@ class Losses:
     def __init__(self) -> None:
         self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> rank, title
         self._here: Counter[str] = Counter()  # those who train, by name
+        self._elsewhere: Counter[str] = Counter()  # restarted under a name of those here, but in another's place
         self._finished: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
@@ -40,8 +41,15 @@ class Losses:
             for lost in same[:1]:
                 del self._lost[lost]
 
-    def taken(self, places: int) -> None:
-        """Others have come instead: so many places are empty, and no more than so many are missed."""
+    def taken(self, worker: MemberInfo, places: int, *, began: bool) -> None:
+        """A spare has come instead of somebody: so many places are left empty, and no more than so many are missed.
+
+        It may be the restart of a worker that is not lost yet: that one is missed when it is, for its restart is in
+        another's place.
+        """
+        name = worker.hello.name
+        if len(self._lost) > places and self._lost.pop(name, None) is None and self._here[name] > began:
+            self._elsewhere[name] += 1
         while len(self._lost) > places:
             self._lost.popitem()
 
@@ -49,12 +57,12 @@ class Losses:
         """A worker that had begun has gone; one that was restarted under its name before it was lost is there."""
         name = worker.hello.name
         self._here[name] -= 1
-        if not self._here[name]:
-            del self._here[name]
         if how == "finished":
             self._finished[name] = None
-        elif how == "lost" and name not in self._here and name not in self._finished:
+        elif how == "lost" and self._here[name] <= self._elsewhere[name] and name not in self._finished:
             self._lost[name] = worker.rank, worker.title
+        if not self._here[name]:
+            del self._here[name], self._elsewhere[name]
         for names in (self._lost, self._finished):
             if len(names) > MAX_MEMBERS:
                 names.popitem(last=False)

@@ -244,13 +244,13 @@ class JobRun:
         """Let spares take the places that are free, and do what they have asked for."""
         actions: list[Action] = []
         filled = self.attendance.fill(self.expected)
-        for member in filled:
+        places = (self.expected or 0) - len(self.attendance) + len(filled)
+        for i, member in enumerate(filled, 1):
             actions.append(Log("info", f"{member.title} is no spare any more: it counts in job {self.name!r}"))
-            if member.incarnation in self._training:
+            if begun := member.incarnation in self._training:
                 self._miss(member)
                 self.steps.begin(member)
-        if filled and self.expected is not None:
-            self.losses.taken(self.expected - len(self.attendance))
+            self.losses.taken(member, places - i, began=begun)
         for member in filled:
             for message in self.spares.take(member):
                 try:
