@@ -159,9 +159,9 @@ def kept_connections(target: Target, until: Until, counts: Counter[str]) -> None
         if len(peers) < 2000:
             with contextlib.suppress(*SHUT):
                 peers.append(RawPeer(everywhere(target)[len(peers) % (1 + len(target.servers))]).shake_hands())
+                counts["connections"] += 1
         else:
             until.pause(0.2)
-    counts["connections"] = len(peers)
 
 
 @attacker

@@ -151,7 +151,7 @@ class Door:
         self._peers: dict[int, Peer] = {}  # by descriptor: those who were welcomed
         self._descriptors: dict[Peer, int] = {}
         self._accounts: dict[int, Account] = {}  # of those
-        self._look_at = 0.0  # at those, again
+        self._look_at = self._next_look = 0.0  # at those again, and at strangers, by whoever else asks for it
         self._shut_here: set[int] = set()  # connections that were ended here, until the number is another one's
         self._deaf_to: dict[tuple[Peer, int], float] = {}  # who has sent too many messages, until when
         self._early: set[int] = set()  # welcomed before the monitor has told of them
@@ -240,7 +240,8 @@ class Door:
         with self._lock:
             self.behind = True
             self._settle()
-            self._look(time.monotonic())
+            if time.monotonic() >= self._next_look:
+                self._look(time.monotonic())
 
     def catch_up(self, *, behind: bool) -> None:
         """One message has been thrown away; ``behind``: there is another one."""
@@ -316,9 +317,8 @@ class Door:
             self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
             self._look(time.monotonic())
             self._tell(self._refusals.overdue(time.monotonic()))
-            took = time.thread_time() - begin
             self._resting = not self._strangers and not self._refusing
-            wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * took)
+            wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * (time.thread_time() - begin))
             tidy = self._tidy_due is not None and time.monotonic() >= self._tidy_due
         if tidy:
             self._tidy()
@@ -411,6 +411,7 @@ class Door:
 
     def _look(self, now: float) -> None:
         """Shut strangers that have taken too long or sent too much; see to the descriptors."""
+        begin = time.thread_time()
         scarce = are_scarce(self._null)
         if scarce is not None and scarce != self._scarce:
             self._scarce = scarce
@@ -433,6 +434,7 @@ class Door:
                 suspected |= stranger.is_suspect(now)
         if suspected:
             self._ask()
+        self._next_look = now + 5 * (time.thread_time() - begin)
         if now >= self._look_at:
             begin = time.thread_time()
             self._look_at_known()

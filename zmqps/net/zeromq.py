@@ -22,6 +22,7 @@ from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.keyring import Keys
 from zmqps.net.memory import Reserve, keep_freed_memory
+from zmqps.net.putoff import PutOff
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
@@ -127,6 +128,7 @@ class ZmqTransport:
         self._returning: OrderedDict[Peer, None] = OrderedDict()  # those whose connection broke
         self._current: tuple[Peer, int] = b"", -1  # who is being listened to before it is known, and its connection
         self._backlogs = Backlogs()  # one for each who is known, one for all others
+        self._put_off = PutOff()
         self._overlong: set[zmq.Socket[bytes]] = set()  # the rest of a message is being thrown away here
         self._loop: asyncio.AbstractEventLoop | None = None
         self._deliver: Deliver = lambda peer, frames: None
@@ -175,8 +177,8 @@ class ZmqTransport:
         if sys.platform == "linux":  # elsewhere the kernel does not tell what has come over a connection
             self._door = Door(
                 router,
-                gone=lambda peer: self._soon(self._gone, peer),
-                ask=lambda: self._soon(self._judge),
+                gone=lambda peer: self._soon(self._later, peer),
+                ask=lambda: self._soon(self._later, b""),
                 doubt=lambda peer: self._soon(self._doubt, peer),
                 scarce=lambda scarce: self._soon(self._mind_side_door, scarce),
                 keyed=self._gate is not None,
@@ -316,6 +318,9 @@ class ZmqTransport:
                         again = True  # the others get their turn first
                 again = again or self._unsure
             self._delivered()
+            if self._put_off and self._loop is not None:
+                for peer in self._put_off.take(self._loop.time(), all_taken=not again):
+                    self._see_to(peer)
         except BaseException:
             again = True  # no edge announces what is there already
             raise
@@ -425,20 +430,15 @@ class ZmqTransport:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(do, *arguments)
 
-    def _judge(self) -> None:
-        """Somebody may be a stranger only because nobody has looked."""
-        self._drain()
-        # while a message is thrown away nobody else can be heard: then a member has to come once more
-        if self._scheduled and not self._overlong and self._loop is not None:
-            self._loop.call_soon(self._judge)  # there is more
-        elif self._door is not None:
-            self._door.judge()
+    def _later(self, peer: Peer) -> None:
+        """A peer's connection has ended, or strangers (b"") have sent too much: see to it when all was taken."""
+        assert self._loop is not None
+        self._put_off.add(peer, self._loop.time())
+        self._schedule()
 
-    def _gone(self, peer: Peer) -> None:
-        """A connection has ended."""
-        self._drain()  # what it has said before
-        if self._scheduled and self._loop is not None:
-            self._loop.call_soon(self._gone, peer)  # there is more
+    def _see_to(self, peer: Peer) -> None:
+        if not peer and self._door is not None:
+            self._door.judge()
             return
         self._trust(peer)
         if peer not in self._known or self._door is None or self._door.is_here(peer):
