@@ -40,7 +40,7 @@ CONNECT_MS = 2000
 SILENCE_S = 3.0
 MIN_REPEATS = 4
 #: Between two looks at the connections.
-LOOK_S = 0.5
+LOOK_S = 0.25
 
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _OPEN, _UP, _GONE = int(zmq.EVENT_CONNECTED), int(zmq.EVENT_HANDSHAKE_SUCCEEDED), int(zmq.EVENT_DISCONNECTED)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.machines import hello, job, placement, sent
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.node.member import FIRST_RETRY_S, LOOK_S, Handshake
+from zmqps.core.node.member import BROKEN_LOOK_S, FIRST_RETRY_S, Handshake
 from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Look, Send, server_peer
@@ -265,7 +265,7 @@ def test_an_answer_that_came_over_the_old_connection_counts() -> None:
     first, *others = sent(actions, Push)
     connection.link.on_disconnected(connection.now)
     connection.answer(Ack(first.request, [1], [0]))
-    assert connection.link.next_deadline() == LOOK_S, "only to look why it does not come back"
+    assert connection.link.next_deadline() == BROKEN_LOOK_S, "only to look why it does not come back"
     connection.break_()
     assert [m.request for m in messages(connection.welcome())] == [m.request for m in others]
 

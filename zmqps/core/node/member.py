@@ -29,6 +29,8 @@ SLOWEST_RETRY_S = 1.0
 #: A Hello that is not answered for so long makes the node look why, and then again so often.
 LOOK_S = 2.0
 LOOK_AGAIN_S = 5.0
+#: A connection that has ended is back by then, if it can be at all; its end may have taken seconds to be noticed.
+BROKEN_LOOK_S = 0.5
 MAX_WHY_CHARS = 300
 #: A goodbye is said again after so long, so many times, unless it is answered: it may be lost with a connection.
 GOODBYE_RETRY_S = 0.5
@@ -111,7 +113,7 @@ class Handshake:
         """The connection has ended: be silent until it is back, and look why if that takes long."""
         if not self.is_over:
             self.is_down = True
-            self._count(now)
+            self._count(now, BROKEN_LOOK_S)
             self.due = self._look_due
 
     def on_welcome(self, welcome: Welcome) -> None:
@@ -127,7 +129,7 @@ class Handshake:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello (again) if there is a connection, and look why nobody answers."""
-        self._count(now)
+        self._count(now, LOOK_S)
         actions: list[Action] = []
         if not self.is_down:
             self.due = now + self._retry_s
@@ -140,9 +142,9 @@ class Handshake:
             self.due = self._look_due
         return actions
 
-    def _count(self, now: float) -> None:
+    def _count(self, now: float, look_after: float) -> None:
         if self.since is None:
-            self.since, self._look_due = now, now + LOOK_S
+            self.since, self._look_due = now, now + look_after
 
     def looked(self, why: str) -> bool:
         """Take the answer to a `Look`; return whether it says something new."""

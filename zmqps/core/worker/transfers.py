@@ -402,8 +402,8 @@ class Transfers:
 
     def unreached(self, now: float) -> Mapping[str, str]:
         """Return the servers that cannot be reached, for how long and why, as a counter for the status."""
-        silent = [(link, link.handshake.silence(now)) for link in self.links]
-        texts = [f"{link.title} for {s:.0f} s{link.handshake.because}" for link, s in silent if s >= LOOK_S]
+        silent = [(link, link.handshake.silence(now), link.handshake.because) for link in self.links]
+        texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
 
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
