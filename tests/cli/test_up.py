@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import zmqps as zmqps_package
 from tests.inprocess import InProcessCluster
 from tests.net.test_addresses import has_ipv6
+from zmqps import keys
 from zmqps.cli.main import run
 from zmqps.cli.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
@@ -131,6 +133,18 @@ def test_workers_share_a_secret_for_their_channels(zmqps) -> None:
         assert re.fullmatch(r"secret [0-9a-f]{32}", found[0])
         said.append(found[0])
     assert said[0] != said[1], "each `up` makes its own"
+
+
+@pytest.mark.processes
+def test_workers_get_the_key_of_a_worker_only_which_goes_with_the_cluster(zmqps, tmp_path) -> None:
+    keys.create(tmp_path / "keys")
+    program = "import os, zmqps; zmqps.connect(os.environ['ZMQPS_COORDINATOR']).close(); print('has', *sorted(os.listdir(os.environ['ZMQPS_KEYS'])))"
+    script = f'echo "of $ZMQPS_KEYS"; exec {sys.executable} -c "$0"'
+    result = zmqps(*UP, "--workers", "1", "--keys", "keys", "--", "sh", "-c", script, program)
+    assert result.returncode == exits.OK, result.stdout + result.stderr
+    assert "has cluster.pub worker.key" in result.stdout, "it has joined"
+    (folder,) = re.findall(r"of (/\S+)", result.stdout)
+    assert not Path(folder).parent.exists()
 
 
 def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
-from zmqps.launch.logs import NodeFormatter, read_line, read_message, without_date, write_line
+from zmqps.launch.logs import NodeFormatter, read_line, read_message, set_up_logging, without_date, write_line
 from zmqps.nodes.files import Folder
 
 AT = datetime(2025, 11, 21, 1, 4, 5, 123456, UTC)
@@ -29,6 +29,18 @@ def test_a_line_says_who_and_when() -> None:
     assert json.loads(write_line("s", "info", "a\nb", AT, as_json=True)) == {
         "time": "2025-11-21T01:04:05.123+00:00", "level": "info", "node": "s", "message": "a\nb"
     }  # fmt: skip
+
+
+def test_debug_is_what_zmqps_has_to_say_and_not_how_numba_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, numba = logging.getLogger(), logging.getLogger("numba")
+    for logger, name in ((root, "handlers"), (root, "level"), (numba, "level"), (logging, "raiseExceptions")):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+    screen = Screen()
+    set_up_logging("server-0", level="debug", stream=screen)
+    logging.getLogger("zmqps.net").debug("a route")
+    logging.getLogger("numba.core.ssa").debug("on stmt: x = 1")
+    logging.getLogger("numba.core").warning("slow")
+    assert [line.rsplit(None, 1)[-1] for line in screen.getvalue().splitlines()] == ["route", "slow"]
 
 
 def test_of_a_message_of_several_lines_each_says_who() -> None:

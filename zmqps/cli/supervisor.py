@@ -21,6 +21,7 @@ from zmqps.core.protocol import exits
 from zmqps.errors import PSError, counted, listed
 from zmqps.gpu.pinning import pin
 from zmqps.launch.cluster import GRACE_S, ClusterConfig, Nodes
+from zmqps.launch.handout import worker_keys
 from zmqps.launch.processes import (
     Process,
     describe_exit,
@@ -99,6 +100,7 @@ class Supervisor:
         self._ready = ready
         self._nodes = Nodes(config.cluster, self._spawn_node)
         self._workers: list[Process] = []
+        self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: list[Pump] = []
         self._node_watches: list[asyncio.Task[None]] = []
         self._a_node_failed = asyncio.Event()
@@ -117,7 +119,8 @@ class Supervisor:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         config = self._config
-        with Claim(config.directory) as claim, contextlib.ExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
+            claim = stack.enter_context(Claim(config.directory))
             self._logs = stack.enter_context(Folder(config.directory.absolute(), *config.logs, make=True))
             logs = self._logs.path
             for old in os.listdir(self._logs.fd):
@@ -133,6 +136,9 @@ class Supervisor:
             state = State(pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start)
             claim.write(state)
             try:
+                if config.cluster.keys is not None and config.command:  # they have no use for what a node may
+                    folder = await stack.enter_async_context(worker_keys(config.cluster.keys, self._log.say))
+                    self._keys = {"ZMQPS_KEYS": str(folder)}
                 await self._nodes.start(config.timeout)
                 state = replace(state, address=self._nodes.address)
                 claim.write(state)
@@ -258,7 +264,7 @@ class Supervisor:
 
     def _spawn_worker(self, index: int) -> None:
         env = worker_environment(self._nodes.address, index, self._config.cluster.job_secret)
-        env |= pin(gpus, index) if (gpus := self._config.gpus) else {}
+        env |= self._keys | (pin(gpus, index) if (gpus := self._config.gpus) else {})
         self._workers.append(self._spawn(f"worker-{index}", worker_command(self._config.command), env))
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:

@@ -124,4 +124,5 @@ def set_up_logging(node: str, *, level: str = "info", as_json: bool = False, str
     handler = logging.StreamHandler(stream)
     handler.setFormatter(NodeFormatter(node, as_json=as_json, with_date=not stream.isatty()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("numba").setLevel(max(logging.INFO, logging.getLogger().level))  # it would write how it compiles
     logging.raiseExceptions = False  # whoever read the log may be gone before the node is
