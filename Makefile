@@ -76,8 +76,8 @@ test: $(INSTALLED) ## the default test suite, in three processes: tests wait mor
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
-test-slow: $(INSTALLED) ## the long tests, on two cores: fuzzing of live servers, attacks, soaks
-	$(PY) -m pytest -m slow --timeout 900 --numprocesses 2
+test-slow: $(INSTALLED) ## the long tests, on two cores, about ten minutes: fuzzing of live servers, attacks, soaks
+	$(PY) -m pytest -m slow --timeout 900 --numprocesses 3 --dist worksteal
 
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))

@@ -138,7 +138,10 @@ def test_workers_share_a_secret_for_their_channels(zmqps) -> None:
 @pytest.mark.processes
 def test_workers_get_the_key_of_a_worker_only_which_goes_with_the_cluster(zmqps, tmp_path) -> None:
     keys.create(tmp_path / "keys")
-    program = "import os, zmqps; zmqps.connect(os.environ['ZMQPS_COORDINATOR']).close(); print('has', *sorted(os.listdir(os.environ['ZMQPS_KEYS'])))"
+    program = (
+        "import os, zmqps; zmqps.connect(os.environ['ZMQPS_COORDINATOR']).close(); "
+        "print('has', *sorted(os.listdir(os.environ['ZMQPS_KEYS'])))"
+    )
     script = f'echo "of $ZMQPS_KEYS"; exec {sys.executable} -c "$0"'
     result = zmqps(*UP, "--workers", "1", "--keys", "keys", "--", "sh", "-c", script, program)
     assert result.returncode == exits.OK, result.stdout + result.stderr

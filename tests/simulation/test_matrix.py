@@ -297,9 +297,9 @@ def test_each_optimizer_with_a_codec_of_the_job_and_others_by_call(number: int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("staleness", [None, 0, 2])
 @pytest.mark.parametrize("push_codec", CODECS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_codec_with_every_optimizer(optimizer: str, push_codec: str, staleness: int | None, monkeypatch) -> None:
+def test_every_codec_with_every_optimizer(optimizer: str, push_codec: str, monkeypatch) -> None:
+    first = list(OPTIMIZERS).index(optimizer) + list(CODECS).index(push_codec)  # each meets all three somewhere
     for seed, pull_codec in enumerate(FOR_PULLS):
-        train(optimizer, push_codec, pull_codec, staleness, 1000 + seed, monkeypatch)
+        train(optimizer, push_codec, pull_codec, (None, 0, 2)[(first + seed) % 3], 1000 + seed, monkeypatch)
