@@ -35,7 +35,7 @@ RING_NBYTES = WINDOW_NBYTES + (4 << 20)
 MIN_NBYTES = 16 << 10
 MAX_LANES = 1024
 #: How often a server looks for lanes whose worker has gone.
-REAP_S = 5.0
+REAP_S = 2.0
 
 #: No msgpack begins like this, so a node that knows nothing of lanes refuses an envelope.
 ENVELOPE_BYTE = 0xC1
