@@ -244,14 +244,14 @@ def test_a_coordinator_stays_sound_whoever_says_what(events, servers, workers) -
 
 @pytest.mark.slow
 @given(TO_SERVER)
-@settings(max_examples=3000)
+@settings(max_examples=2000)
 def test_a_server_answers_everything_for_long(events) -> None:  # type: ignore[no-untyped-def]
     check_server(events)
 
 
 @pytest.mark.slow
 @given(*TO_COORDINATOR)
-@settings(max_examples=1500)
+@settings(max_examples=1000)
 def test_a_coordinator_stays_sound_for_long(events, servers, workers) -> None:  # type: ignore[no-untyped-def]
     check_coordinator(events, servers, workers)
 

@@ -7,6 +7,7 @@ import os
 import select
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -278,6 +279,27 @@ def test_a_flood_of_one_connection_does_not_keep_the_loop_from_its_timers() -> N
         for _ in range(count):
             await server.receive()
         assert server.batches >= 3, "control comes back after each batch"
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_however_often_the_door_asks_meanwhile_a_flood_does_not_keep_the_loop_from_its_timers() -> None:
+    async def scenario(server: End, client: End) -> None:
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        count, seen = 3 * zeromq.BATCH, [0]
+        for _ in range(count):
+            assert client.transport.send(COORDINATOR, [b"x"], ())
+        assert server.transport._router is not None
+        assert server.transport._router.poll(1000 * PATIENCE)
+        for _ in range(100):
+            server.transport._later(b"")
+            server.transport._later(b"who has gone")
+        async with asyncio.timeout(PATIENCE):
+            while seen[-1] < count:
+                await asyncio.sleep(0)
+                seen.append(server.inbox.qsize())
+        most = max(after - before for before, after in pairwise(seen))
+        assert most <= 2 * (zeromq.BATCH + 16), "announced, and scheduled"
 
     with_ends(scenario, b"server", b"client")
 
