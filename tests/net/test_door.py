@@ -243,8 +243,8 @@ def test_a_connection_that_comes_back_is_known_by_itself(monkeypatch: pytest.Mon
         client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
         client.transport.send(COORDINATOR, [b"1"], ())
         peer, _ = await server.receive()
-        back, welcome_back = asyncio.Event(), server.transport._welcome_back
-        monkeypatch.setattr(server.transport, "_welcome_back", lambda *args: (welcome_back(*args), back.set()))
+        back, know = asyncio.Event(), server.transport._know
+        monkeypatch.setattr(server.transport, "_know", lambda *args: (know(*args), back.set()))
         assert server.transport._door is not None
         server.transport._door.expel(peer, "the test")
         await ended(server, peer)

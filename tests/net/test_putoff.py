@@ -7,14 +7,14 @@ from zmqps.net.putoff import HEARD_S, PutOff
 
 def test_it_waits_until_all_was_taken_and_is_done_once() -> None:
     put_off = PutOff()
-    assert not put_off
+    assert not put_off.due
     for _ in range(3):
         put_off.add(b"a", 1.0)
     put_off.add(b"b", 1.5)
-    assert put_off
+    assert put_off.due
     assert put_off.take(1.0 + HEARD_S - 0.1, all_taken=False) == []
     assert put_off.take(1.5, all_taken=True) == [b"a", b"b"]
-    assert not put_off
+    assert not put_off.due
     assert put_off.take(9.0, all_taken=True) == []
 
 

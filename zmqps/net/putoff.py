@@ -12,22 +12,20 @@ class PutOff:
     """Peers about whom there is something to do; each once, however often it is asked for."""
 
     def __init__(self) -> None:
-        self._due: dict[Peer, float] = {}  # the first is due first
-
-    def __bool__(self) -> bool:
-        return bool(self._due)
+        #: When each is due, the first first; looked at after every drain, so it costs no call.
+        self.due: dict[Peer, float] = {}
 
     def add(self, peer: Peer, now: float) -> None:
         """Wait with something about a peer."""
-        self._due.setdefault(peer, now + HEARD_S)
+        self.due.setdefault(peer, now + HEARD_S)
 
     def take(self, now: float, *, all_taken: bool) -> list[Peer]:
         """Return, and forget, those who need not wait any more."""
         ready = []
-        for peer, due in self._due.items():
+        for peer, due in self.due.items():
             if not all_taken and now < due:
                 break
             ready.append(peer)
         for peer in ready:
-            del self._due[peer]
+            del self.due[peer]
         return ready

@@ -269,10 +269,12 @@ class ZmqTransport:
     def _schedule(self) -> None:
         """Drain soon, whether an edge announces it or not."""
         if not self._scheduled and self._drained is None and self._loop is not None:
-            self._loop.call_soon(self._drain)
+            self._loop.call_soon(self._drain, True)
             self._scheduled = True  # not before: without memory nothing was scheduled
 
-    def _drain(self) -> None:
+    def _drain(self, scheduled: bool = False) -> None:
+        if self._scheduled and not scheduled:
+            return  # or each edge in a flood would begin another chain of drains that schedule themselves
         self._scheduled = False
         budget, again = BATCH, True
         try:
@@ -308,7 +310,7 @@ class ZmqTransport:
                             elif frames[0].nbytes:
                                 self._deliver(sender, frames)
                             elif name is not None:  # an empty message: a connection that is new
-                                self._welcome_back(sender, name)
+                                self._know(sender, descriptor_of(name))
                         except MemoryError:  # then it is lost on the way
                             self.counters["out_of_memory"] += 1
                             self.make_room()
@@ -318,7 +320,7 @@ class ZmqTransport:
                         again = True  # the others get their turn first
                 again = again or self._unsure
             self._delivered()
-            if self._put_off and self._loop is not None:
+            if self._put_off.due and self._loop is not None:
                 for peer in self._put_off.take(self._loop.time(), all_taken=not again):
                     self._see_to(peer)
         except BaseException:
@@ -386,9 +388,6 @@ class ZmqTransport:
     def _set_bound(self) -> None:
         if self._door is not None:
             self._door.max_unread_nbytes = MAX_UNREAD_NBYTES + 2 * self.largest_nbytes()
-
-    def _welcome_back(self, peer: Peer, name: zmq.Frame) -> None:
-        self._know(peer, descriptor_of(name))
 
     def _forget(self, peer: Peer) -> None:
         del self._known[peer]
