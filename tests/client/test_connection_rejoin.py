@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
 from tests.net.proxy import Proxy
+from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Stop
 
 ONE = {"w": np.ones(4, np.float32)}
@@ -26,6 +28,7 @@ class Wire(Proxy):
     def __init__(self, cluster: InProcessCluster) -> None:
         super().__init__(seed=0)
         self._cluster, self._whole = cluster, asyncio.Event()
+        self.entrance = ""
         self._whole.set()
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: int) -> None:
@@ -46,7 +49,7 @@ class Wire(Proxy):
 
 
 @contextlib.contextmanager
-def training() -> Iterator[tuple[InProcessCluster, Wire, zmqps.Worker]]:
+def training(staleness: int | None = None) -> Iterator[tuple[InProcessCluster, Wire, zmqps.Worker]]:
     """Start a cluster and its worker, which reaches the coordinator by a wire and has pushed once."""
     with InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=LOST_AFTER) as cluster:
         wire = Wire(cluster)
@@ -55,9 +58,14 @@ def training() -> Iterator[tuple[InProcessCluster, Wire, zmqps.Worker]]:
             return asyncio.run_coroutine_threadsafe(coroutine, cluster._loop).result(PATIENCE)
 
         try:
-            entrance = run(wire.before(cluster.address))
-            with zmqps.connect(entrance, timeout=PATIENCE, name="back") as worker:
-                worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE)
+            wire.entrance = run(wire.before(cluster.address))
+            with zmqps.connect(wire.entrance, timeout=PATIENCE, name="back") as worker:
+                worker.init(
+                    {"w": np.zeros(4, np.float32)},
+                    optimizer=zmqps.optim.sgd(1.0),
+                    staleness=staleness,
+                    timeout=PATIENCE,
+                )
                 worker.push(ONE, timeout=PATIENCE)
                 yield cluster, wire, worker
         finally:
@@ -89,3 +97,23 @@ def test_a_lost_server_leaves_nothing_to_rejoin() -> None:
         with pytest.raises(zmqps.PeerLostError) as again:
             worker.rejoin(timeout=PATIENCE)
         assert str(again.value) == str(lost.value)
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_every_call_that_waits_says_that_the_coordinator_is_gone(staleness: int | None) -> None:
+    data = DataSpec(name="data", num_examples=8, range_size=4)
+    with training(staleness) as (_, wire, worker), zmqps.connect(wire.entrance, timeout=PATIENCE, job="next") as other:
+        with wire.cut():
+            waiting: dict[str, Future[Any]] = {
+                "init": other.init_async(ONE, optimizer=zmqps.optim.sgd(1.0), timeout=PATIENCE),
+                "barrier": worker.barrier_async("all", timeout=PATIENCE),
+                "ranges": worker.take_async(data, timeout=PATIENCE),
+                "status": worker.status_async(timeout=PATIENCE),
+            }
+            if staleness is not None:  # otherwise it is the servers' business alone
+                worker.push_async(ONE, timeout=PATIENCE)
+                waiting["pull"] = worker.pull_async(timeout=PATIENCE)  # of the next step
+            for call, future in waiting.items():
+                lost = future.exception(PATIENCE)
+                assert isinstance(lost, zmqps.PeerLostError), (call, lost)
+                assert str(lost).startswith("lost the coordinator at tcp://127.0.0.1:"), call
