@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -155,6 +156,32 @@ def test_what_comes_is_decoded_or_handed_over_as_undecodable() -> None:
     assert isinstance(bad.error, ProtocolError)
     assert good == Received(COORDINATOR, Released(4, 0))
     assert driver.counters == {"undecodable": 1}
+
+
+@pytest.mark.parametrize("wrong", [b"\xc1", b"\x91\xcc\xff", bytes(MAX_HEADER_NBYTES + 1)])
+def test_frames_that_cannot_be_decoded_are_free_when_the_machine_is_done_with_them(wrong: bytes) -> None:
+    frame = bytearray(wrong)
+    failed: list[BufferError] = []
+
+    def forget(event: Any) -> list[Action]:
+        machine.events.clear()
+        return [Exit(0, "")] if isinstance(event, Stop) else []
+
+    machine = FakeMachine(forget)
+
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        gc.disable()  # it may be minutes before it looks
+        try:
+            transport.receive(frame)
+            frame.append(0)  # while anybody has a view of it that is an error
+        except BufferError as error:
+            failed.append(error)
+        finally:
+            gc.enable()
+            driver.submit(Stop("the test is over"))
+
+    drive(machine, scenario)
+    assert not failed
 
 
 def test_the_first_exit_counts() -> None:

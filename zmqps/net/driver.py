@@ -126,12 +126,14 @@ class Driver:
             self._arm()
 
     def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
-        event: Received | Undecodable | Unreachable
+        event: Received | Unreachable
         try:
             message = decode(frames, self.data_header_nbytes)
         except PSError as error:
             self.counters["undecodable"] += 1
-            event = Undecodable(peer, error)
+            # no variable of this function holds it: its traceback leads here, and so the frames would stay in a circle
+            self._do(self.machine.handle, Undecodable(peer, error))
+            return
         except MemoryError as error:
             self._lost(error, peer)
             return
