@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +14,7 @@ from tests.net.test_addresses import needs_ipv6
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.addresses import join, split
 from zmqps.net.dealer import Dealer
+from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket
 
 PATIENCE_MS = 20_000
@@ -84,3 +88,47 @@ def test_a_port_that_is_taken_is_named_over_ipv6_too(routers: list[zmq.Socket[by
     with pytest.raises(AddressInUseError) as caught:
         bind_socket(routers[1], bound)
     assert caught.value.port == split(bound)[1]
+
+
+#: Receives 80 MB by two I/O threads and frees it; prints how many MB that were, and how many are kept.
+RECEIVED = """
+import sys, psutil, zmq
+from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
+from zmqps.net.sockets import free_in_io_threads
+assert keep_freed_memory()
+rss = lambda: psutil.Process().memory_info().rss / 1e6
+context, other = zmq.Context(io_threads=2), zmq.Context()
+pulls, pushes = [], []
+for number in range(2):
+    pulls.append(context.socket(zmq.PULL))
+    pulls[-1].affinity = 1 << number
+    pulls[-1].bind("ipc://@zmqps-test-" + sys.argv[1] + str(number))
+    pushes.append(other.socket(zmq.PUSH))
+    pushes[-1].connect(pulls[-1].LAST_ENDPOINT.decode())
+for pull, push in zip(pulls, pushes):  # once, for what the first message takes
+    push.send(b"x" * 400_000)
+    pull.recv(copy=False)
+before = rss()
+for push in pushes:
+    for _ in range(100):
+        push.send(b"x" * 400_000, copy=False)
+frames = [pull.recv(copy=False) for pull in pulls for _ in range(100)]
+most = rss()
+del frames
+let_freed_memory_go()
+give_back_freed_memory()
+free_in_io_threads(context)
+print(most - before, rss() - before)
+context.destroy(0)
+other.destroy(0)
+"""
+
+
+def test_what_io_threads_have_received_goes_back_to_the_system() -> None:
+    if not keep_freed_memory():
+        pytest.skip("not glibc")
+    command = [sys.executable, "-c", RECEIVED, str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    received, kept = map(float, done.stdout.split())
+    assert received > 40
+    assert kept < 10

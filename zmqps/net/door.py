@@ -42,6 +42,7 @@ from zmqps.net.connections import (
 )
 from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 from zmqps.net.refusals import RefusalLog
+from zmqps.net.sockets import free_in_io_threads
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0
@@ -63,10 +64,8 @@ LOOK_S = 0.005
 LOOK_KNOWN_S = 0.1
 #: What has come so long before, ZeroMQ has read and handed on, and a loop that was asked to look has seen.
 SUSPECT_S = 0.05
-#: After the end of a connection what it has left behind is given back to the system, in seconds: twice, for ZeroMQ lets
-#: go of some of it later.
-TIDY_S = 1.0
-TIDY_TIMES = 2
+#: Seconds after the end of a connection what it has left is given back to the system; twice, ZeroMQ is late with some.
+TIDY_S, TIDY_TIMES = 1.0, 2
 #: So long malloc keeps nothing of what is freed meanwhile.
 LET_GO_S = 0.2
 #: Nothing is heard of who has sent too many messages for so long.
@@ -332,6 +331,7 @@ class Door:
             let_freed_memory_go()
             self._tidy_due = now + LET_GO_S
             return
+        free_in_io_threads(self._router.context)
         give_back_freed_memory()
         keep_freed_memory()
         self._tidy_left -= 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 
 import zmq
 
@@ -13,6 +15,10 @@ from zmqps.net.ports import owner_of
 
 #: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
 DEAD_S = 60.0
+#: When so much is freed at once glibc looks whether a thread's memory can shrink (FASTBIN_CONSOLIDATION_THRESHOLD).
+_LOOK_NBYTES = 64 << 10
+#: How long the message to an I/O thread may take, in milliseconds.
+_VISIT_MS = 100
 
 
 def limit_frames(socket: zmq.Socket[bytes], arrays: bool = True) -> None:
@@ -132,3 +138,23 @@ class SideDoor:
                 self._is_shut = False
             except AddressInUseError:
                 loop.call_later(0.1, self.open, loop)
+
+
+def free_in_io_threads(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Free a message in the memory of each of ZeroMQ's I/O threads, so that it shrinks.
+
+    These threads allocate what is received. Malloc looks at the end of a thread's memory only when something large is
+    freed there, and where nobody sends any more nothing is. Call `memory.let_freed_memory_go` before.
+    """
+    for number in range(min(int(context.get(zmq.IO_THREADS)), 64)):  # an affinity is a mask of 64 bits
+        with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
+            for socket in (pull, push):
+                socket.setsockopt(zmq.AFFINITY, 1 << number)
+                socket.setsockopt(zmq.LINGER, 0)
+            pull.setsockopt(zmq.MAXMSGSIZE, _LOOK_NBYTES)
+            place = f"ipc://@zmqps-{secrets.token_hex(16)}"
+            pull.bind(place)
+            push.connect(place)
+            push.send(bytes(_LOOK_NBYTES), zmq.DONTWAIT)
+            if pull.poll(_VISIT_MS):
+                pull.recv(zmq.DONTWAIT, copy=False)
