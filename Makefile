@@ -77,7 +77,7 @@ test-python: ## the default suite on another Python, in a virtualenv of its own:
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
 test-slow: $(INSTALLED) ## the long tests, on two cores, about ten minutes: fuzzing of live servers, attacks, soaks
-	$(PY) -m pytest -m slow --timeout 900 --numprocesses 4 --dist worksteal --durations 15
+	$(PY) -m pytest -m slow --timeout 900 --numprocesses 3 --dist load --maxschedchunk 1 --durations 15
 
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))

@@ -124,7 +124,7 @@ def line(out: Soak, arena: Arena, minutes: float, rate: float, peaks: dict[str, 
 
 def table(out: Soak) -> str:
     """Return the final words."""
-    first, last = out.held[0], out.held[-1]
+    first, last = (out.held[0], out.held[-1]) if out.held else ({}, {})  # it may have ended before it had begun
     lines = [
         f"{out.minutes:.1f} minutes {out.mode}: {out.steps:.0f} steps, {out.killed} workers killed, "
         f"{out.attacks.total()} attacks of {len(out.attacks)} kinds, {out.logged / 1e6:.2f} MB of log"

@@ -64,7 +64,7 @@ def test_honest_training_goes_on_beside_each(mode: str, names: list[str], subtes
                     stack.close()
                     arena = stack.enter_context(Arena(mode))
                     arena.warm_up()
-                check(attack_beside(arena, name, timed=False, before_s=1.0, during_s=2.0))
+                check(attack_beside(arena, name, timed=False, before_s=0.5, during_s=1.5))
         assert arena is not None
         assert last_look(arena) == []
 
@@ -160,5 +160,5 @@ def test_honest_training_goes_on_while_there_is_no(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_two_minutes_of_killed_workers_and_attackers_in_turn_leave_nothing_behind(mode: str) -> None:
-    assert soak(mode, 2.0).broken == []
+def test_a_minute_of_killed_workers_and_attackers_in_turn_leaves_nothing_behind(mode: str) -> None:
+    assert soak(mode, 1.0).broken == []

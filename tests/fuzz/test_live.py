@@ -240,8 +240,8 @@ def test_a_live_cluster_survives_a_thousand_odd_messages(cluster: Cluster) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_live_cluster_survives_two_hundred_thousand_odd_messages(cluster: Cluster) -> None:
-    check_that_fuzzing_is_survived(cluster, 40_000)
+def test_a_live_cluster_survives_a_hundred_thousand_odd_messages(cluster: Cluster) -> None:
+    check_that_fuzzing_is_survived(cluster, 20_000)
 
 
 # --- those who speak no ZeroMQ ------------------------------------------------------------------
