@@ -147,6 +147,7 @@ def servers_of(status: Mapping[str, Any]) -> list[str]:
     return [member["name"] for member in status["members"] if member["role"] == "server"]
 
 
+@pytest.mark.processes
 def test_nobody_else_is_a_server_of_a_cluster_that_one_command_started(tmp_path: Path) -> None:
     with zmqps.LocalCluster(servers=1, kernels="numpy", heartbeat_interval=0.1, heartbeat_timeout=2.0) as cluster:
         os.kill(cluster.pids["server-0"], signal.SIGKILL)
@@ -175,6 +176,7 @@ def test_nobody_else_is_a_server_of_a_cluster_that_one_command_started(tmp_path:
                 server.terminate()
 
 
+@pytest.mark.processes
 def test_a_worker_with_a_job_secret_takes_no_coordinator_that_does_not_know_it(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef0123456789abcdef\n")

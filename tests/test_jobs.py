@@ -40,6 +40,7 @@ def wait_for_end(cluster: zmqps.LocalCluster, job: str) -> dict[str, Any]:
     return run_blocking(inquire(cluster.address, timeout=PATIENCE, until=lambda status: job not in status["jobs"]))
 
 
+@pytest.mark.processes
 def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -75,6 +76,7 @@ def test_two_jobs_train_at_once_and_a_name_is_used_again_with_another_model(
     assert "job 'one' begins anew from the initial values given" in caplog.text
 
 
+@pytest.mark.processes
 def test_the_same_model_again_starts_from_its_new_values_and_a_job_left_alone_goes_on_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -158,6 +160,7 @@ def test_a_job_that_does_not_fit_is_refused_with_the_bytes_and_no_other_feels_it
             assert set(small.status()["jobs"]) == {"small", "big"}
 
 
+@pytest.mark.processes
 def test_jobs_are_listed_and_ended_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with InProcessCluster() as cluster:
         where = ["jobs", "--coordinator", cluster.address]
@@ -233,6 +236,7 @@ def test_a_job_says_how_many_workers_it_expects() -> None:
                     second.init(ones(2), optimizer=SGD, staleness=0, workers=3)
 
 
+@pytest.mark.processes
 def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, monkeypatch) -> None:
     with zmqps.LocalCluster(kernels="numpy", timeout=PATIENCE) as cluster:
         with zmqps.connect(cluster.address) as worker, Stranger(cluster.address) as stranger:

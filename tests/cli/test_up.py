@@ -76,6 +76,7 @@ def test_a_detached_cluster_is_found_looked_at_and_ended(zmqps, tmp_path) -> Non
     assert zmqps("logs").stdout  # they stay
 
 
+@pytest.mark.processes
 def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
     script = "echo $ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR; echo trouble >&2; printf unfinished"
     result = zmqps(*UP, "--workers", "2", "--", "sh", "-c", script)
@@ -150,6 +151,7 @@ def test_workers_get_the_key_of_a_worker_only_which_goes_with_the_cluster(zmqps,
     assert not Path(folder).parent.exists()
 
 
+@pytest.mark.processes
 def test_a_worker_that_fails_is_named_and_the_others_go_on(zmqps) -> None:
     script = '[ $ZMQPS_WORKER_INDEX = 0 ] && { echo "out of luck"; exit 9; }; exec 3<>/dev/null; echo fine'
     result = zmqps(*UP, "--workers", "2", "--log-json", "--", "sh", "-c", script)
@@ -226,6 +228,7 @@ def test_a_supervisor_that_is_killed_leaves_no_orphans(start, zmqps, tmp_path) -
     assert not state_path(tmp_path).exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("mode", [(), ("--detach",)], ids=["attached", "detached"])
 def test_a_busy_port_ends_the_start_and_leaves_nothing(zmqps, tmp_path, mode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -45,6 +45,7 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
         transport.close(0)
 
 
+@pytest.mark.processes
 def test_a_job_is_recorded_in_all_its_processes(directory: Path) -> None:
     gradients = {"w": np.ones(1_200_000, np.float32), "b": np.ones(3, np.float32)}
     cluster = zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0)
