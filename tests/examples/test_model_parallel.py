@@ -25,10 +25,11 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 25
 
 
+@pytest.mark.timeout(150)  # eight processes, on a machine that may be busy
 def test_the_script_gives_the_parameters_of_the_uncut_network() -> None:
     command = [sys.executable, "examples/model_parallel.py", "--replicas=2", "--passes=1", "--batch=24"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=50)
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=140)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["steps"] == 1437 // 48
