@@ -76,7 +76,7 @@ test: $(INSTALLED) ## the default test suite, in three processes: tests wait mor
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
-test-slow: $(INSTALLED) ## the long tests, on two cores, about ten minutes: fuzzing of live servers, attacks, soaks
+test-slow: $(INSTALLED) ## the long tests, on two cores, about thirteen minutes: fuzzing of live servers, attacks, soaks
 	$(PY) -m pytest -m slow --timeout 900 --numprocesses 3 --dist load --maxschedchunk 1 --durations 15
 
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
