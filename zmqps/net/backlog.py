@@ -35,7 +35,7 @@ class Queued(Protocol):
 
 
 class Alone:
-    """What a backlog counts in where there is no other one."""
+    """The total of a backlog that is the only one."""
 
     queued_nbytes = 0
 

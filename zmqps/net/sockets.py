@@ -146,7 +146,7 @@ def free_in_io_threads(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     These threads allocate what is received. Malloc looks at the end of a thread's memory only when something large is
     freed there, and where nobody sends any more nothing is. Call `memory.let_freed_memory_go` before.
     """
-    for number in range(min(int(context.get(zmq.IO_THREADS)), 64)):  # an affinity is a mask of 64 bits
+    for number in range(int(context.get(zmq.IO_THREADS))):  # 64 at most, as many as an affinity has bits
         with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:
             for socket in (pull, push):
                 socket.setsockopt(zmq.AFFINITY, 1 << number)
