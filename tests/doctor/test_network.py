@@ -20,7 +20,7 @@ def names(of_a: dict[str, list[str]], of_b: dict[str, list[str]], **addresses: s
 
 
 def test_names_that_resolve_everywhere_are_one_row() -> None:
-    assert names(THERE, THERE) == ["all hosts | names | good | host-a and host-b resolve on every host"]
+    assert names(THERE, THERE) == ["all hosts | names | good | every host can resolve host-a and host-b"]
 
 
 @pytest.mark.parametrize(

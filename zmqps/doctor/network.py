@@ -61,7 +61,7 @@ def _names(findings: Findings) -> Iterator[Row]:
             advice = "take that line out of its /etc/hosts, or start its nodes with --interface or --advertise"
             yield warning(name, "names", f"calls itself {answers[name][0]}, where no other host reaches it", advice)
     if fine:
-        yield good(everywhere([*findings.facts]), "names", f"{those(names)} resolve on every host")
+        yield good(everywhere([*findings.facts]), "names", f"every host can resolve {those(names)}")
 
 
 # --- ports ------------------------------------------------------------------------------------
