@@ -101,9 +101,14 @@ def as_bytes(frames: Sequence[Any]) -> list[bytes]:
 def keyspaces(draw: st.DrawFn) -> KeySpace:
     # around the size below which a parameter is not split, and around nothing
     sizes = st.sampled_from([0, 1, 3, 17, SPLIT_NBYTES // 8, SPLIT_NBYTES // 4 - 1, SPLIT_NBYTES // 4, 40_000])
+    # rows of all sizes: few and large ones, many and small ones, and such as are cut inside
+    shapes = st.one_of(
+        sizes.map(lambda size: (size,)),
+        st.sampled_from([(), (7, 0), (3, 30_000), (300, 301), (2, 50, 999), (40_000, 1), (1, 1, 33_333)]),
+    )
     dtypes = st.sampled_from(["float16", "bfloat16", "float32", "float64"])
-    parameters = draw(st.lists(st.tuples(sizes, dtypes), min_size=1, max_size=12))
-    return KeySpace([Parameter(f"p{i}", (size,), dtype) for i, (size, dtype) in enumerate(parameters)])
+    parameters = draw(st.lists(st.tuples(shapes, dtypes), min_size=1, max_size=12))
+    return KeySpace([Parameter(f"p{i}", shape, dtype) for i, (shape, dtype) in enumerate(parameters)])
 
 
 @st.composite

@@ -52,8 +52,8 @@ WRITTEN = (
     ),
     Written(
         path="zmqps/core/job/keyspace.py",
-        old="max(lo, ideal - ideal % (CUT_ALIGNMENT_NBYTES // table.dtype.itemsize))",
-        new="ideal - ideal % (CUT_ALIGNMENT_NBYTES // table.dtype.itemsize)",
+        old="max(lo, ideal - ideal % (CUT_ALIGNMENT_NBYTES // itemsize))",
+        new="ideal - ideal % (CUT_ALIGNMENT_NBYTES // itemsize)",
         harm="a cut that is rounded down falls into the small parameter before, which is then split",
     ),
     Written(

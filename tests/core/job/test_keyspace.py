@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bench.models import RESNET50
 from tests.core.strategies import PLAIN, keyspaces, placements
-from zmqps.core.job.keyspace import CUT_ALIGNMENT_NBYTES, SPLIT_NBYTES, KeySpace, Placement
+from zmqps.core.job.keyspace import CUT_ALIGNMENT_NBYTES, CUT_SHARE, SPLIT_NBYTES, KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import gather, scatter
 from zmqps.errors import ProtocolError
@@ -65,12 +65,29 @@ def test_slicing_then_gathering_is_the_identity(placement) -> None:  # type: ign
 
 
 @given(placements())
-def test_small_parameters_are_not_split_and_cuts_in_large_ones_are_aligned(placement) -> None:  # type: ignore[no-untyped-def]
+def test_small_parameters_are_not_split_and_large_ones_between_rows_or_aligned(placement) -> None:  # type: ignore[no-untyped-def]
     for table, cuts in zip(placement.keyspace.tables, placement.cuts, strict=True):
         for cut in set(cuts) - set(table.offsets):
             i = next(i for i, stop in enumerate(table.offsets[1:]) if cut < stop)
             assert (table.offsets[i + 1] - table.offsets[i]) * table.dtype.itemsize >= SPLIT_NBYTES
-            assert cut * table.dtype.itemsize % CUT_ALIGNMENT_NBYTES == 0
+            shape = placement.keyspace.parameters[table.parameters[i]].shape
+            row = math.prod(shape[1:])
+            fits = row * table.dtype.itemsize <= max(SPLIT_NBYTES, CUT_SHARE * table.nbytes / placement.num_shards)
+            if row > 1 and fits:
+                assert (cut - table.offsets[i]) % row == 0
+            elif row == 1:
+                assert cut * table.dtype.itemsize % CUT_ALIGNMENT_NBYTES == 0
+
+
+def test_large_rows_are_cut_between_those_of_the_next_dimension() -> None:
+    keyspace = KeySpace([Parameter("p", (3, 1000, 100), "float32")])
+    (cuts,) = Placement.balance(keyspace, 2).cuts
+    assert cuts == (
+        0,
+        150_000,
+        300_000,
+    )  # in the middle of the second of three rows of 400 kB, between rows of 400 bytes
+    assert cuts[1] % 100 == 0
 
 
 @given(placements())
@@ -90,7 +107,8 @@ def test_no_shard_is_further_from_its_share_than_two_small_parameters_a_table(ke
     placement = Placement.balance(keyspace, num_shards)
     slack = len(keyspace.tables) * (SPLIT_NBYTES + 2 * CUT_ALIGNMENT_NBYTES)
     for shard in range(num_shards):
-        assert abs(placement.nbytes(shard) - keyspace.nbytes / num_shards) <= slack
+        share = keyspace.nbytes / num_shards
+        assert abs(placement.nbytes(shard) - share) <= max(slack, CUT_SHARE * share)
 
 
 def test_resnet50_has_161_tensors() -> None:
