@@ -223,7 +223,10 @@ MAX_LINES = 500
 NAMED_FROM = 5
 #: … but for messages, which the decoder makes in the order of their fields, and what is made for each of them.
 MADE_IN_ORDER = {
-    "zmqps/core/protocol/messages.py",
+    "zmqps/core/protocol/membership.py",
+    "zmqps/core/protocol/jobs.py",
+    "zmqps/core/protocol/steps.py",
+    "zmqps/core/protocol/training.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",
 }
