@@ -71,7 +71,7 @@ MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, nam
 
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
 PURE = (
-    "zmqps/errors.py",
+    "zmqps/errors/",
     "zmqps/words.py",
     "zmqps/core/",
     "zmqps/optim/",
@@ -163,7 +163,6 @@ ON_TOP = {
         "aio",
         "checks",
         "data",
-        "errors",
         "jit",
         "keys",
         "local",
