@@ -71,7 +71,7 @@ MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, nam
 
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
 PURE = (
-    "zmqps/errors.py",
+    "zmqps/errors/",
     "zmqps/words.py",
     "zmqps/core/",
     "zmqps/optim/",
@@ -163,7 +163,6 @@ ON_TOP = {
         "aio",
         "checks",
         "data",
-        "errors",
         "jit",
         "keys",
         "local",
@@ -223,7 +222,10 @@ MAX_LINES = 500
 NAMED_FROM = 5
 #: … but for messages, which the decoder makes in the order of their fields, and what is made for each of them.
 MADE_IN_ORDER = {
-    "zmqps/core/protocol/messages.py",
+    "zmqps/core/protocol/membership.py",
+    "zmqps/core/protocol/jobs.py",
+    "zmqps/core/protocol/steps.py",
+    "zmqps/core/protocol/training.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import traceback
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,14 @@ def test_an_error_can_be_pickled_by_the_users_own_tools(cls) -> None:  # type: i
     again = pickle.loads(pickle.dumps(example(cls)))
     assert type(again) is cls
     assert str(again) == str(example(cls))
+
+
+@every_class
+def test_users_see_an_error_where_they_import_it_from(cls) -> None:  # type: ignore[no-untyped-def]
+    assert getattr(zmqps.errors, cls.__name__) is cls
+    assert cls.__name__ in zmqps.errors.__all__
+    assert traceback.format_exception_only(example(cls))[0].startswith(f"zmqps.errors.{cls.__name__}: ")
+    assert b"zmqps.errors." not in pickle.dumps(example(cls)), "a pickle is read wherever the classes are written"
 
 
 def test_facts_are_exactly_those_of_the_class() -> None:

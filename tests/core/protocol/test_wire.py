@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import tracemalloc
 from dataclasses import fields
+from importlib import import_module
 
 import msgpack
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated, placements
+from tests.imports import dotted, modules
 from zmqps.core.protocol import wire
 from zmqps.core.protocol.messages import (
     BY_KIND,
@@ -21,6 +23,7 @@ from zmqps.core.protocol.messages import (
     Hello,
     Init,
     Left,
+    Message,
     Pull,
     Push,
     Shutdown,
@@ -67,6 +70,12 @@ def test_a_message_survives_the_wire(message) -> None:  # type: ignore[no-untype
 def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-untyped-def]
     message = data.draw(messages(cls))
     assert comparable(decode(encode(message))) == comparable(message)
+
+
+def test_every_message_of_the_room_is_known_by_a_kind_of_its_own() -> None:
+    the_room = [import_module(dotted(module.path)) for module in modules("zmqps/core/protocol/")]
+    classes = [thing for module in the_room for thing in vars(module).values() if isinstance(thing, type)]
+    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, *BY_KIND.values()}
 
 
 def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:

@@ -196,7 +196,7 @@ def _show(value: Any) -> str:
 
 _u32, _u64 = _integer(32), _integer(64)
 
-#: Annotation in messages.py -> check. A check returns the value as the dataclass wants it.
+#: Annotation, a name of message.py -> check. A check returns the value as the dataclass wants it.
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "U8": _integer(8),
     "U32": _u32,

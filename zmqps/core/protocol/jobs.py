@@ -1,0 +1,109 @@
+"""Messages about jobs: which one to train, who has which shard of it, and that it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Init(Message):
+    """A worker names the job it wants to train; an empty map asks for the job as it is."""
+
+    kind: ClassVar[int] = 10
+    request: U64
+    job: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Message):
+    """The job and where its shards are; ``load`` asks this worker to upload the initial values.
+
+    ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives, and ``servers``: a map a shard, of
+    ``name``, ``endpoint``, the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to
+    begin with, ``num_workers`` how many the job counts on, ``rank`` the receiver's. ``note`` is for the user.
+    """
+
+    kind: ClassVar[int] = 11
+    request: U64
+    epoch: U32
+    job: Plain
+    placement: Plain
+    load: U8
+    step: U64
+    num_workers: U32
+    note: Text
+    rank: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Message):
+    """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
+
+    ``epoch`` stands for this job on all servers from now on; no other job of the cluster ever has it.
+    ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
+    host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
+    """
+
+    kind: ClassVar[int] = 12
+    epoch: U32
+    name: Text
+    num_workers: U32
+    sharing: U32
+    shard: U32
+    job: Plain
+    placement: Plain
+    key: Key = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """A server has built its shard; ``loaded`` is 1 once it has the initial values as well."""
+
+    kind: ClassVar[int] = 13
+    epoch: U32
+    loaded: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Discard(Message):
+    """A job has ended: the server frees what it keeps of it."""
+
+    kind: ClassVar[int] = 26
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Message):
+    """A server keeps nothing of a job any more."""
+
+    kind: ClassVar[int] = 27
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob(Message):
+    """Somebody ends a job, or the cluster where ``job`` is empty; members are told. Anybody may ask, without joining.
+
+    Where the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
+    """
+
+    kind: ClassVar[int] = 28
+    request: U64
+    job: Text
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded(Message):
+    """Answer to `EndJob`: the job has ended, or had before; ``text`` says how."""
+
+    kind: ClassVar[int] = 29
+    request: U64
+    text: Text

@@ -1,0 +1,163 @@
+"""Messages of everybody: who it is, that it lives or goes, what failed, and how the cluster is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.limits import MAX_FACT_CHARS
+from zmqps.core.protocol.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.message import U8, U32, U64, Facts, Incarnation, Key, Plain, Seconds, Text, Texts
+    from zmqps.errors import PSError
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """First message on every connection; its fields never change, later versions append theirs.
+
+    ``job`` names the job that a worker trains or an observer looks at; a server has none of its own. ``secret``
+    is known to the sender and, from then on, the receiver alone; to a server it is the ticket of ``epoch``'s `Job`.
+    ``guard`` proves that the sender knows the cluster's job secret.
+    """
+
+    kind: ClassVar[int] = 1
+    magic: Text
+    version: U32
+    role: Text
+    incarnation: Incarnation
+    name: Text
+    host: Text
+    pid: U32
+    endpoint: Text = ""
+    capabilities: Texts = ()
+    job: Text = ""
+    secret: Key = field(default=b"", repr=False)
+    epoch: U32 = 0
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """Answer to `Hello`; ``rank`` is the receiver's, the other facts are the sender's.
+
+    ``proof`` shows that the sender is the server, or the coordinator, that the receiver is looking for.
+    """
+
+    kind: ClassVar[int] = 2
+    version: U32
+    incarnation: Incarnation
+    name: Text
+    rank: U32
+    heartbeat_interval: Seconds
+    heartbeat_timeout: Seconds
+    num_workers: U32
+    num_servers: U32
+    capabilities: Texts = ()
+    proof: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(Message):
+    """Sign of life to the coordinator, with the sender's counters for the status."""
+
+    kind: ClassVar[int] = 3
+    counters: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAck(Message):
+    """The coordinator's sign of life."""
+
+    kind: ClassVar[int] = 4
+    num_workers: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Leave(Message):
+    """A member says goodbye; ``reason`` is ``finished`` or ``closed``."""
+
+    kind: ClassVar[int] = 5
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Message):
+    """Answer to `Leave`."""
+
+    kind: ClassVar[int] = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Error(Message):
+    """A request (0: none in particular) failed; see `zmqps.errors` for codes and facts.
+
+    Of a server to the coordinator, ``request`` is the epoch of the `Assign` that failed.
+    """
+
+    kind: ClassVar[int] = 7
+    request: U64
+    code: U32
+    text: Text
+    facts: Facts
+
+    @classmethod
+    def of(cls, request: int, error: PSError) -> Error:
+        """Return the message that raises an error again at the other end."""
+        facts = {name: fact[:MAX_FACT_CHARS] if isinstance(fact, str) else fact for name, fact in error.facts().items()}
+        return cls(request, error.code, str(error), facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(Message):
+    """The coordinator noticed that a member vanished."""
+
+    kind: ClassVar[int] = 8
+    role: Text
+    rank: U32
+    name: Text
+    incarnation: Incarnation
+    silent_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown(Message):
+    """The coordinator ends the cluster."""
+
+    kind: ClassVar[int] = 9
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Departed(Message):
+    """A worker or observer has gone for good; ``evicted`` is 1 if it was lost, 2 if its key was revoked."""
+
+    kind: ClassVar[int] = 30
+    incarnation: Incarnation
+    evicted: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten(Message):
+    """A server keeps nothing of one that has gone, and takes nothing of it."""
+
+    kind: ClassVar[int] = 31
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest(Message):
+    """Anybody may ask, without joining."""
+
+    kind: ClassVar[int] = 18
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Status(Message):
+    """The coordinator's view of the cluster."""
+
+    kind: ClassVar[int] = 19
+    request: U64
+    status: Plain

@@ -1,0 +1,35 @@
+"""What every message is, and what fields of messages are: the types that annotate them.
+
+The annotations are the schema: `zmqps.core.protocol.wire` has a check for each of these types, found by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.fields import Contributor, Part
+
+    U8: TypeAlias = int
+    U32: TypeAlias = int
+    U64: TypeAlias = int
+    Text: TypeAlias = str
+    Seconds: TypeAlias = float
+    Incarnation: TypeAlias = bytes
+    Key: TypeAlias = bytes  # 16 of them, or none: a secret, or what proves that somebody knows one
+    Plain: TypeAlias = Mapping[str, Any]  # nested maps, lists, strings, numbers: what a job or a status is made of
+    Facts: TypeAlias = Mapping[str, str | int | float | bool | None]
+    Texts: TypeAlias = Sequence[str]
+    Versions: TypeAlias = Sequence[int]
+    Parts: TypeAlias = Sequence[Part]
+    Contributors: TypeAlias = Sequence[Contributor]
+    Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
+    Payload: TypeAlias = Sequence[Buffer]
+
+
+class Message:
+    """Base of all messages."""
+
+    __slots__ = ()
+    kind: ClassVar[int]

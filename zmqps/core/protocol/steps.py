@@ -1,0 +1,125 @@
+"""Messages of workers, servers and the coordinator about who may go on: barriers, steps, ranges of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.message import U8, U32, U64, Contributors, Text, Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Enter(Message):
+    """A worker enters a named barrier."""
+
+    kind: ClassVar[int] = 14
+    request: U64
+    barrier: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Released(Message):
+    """Everybody has entered the barrier of ``request``; ``step`` as in `Range`."""
+
+    kind: ClassVar[int] = 15
+    request: U64
+    step: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw(Message):
+    """A worker no longer waits for ``request``."""
+
+    kind: ClassVar[int] = 16
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(Message):
+    """Whom ``request`` waits for at the moment, in words."""
+
+    kind: ClassVar[int] = 17
+    request: U64
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive(Message):
+    """A worker has completed a step: all shards have acknowledged these pushes of it.
+
+    No attempts: it only waits, once more, for what it has brought before.
+    """
+
+    kind: ClassVar[int] = 20
+    request: U64
+    step: U64
+    attempts: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed(Message):
+    """The worker of ``request`` may go on, and reads version ``version`` or a later one.
+
+    ``counted`` is 0 when the step was over before its gradients were complete: they were dropped.
+    """
+
+    kind: ClassVar[int] = 21
+    request: U64
+    version: U64
+    counted: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(Message):
+    """The coordinator closes a step: apply the mean of these contributors' gradients, in this order."""
+
+    kind: ClassVar[int] = 22
+    epoch: U32
+    step: U64
+    contributors: Contributors
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Message):
+    """A server has applied a step."""
+
+    kind: ClassVar[int] = 23
+    epoch: U32
+    step: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Take(Message):
+    """A worker asks for a range of a data set's examples; the first one's description of it counts.
+
+    ``shuffle`` is empty or holds a seed. ``done`` is empty or holds pass and number of the range that
+    the worker has used. One that has a range it has not used gets that again.
+    """
+
+    kind: ClassVar[int] = 24
+    request: U64
+    name: Text
+    num_examples: U64
+    range_size: U64
+    passes: U64
+    shuffle: Versions
+    done: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Message):
+    """Positions ``[start, stop)`` of a pass over a data set; an empty one says that there are no more.
+
+    ``step`` is the clock the worker goes on with, if the others did not wait for it while it waited.
+    """
+
+    kind: ClassVar[int] = 25
+    request: U64
+    data_pass: U64
+    number: U64
+    start: U64
+    stop: U64
+    step: U64

@@ -1,0 +1,177 @@
+"""Every exception zmqps raises; all are imported from here, and this docstring is the tree.
+
+::
+
+    PSError
+    ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
+    │   ├── UnsafeFileError                  a file or directory that another user may have put there
+    │   ├── UnresolvedNameError              a host's name that stands for no address
+    │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
+    ├── AddressInUseError (OSError)          the port is taken, and by whom
+    ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
+    ├── ClosedError (RuntimeError)           the worker was closed or has finished
+    │   └── ForkedError                      it belongs to the process that this one was forked from
+    ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
+    ├── CoordinatorRestartedError (ConnectionError)  another coordinator answers at the address of the one it had joined
+    ├── EvictedError (ConnectionError)       the others went on without this node
+    ├── ShutdownError (ConnectionError)      the cluster is ending
+    ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
+    ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
+    ├── IdentityError (PermissionError)      a node cannot prove that it is who it says; says what to do
+    │   └── WrongPeerError                   another process listens where a server should
+    ├── KeyRefusedError (PermissionError)    a node lets this process in with no key, or not with this one
+    ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
+    │   ├── ProtocolVersionError             the two ends speak different versions
+    │   ├── LimitError                       a size beyond what the receiver accepts
+    │   ├── NotJoinedError                   a request before the handshake
+    │   ├── StaleEpochError                  addressed to an older placement of the shards
+    │   ├── SliceRangeError (IndexError)     no such slice, or a range that cuts a parameter
+    │   └── LedgerError                      a sequence number the ledger can no longer judge
+    ├── JobError (RuntimeError)              the job cannot be started, or is not started yet
+    │   ├── JobEndedError                    the job has ended; says how, and how to begin anew
+    │   ├── JobMemoryError (MemoryError)     a server lacks the memory for its shard; says what is needed and free
+    │   └── ShardBrokenError                 an update of a shard failed half way: its values are lost
+    ├── JobMismatchError (ValueError)        this worker trains something else than the job
+    ├── UnknownParameterError (KeyError)     no parameter of that name
+    ├── ShapeError (ValueError)              an array of the wrong shape
+    ├── DtypeError (TypeError)               an array of a dtype that cannot be trained
+    ├── NonFiniteGradientError (ValueError)  NaN or infinity in a gradient; names the culprit
+    ├── OptimizerError (ValueError)          no such optimizer, schedule or option
+    ├── ServerMemoryError (MemoryError)      a server lacked the memory for a request; it may be tried again
+    ├── VersionError (LookupError)           a version that is not kept any more
+    └── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
+        └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
+
+An exception holds its facts as attributes and builds its text from them. The same facts travel
+in an ``Error`` message under the class's number, so both ends of a connection raise the same
+class with the same attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zmqps.errors.base import Fact, PSError, _rebuild
+from zmqps.errors.configuration import (
+    AddressInUseError,
+    ConfigurationError,
+    UnreachableAddressError,
+    UnresolvedNameError,
+    UnsafeFileError,
+)
+from zmqps.errors.nodes import (
+    ClosedError,
+    CoordinatorRestartedError,
+    DeadlineError,
+    EvictedError,
+    ForkedError,
+    IdentityError,
+    InternalError,
+    KeyRefusedError,
+    NodeFailedError,
+    PeerLostError,
+    ShutdownError,
+    WrongPeerError,
+)
+from zmqps.errors.protocol import (
+    LedgerError,
+    LimitError,
+    NotJoinedError,
+    ProtocolError,
+    ProtocolVersionError,
+    SliceRangeError,
+    StaleEpochError,
+)
+from zmqps.errors.training import (
+    DeviceError,
+    DeviceMemoryError,
+    DtypeError,
+    JobEndedError,
+    JobError,
+    JobMemoryError,
+    JobMismatchError,
+    NonFiniteGradientError,
+    OptimizerError,
+    ServerMemoryError,
+    ShapeError,
+    ShardBrokenError,
+    UnknownParameterError,
+    VersionError,
+)
+from zmqps.words import counted, listed, num_bytes, printable
+
+__all__ = [
+    "BY_CODE",
+    "AddressInUseError",
+    "ClosedError",
+    "ConfigurationError",
+    "CoordinatorRestartedError",
+    "DeadlineError",
+    "DeviceError",
+    "DeviceMemoryError",
+    "DtypeError",
+    "EvictedError",
+    "Fact",
+    "ForkedError",
+    "IdentityError",
+    "InternalError",
+    "JobEndedError",
+    "JobError",
+    "JobMemoryError",
+    "JobMismatchError",
+    "KeyRefusedError",
+    "LedgerError",
+    "LimitError",
+    "NodeFailedError",
+    "NonFiniteGradientError",
+    "NotJoinedError",
+    "OptimizerError",
+    "PSError",
+    "PeerLostError",
+    "ProtocolError",
+    "ProtocolVersionError",
+    "ServerMemoryError",
+    "ShapeError",
+    "ShardBrokenError",
+    "ShutdownError",
+    "SliceRangeError",
+    "StaleEpochError",
+    "UnknownParameterError",
+    "UnreachableAddressError",
+    "UnresolvedNameError",
+    "UnsafeFileError",
+    "VersionError",
+    "WrongPeerError",
+    "counted",
+    "from_wire",
+    "listed",
+    "num_bytes",
+    "printable",
+]
+
+
+def _tree(cls: type[PSError]) -> list[type[PSError]]:
+    return [cls] + [c for sub in cls.__subclasses__() for c in _tree(sub)]
+
+
+#: Wire number -> class. A number is never given a second meaning.
+BY_CODE: dict[int, type[PSError]] = {cls.code: cls for cls in _tree(PSError)}
+
+# Where users import them from is what tracebacks and pickles show, whichever file of this room they are written in.
+for _shown in (*BY_CODE.values(), _rebuild):
+    _shown.__module__ = __name__
+
+
+def from_wire(code: int, text: str, facts: Mapping[str, Fact]) -> PSError:
+    """Return the exception an ``Error`` message stands for.
+
+    A number or facts this version does not know (a newer peer's) give a plain `PSError` with the peer's text.
+    """
+    cls, text = BY_CODE.get(code), printable(text)
+    facts = {name: printable(fact) if isinstance(fact, str) else fact for name, fact in facts.items()}
+    if cls is not None and set(facts) == set(cls.fact_names):
+        try:
+            return cls(**facts)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            pass  # a fact of the wrong type does not format; its text still tells
+    return PSError(text)
