@@ -25,6 +25,7 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.orders import HANDLERS, Orders
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
+from zmqps.core.server.steps import Steps as ShardSteps
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.orphaned import Orphaned
@@ -170,7 +171,7 @@ def test_a_server_that_forgets_a_commit(monkeypatch: Patch) -> None:
     def commit(original: Any, orders: Orders, message: Commit, now: float) -> Any:
         shard = orders._host.tenants[message.epoch].ready()
         if shard.index == 0 and message.step == 3:
-            shard.version += 1
+            shard.steps.version += 1
             for state in shard.slices:
                 state.version += 1
         return original(orders, message, now)
@@ -273,7 +274,7 @@ def test_a_worker_that_reads_before_the_slowest_is_near_enough(monkeypatch: Patc
 
 def test_an_older_version_that_is_not_what_it_was(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        Shard, "_keep", lambda self, state: state.history.append((state.version, state.value, [], Pinned()))
+        ShardSteps, "_keep", lambda self, state: state.history.append((state.version, state.value, [], Pinned()))
     )
     monkeypatch.setattr(Shard, "validate", lambda self: None)
     caught("sync-twisted", "what worker-")

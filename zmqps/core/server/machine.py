@@ -254,7 +254,7 @@ class ServerMachine:
             raise ProtocolError("a gradient is made of at least one example")
         ledger = tenant.ledger(client.hello.incarnation)
         result = ledger.recall(message.seq)
-        if message.reply and shard.stage is not None:
+        if message.reply and shard.steps is not None:
             raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
         if message.reply and message.reply_codec != RAW:
             check_for_values(message.reply_codec)  # before anything is applied
@@ -264,7 +264,7 @@ class ServerMachine:
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
             parts, name, note = message.parts, client.name, partial(ledger.record, message.seq)
-            if shard.stage is None:
+            if shard.steps is None:
                 result = shard.push(parts, payload, name, checked=checked, puller=client.puller, note=note)
             else:
                 push = client.hello.incarnation, message.attempt

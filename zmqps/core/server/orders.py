@@ -147,7 +147,7 @@ class Orders:
     def _commit(self, message: Commit, now: float) -> list[Action]:
         tenant = self._host.tenant_of(message.epoch)
         shard = tenant.ready()
-        if shard.stage is None:
+        if shard.steps is None:
             raise ProtocolError("this job is not synchronous, there is nothing to commit")
         if message.step > shard.version:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
