@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +25,16 @@ from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.server.aggregate import PushId, Stage
 from zmqps.core.server.buffers import Buffers
+from zmqps.core.server.finiteness import Finiteness
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rules import Rules
 from zmqps.core.server.slices import Note, SliceState, Updates
+from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
 from zmqps.core.treatments import ReadCopies, Treatment
-from zmqps.errors import (
-    NonFiniteGradientError,
-    SliceRangeError,
-    VersionError,
-    listed,
-)
+from zmqps.errors import SliceRangeError, VersionError
 
 if TYPE_CHECKING:
     from zmqps.codecs import Codec
@@ -91,30 +88,21 @@ class Shard:
         self.index = index
         self.counters: Counter[str] = Counter()
         self.memory = memory = memory or HostMemory()
-        self._rules = rules
+        self._finiteness = Finiteness(placement.keyspace.parameters, rules.all_finite, self.counters)
         self._reject_nonfinite = reject_nonfinite
         self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
         self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
         kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
-        self.arena_nbytes = 0
-        tables, dtypes = placement.keyspace.tables, [table.dtype for table in placement.keyspace.tables]
+        dtypes = [table.dtype for table in placement.keyspace.tables]
         bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
         self._buffers = Buffers(bounds, dtypes, memory, self.counters)
         self.updates = Updates(kernels, self._buffers, memory, undoes=rules.allocates)
-        arenas: list[list[Array]] = []  # the slots of each table
-        for table, (_, size) in zip(tables, bounds, strict=True):
-            slots = [memory.empty(size, table.dtype) for _ in rules.slot_fill]
-            for slot, fill in zip(slots, rules.slot_fill, strict=True):
-                slot.fill(fill)
-            arenas.append(slots)
-            self.arena_nbytes += size * table.dtype.itemsize * (1 + len(slots))
+        slots = Slots(bounds, dtypes, memory, rules.slot_fill)
+        self.arena_nbytes = slots.nbytes + placement.nbytes(index)
         for slice_ in placement.slices[index]:
-            origin, slots = bounds[slice_.table][0], arenas[slice_.table]
-            where = slice(slice_.start - origin, slice_.stop - origin)
-            home = self._buffers.home(slice_)
-            self.slices.append(SliceState(slice_, home, tuple(slot[where] for slot in slots), kernel_of))
+            self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernel_of))
         self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
         self.steps: Steps | None = None
@@ -185,7 +173,7 @@ class Shard:
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
         if self._reject_nonfinite and not checked:
-            self._check_finite(pieces, worker)
+            self._finiteness.check(pieces, worker)
         if self._treatment is not None:
             return self._push_treated(self._treatment, states, parts, pieces, puller, note)
         result = (
@@ -268,7 +256,7 @@ class Shard:
         pieces = self._walk(states, parts, payload)
         staleness = self.steps.staleness(step)
         if self._reject_nonfinite and not checked:
-            self._check_finite(pieces, worker)
+            self._finiteness.check(pieces, worker)
         result = (self.version,) * len(parts), (staleness,) * len(parts)
         brought = [(state, _bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         self.steps.collect(brought, pieces, push, step, examples, partial(note, result) if note else None)
@@ -391,20 +379,6 @@ class Shard:
         sizes = [(stop - start, state.value.dtype) for state, start, stop in runs]
         pieces = self.memory.scatter(payload, sizes)
         return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
-
-    def _check_finite(self, pieces: Sequence[tuple[SliceState, int, Array]], worker: str) -> None:
-        bad = [piece for piece in pieces if not self._rules.all_finite(piece[2])]
-        if bad:
-            self.counters["nonfinite"] += 1
-            names = list(dict.fromkeys(repr(name) for piece in bad for name in self._culprits(*piece)))
-            raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
-
-    def _culprits(self, state: SliceState, start: int, gradient: Array) -> Iterator[str]:
-        for segment in state.slice.segments:
-            lo, hi = segment.position - start, segment.position + segment.size - start
-            part = gradient[max(0, lo) : max(0, hi)]
-            if not np.isfinite(part).all():
-                yield self.placement.keyspace.parameters[segment.parameter].name
 
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""
