@@ -162,12 +162,6 @@ EQUIVALENT = (
         reason="these numbers are only compared with each other",
     ),
     Equivalent(
-        path="zmqps/core/server/machine.py",
-        old="actions += self._assign(message)",
-        new="actions = self._assign(message)",
-        reason="a member itself does something at a Welcome only",
-    ),
-    Equivalent(
         path="zmqps/core/coordinator/consistency/deadline.py",
         old="self._backoff = 1",
         new="pass",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from zmqps.core.protocol.messages import Ack, Commit, Departed, Error, Leave, Lo
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.orders import HANDLERS, Orders
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
+from zmqps.core.server.steps import Steps as ShardSteps
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.orphaned import Orphaned
@@ -165,15 +168,15 @@ def test_a_shard_that_forgets_how_many_examples_a_gradient_is_of(monkeypatch: Pa
 
 
 def test_a_server_that_forgets_a_commit(monkeypatch: Patch) -> None:
-    def commit(original: Any, server: ServerMachine, message: Commit) -> Any:
-        shard = server.tenants[message.epoch].ready()
+    def commit(original: Any, orders: Orders, message: Commit, now: float) -> Any:
+        shard = orders._host.tenants[message.epoch].ready()
         if shard.index == 0 and message.step == 3:
-            shard.version += 1
+            shard.steps.version += 1
             for state in shard.slices:
                 state.version += 1
-        return original(server, message)
+        return original(orders, message, now)
 
-    wrap(monkeypatch, ServerMachine, "_commit", commit)
+    monkeypatch.setitem(HANDLERS, Commit, partial(commit, HANDLERS[Commit]))
     caught("sync-twisted", "is not the sequential reference at version 4")
 
 
@@ -271,7 +274,7 @@ def test_a_worker_that_reads_before_the_slowest_is_near_enough(monkeypatch: Patc
 
 def test_an_older_version_that_is_not_what_it_was(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        Shard, "_keep", lambda self, state: state.history.append((state.version, state.value, [], Pinned()))
+        ShardSteps, "_keep", lambda self, state: state.history.append((state.version, state.value, [], Pinned()))
     )
     monkeypatch.setattr(Shard, "validate", lambda self: None)
     caught("sync-twisted", "what worker-")
@@ -409,7 +412,7 @@ def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_withou
 
 
 def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ServerMachine, "_depart", lambda self, incarnation, evicted=0: None)
+    monkeypatch.setattr(ServerMachine, "depart", lambda self, incarnation, evicted=0: None)
     caught("async-departures", "which it has forgotten")
 
 
@@ -463,7 +466,7 @@ def test_workers_that_wait_for_another_coordinator_than_their_own(monkeypatch: P
 
 
 def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ServerMachine, "_end_with_coordinator", lambda self, now: [])
+    monkeypatch.setattr(Orders, "end", lambda self, now: [])
     caught("async-succeeded", "stays although its coordinator is another one")
 
 

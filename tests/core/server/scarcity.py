@@ -117,7 +117,7 @@ class ScarceRules(ReferenceRules):
 
 def state_of(shard: Shard) -> dict[str, Any]:
     """Return all that a failure must leave as it was."""
-    stage = shard.stage
+    stage = shard.steps.stage if shard.steps else None
     return {
         "slices": [slice_state(state) for state in shard.slices],
         "version": shard.version,
@@ -138,10 +138,10 @@ def slice_state(state: Any) -> tuple[Any, ...]:
 
 
 def staged(shard: Shard) -> Any:
-    assert shard.stage is not None
+    assert shard.steps is not None
     return {
         (step, push, index): (brought.bounds, brought.buffer.tobytes(), brought.examples)
-        for step, pushes in shard.stage._steps.items()
+        for step, pushes in shard.steps.stage._steps.items()
         for push, slices in pushes.items()
         for index, brought in slices.items()
     }

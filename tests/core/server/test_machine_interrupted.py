@@ -102,7 +102,7 @@ class Run:
     def __init__(self, kind: str, rules: type[ReferenceRules]) -> None:
         self.server = server_of(kind, rules)
         self.shard = self.server.machine.tenants[1].built()
-        self.synchronous = self.shard.stage is not None
+        self.synchronous = self.shard.steps is not None
         for number in range(3):
             self.pushed("v", number)
             self.committed("v", number)

@@ -223,7 +223,7 @@ def test_the_room_for_a_shard_says_how_many_workers_and_servers_to_count_on() ->
 def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jobs_have_yet_to_touch() -> None:
     server = Host()
     free = 1000
-    server.machine._builds._available = lambda: free
+    server.machine._orders._builds._available = lambda: free
     (first,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC), epoch=1), sharing=2)))
     server.get(replace(assign(ASYNC, placement(ASYNC), epoch=2), sharing=2))
     free = 900  # a server beside this one has built its own meanwhile
@@ -233,7 +233,7 @@ def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jo
     (second,) = runs_of(built)
     server.build(second)
     assert [room.available_nbytes for room in server.rooms] == [500, 500 - shard.required_nbytes]
-    third = server.machine._builds.new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
+    third = server.machine._orders._builds.new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
     values = shard.placement.nbytes(0)
     for tenant in server.machine.tenants.values():
         assert tenant.untouched_nbytes == max(0, tenant.built().required_nbytes - (shard.arena_nbytes - values))
@@ -273,7 +273,7 @@ def test_a_shard_is_asked_for_before_it_is_built_and_before_it_is_loaded() -> No
 
 
 def test_a_server_has_room_for_so_many_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.server.machine.MAX_TENANTS", 2)
+    monkeypatch.setattr("zmqps.core.server.orders.MAX_TENANTS", 2)
     server = two_jobs()
     (refused,) = sent(server.ask(3), Error, COORDINATOR)
     assert (refused.request, refused.code) == (3, LimitError.code)
@@ -388,6 +388,6 @@ def test_of_epochs_that_were_discarded_so_many_are_remembered(monkeypatch: pytes
     server = two_jobs()
     for epoch in range(10, 20):
         server.get(Discard(epoch))
-    assert server.machine._discarded.epochs == [17, 18, 19]
+    assert server.machine.discarded.epochs == [17, 18, 19]
     assert errors(server.get(ticketed("worker", "u", epoch=10), "u")) == [StaleEpochError.code]
     assert errors(server.get(push(1, epoch=19), "v")) == [JobEndedError.code]

@@ -123,7 +123,7 @@ class Pair:
 
         def do(shard: Shard) -> Any:
             taken: Any = payload if found is None else shard.decode(found, parts, payload, checked=True)
-            if shard.stage is None:
+            if shard.steps is None:
                 return shard.push(parts, taken, "w", checked=True, puller=A)
             worker = (A, B, C)[seed % 3]
             return shard.collect(parts, taken, (worker, attempt), shard.version, 1 + seed % 2, "w", checked=True)
@@ -165,10 +165,9 @@ class Pair:
         del self.readers[:1]
 
     def commit(self, seed: int) -> None:
-        stage = self.plenty.stage
-        if stage is None:
+        if self.plenty.steps is None:
             return
-        pushes = sorted(stage._steps.get(self.plenty.version, {}))
+        pushes = sorted(self.plenty.steps.stage._steps.get(self.plenty.version, {}))
         contributors = [(worker, (attempt,)) for worker, attempt in pushes if attempt % 4 != seed % 4]
         step = self.plenty.version
 
@@ -355,7 +354,7 @@ def test_gradients_of_workers_that_have_gone_are_given_back_some_at_a_time(monke
             shard.collect([(i, 0, ()) for i in ALL], [gradient(i, step) for i in ALL], (worker, step), step, 1, "w")
         shard.commit(step, [(worker, (step,)) for worker in there])
         shard.validate()
-    assert shard.stage is not None
+    assert shard.steps is not None
     assert sum(given_back) == 5 * PLACEMENT.nbytes(0)
     assert len(given_back) > 5
     assert max(given_back) < 64 + max(slice_.size * 8 for slice_ in SLICES)

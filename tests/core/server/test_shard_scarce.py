@@ -17,8 +17,8 @@ from tests.core.server import (
     test_machine_steps,
     test_parked,
     test_shard,
-    test_shard_steps,
     test_shard_treated,
+    test_steps,
     test_tenant,
 )
 from tests.core.server.scarcity import Scarcity, state_of
@@ -84,7 +84,7 @@ def named(module: ModuleType) -> dict[str, Any]:
 
 
 for module in (
-    test_shard, test_shard_steps, test_shard_treated, test_machine, test_machine_steps, test_machine_jobs,
+    test_shard, test_steps, test_shard_treated, test_machine, test_machine_steps, test_machine_jobs,
     test_aggregate, test_buffers, test_parked, test_tenant,
 ):  # fmt: skip
     globals().update(named(module))

@@ -73,7 +73,7 @@ def test_kept_versions_are_touched_once_they_are_there_and_what_slow_readers_nee
     shard.required_nbytes = 1_000
     found = []
     for step in range(6):
-        held = 64 + shard.stage.nbytes if shard.stage else 0
+        held = 64 + shard.steps.stage.nbytes if shard.steps else 0
         assert one.untouched_nbytes == 1_000 - held - min(step, 2) * 64
         for readers in shard.pull([(0, 0, ()), (1, 0, ())])[2]:
             readers.append(reader := Reading())

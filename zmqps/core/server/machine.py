@@ -31,7 +31,6 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.hello import check_hello
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
@@ -39,12 +38,8 @@ from zmqps.core.protocol.messages import (
     Ack,
     Assign,
     Commit,
-    Committed,
-    Departed,
     Discard,
-    Discarded,
     Error,
-    Forgotten,
     Hello,
     Leave,
     Left,
@@ -52,27 +47,19 @@ from zmqps.core.protocol.messages import (
     Message,
     Pull,
     Push,
-    Ready,
-    Shutdown,
     Values,
     Welcome,
 )
 from zmqps.core.server.admission import Room
-from zmqps.core.server.builds import Builds, build_error
+from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
-from zmqps.core.server.parked import (
-    COMMITTED,
-    MAX_ALL_PARKED_NBYTES,
-    Awaited,
-    awaited_by,
-    nbytes_of,
-)
+from zmqps.core.server.orders import Orders
+from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
-    EvictedError,
     IdentityError,
     JobError,
     LimitError,
@@ -81,11 +68,7 @@ from zmqps.errors import (
     PSError,
     ShardBrokenError,
     StaleEpochError,
-    counted,
 )
-
-#: Jobs at the same time; the coordinator accepts no more.
-MAX_TENANTS = 256
 
 
 class ServerMachine:
@@ -113,11 +96,10 @@ class ServerMachine:
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
-        self._builds = Builds(self.tenants, make_shard, available)
         self.clients = Clients(keyed=identity.keyed)
+        self.discarded = DiscardedJobs()
+        self._orders = Orders(self, Builds(self.tenants, make_shard, available))
         self._num_refused = 0
-        self._discarded = DiscardedJobs()
-        self._ending = False
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
 
@@ -143,7 +125,7 @@ class ServerMachine:
         if isinstance(event, Stop):
             return [*self.member.leave("closed", now), Exit(exits.OK, event.reason)]
         if isinstance(event, Undecodable):
-            return self._refuse(event.peer, 0, event.error)
+            return self.refuse(event.peer, 0, event.error)
         if isinstance(event, Unreachable) and event.peer == COORDINATOR:
             return [Exit(exits.FAILED, str(event.error))]
         if isinstance(event, (Disconnected, Unreachable)):  # if it comes back it asks again for what it has not got
@@ -153,13 +135,13 @@ class ServerMachine:
         if isinstance(event, Connected):
             return self.member.on_connected(now)
         if isinstance(event, Returned):
-            return self._built(event.tag, event.value)
+            return self._orders.built(event.tag, event.value)
         if isinstance(event, Looked):
             return self.member.looked(event.why, now)
         message = event.message
         try:
             if event.peer == COORDINATOR:
-                return self._from_coordinator(message, now)
+                return self._orders.handle(message, now)
             return self._from_client(event, message)
         except (MemoryError, PSError) as error:
             return self._failed(event.peer, message, error)
@@ -170,7 +152,7 @@ class ServerMachine:
         if isinstance(error, MemoryError):
             error = as_error(self.member.identity.name, message, error)
         assert isinstance(error, PSError)
-        actions = self._refuse(peer, number, error)
+        actions = self.refuse(peer, number, error)
         if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (Push, Pull)):
             tenant = self.tenants[message.epoch]
             if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
@@ -187,117 +169,23 @@ class ServerMachine:
         actions = self.member.on_deadline(now)
         if (left_out := self._throttle.summary(now)) is not None:
             actions.append(Log("warning", left_out))
-        return [*actions, *self._end_with_coordinator(now)] if self.member.lost else actions
-
-    def _end_with_coordinator(self, now: float) -> list[Action]:
-        if self._ending:
-            return []
-        self._ending = True
-        again = "start it again to join this one" if self.member.restarted else "start the cluster again"
-        error = self.member.loss(f"{self.title} has ended with it, and its values are gone; {again}", now)
-        told = Error.of(0, error)
-        farewells: list[Action] = [Send(client.peer, told) for client in self.clients.by_incarnation.values()]
-        return [*farewells, Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
+        return [*actions, *self._orders.end(now)] if self.member.lost else actions
 
     def validate(self) -> None:
         """Assert the invariants."""
         self.clients.validate(self.tenants)
         for epoch, tenant in self.tenants.items():
-            assert epoch not in self._discarded
+            assert epoch not in self.discarded
             assert set(tenant.ledgers) <= set(self.clients.by_incarnation)
             tenant.validate(self.clients.by_incarnation)
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
 
-    # --- the coordinator -----------------------------------------------------------------------
-
-    def _from_coordinator(self, message: Message, now: float) -> list[Action]:
-        actions = self.member.on_message(message, now)
-        if self.member.restarted:
-            return [*actions, *self._end_with_coordinator(now)]
-        if isinstance(message, Assign):
-            actions += self._assign(message)
-        elif isinstance(message, Commit):
-            actions += self._commit(message)
-        elif isinstance(message, Welcome):
-            try:
-                check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
-            except IdentityError as error:
-                actions += [Log("error", str(error)), Exit(exits.FAILED, str(error))]
-        elif isinstance(message, Discard):
-            actions += self._discard(message)
-        elif isinstance(message, Departed):
-            self._depart(message.incarnation, message.evicted)
-            actions.append(Send(COORDINATOR, Forgotten(message.incarnation)))
-        elif isinstance(message, Shutdown):
-            actions += [*self.member.leave("finished", now), Exit(exits.OK, message.reason)]
-        elif isinstance(message, Error):
-            evicted = message.code == EvictedError.code
-            actions += [Log("error", message.text), Exit(exits.EVICTED if evicted else exits.FAILED, message.text)]
-        return actions
-
-    def _assign(self, message: Assign) -> list[Action]:
-        if message.epoch in self._discarded:
-            return [Send(COORDINATOR, Discarded(message.epoch))]  # it was overtaken by the end of its job
-        if message.epoch in self.tenants:
-            return self._report_ready(self.tenants[message.epoch])  # a repeated Assign
-        if len(self.tenants) >= MAX_TENANTS:
-            raise LimitError(what="number of jobs on a server", got=len(self.tenants) + 1, limit=MAX_TENANTS)
-        self.tenants[message.epoch] = self._builds.new_tenant(message)
-        return self._builds.add(message)
-
-    def _built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
-        tenant = self.tenants.get(assign.epoch)
-        actions: list[Action] = []
-        if tenant is None:
-            pass  # of a job that was given up meanwhile
-        elif isinstance(shard, Exception):
-            del self.tenants[assign.epoch]  # asked again, because our answer was lost, it fails again
-            actions += self._refuse(COORDINATOR, assign.epoch, build_error(self.member.identity.name, assign, shard))
-        else:
-            tenant.shard = shard
-            text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
-            text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
-            actions += [Log("info", text), *self._report_ready(tenant)]
-        return actions + self._builds.next()
-
-    def _report_ready(self, tenant: Tenant) -> list[Action]:
-        if tenant.shard is None:
-            return []
-        return [Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))]
-
-    def _commit(self, message: Commit) -> list[Action]:
-        tenant = self._tenant(message.epoch)
-        shard = tenant.ready()
-        if shard.stage is None:
-            raise ProtocolError("this job is not synchronous, there is nothing to commit")
-        if message.step > shard.version:
-            raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
-        if message.step == shard.version:  # else the coordinator has not had our answer
-            shard.commit(message.step, message.contributors)
-        due = self._unpark(tenant, [(COMMITTED, shard.version)])
-        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *due]
-
-    def _discard(self, message: Discard) -> list[Action]:
-        """Free what is kept of a job that has ended; its workers have been told by the coordinator."""
-        tenant = self.tenants.pop(message.epoch, None)
-        actions: list[Action] = []
-        if tenant is not None:
-            self._discarded.add(message.epoch, tenant.name)
-            error = self._discarded.error(message.epoch)
-            peers = {who: self.clients.by_incarnation[who].peer for who, _ in tenant.parked}
-            actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
-            for incarnation in self.clients.of_epoch(message.epoch):
-                self._forget(incarnation)
-            actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
-        self._discarded.add(message.epoch)
-        return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
-
-    def _tenant(self, epoch: int, client: Client | None = None) -> Tenant:
+    def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
         """Return the job of an epoch, for one of its clients."""
         tenant = self.tenants.get(epoch)
         if tenant is None:
-            if epoch in self._discarded:
-                raise self._discarded.error(epoch)
+            if epoch in self.discarded:
+                raise self.discarded.error(epoch)
             if not self.tenants:
                 raise JobError("this server has no shard yet; call worker.init(...) first")
             raise StaleEpochError(ours=max(self.tenants), theirs=epoch)
@@ -312,13 +200,13 @@ class ServerMachine:
         if client is None:
             return self._from_stranger(event, message)
         if isinstance(message, Push):
-            return self._push(client, self._tenant(message.epoch, client), message)
+            return self._push(client, self.tenant_of(message.epoch, client), message)
         if isinstance(message, Pull):
             return self._pull(client, message)
         if isinstance(message, Load):
             return self._load(client, message)
         if isinstance(message, Leave):
-            self._depart(client.hello.incarnation)
+            self.depart(client.hello.incarnation)
             return [Send(event.peer, Left())]
         if isinstance(message, Hello):
             return self._welcome(event, message)
@@ -331,13 +219,13 @@ class ServerMachine:
         if isinstance(message, Leave):
             return [Send(event.peer, Left())]  # the coordinator was faster to say that it has left
         self.clients.check_known(event.peer)
-        if isinstance(message, (Load, Push, Pull)) and message.epoch in self._discarded:
-            raise self._discarded.error(message.epoch)
+        if isinstance(message, (Load, Push, Pull)) and message.epoch in self.discarded:
+            raise self.discarded.error(message.epoch)
         raise NotJoinedError(f"{type(message).__name__} before Hello")
 
     def _welcome(self, event: Received, hello: Hello) -> list[Action]:
         check_hello(hello, ("worker", "observer"))
-        tenant = self._tenant(hello.epoch)
+        tenant = self.tenant_of(hello.epoch)
         if hello.job != tenant.name:
             raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
         identity, member = self.member.identity, self.member
@@ -349,14 +237,14 @@ class ServerMachine:
         return [Send(event.peer, welcome)]
 
     def _load(self, client: Client, message: Load) -> list[Action]:
-        tenant = self._tenant(message.epoch, client)
+        tenant = self.tenant_of(message.epoch, client)
         if not client.loads:
             raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
         shard = tenant.built()
         already = shard.loaded
         shard.load(message.parts, message.payload)
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
-        return ack if already or not shard.loaded else [*ack, *self._report_ready(tenant)]
+        return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant)]
 
     def _push(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
         shard = tenant.ready()
@@ -366,7 +254,7 @@ class ServerMachine:
             raise ProtocolError("a gradient is made of at least one example")
         ledger = tenant.ledger(client.hello.incarnation)
         result = ledger.recall(message.seq)
-        if message.reply and shard.stage is not None:
+        if message.reply and shard.steps is not None:
             raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
         if message.reply and message.reply_codec != RAW:
             check_for_values(message.reply_codec)  # before anything is applied
@@ -376,7 +264,7 @@ class ServerMachine:
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
             parts, name, note = message.parts, client.name, partial(ledger.record, message.seq)
-            if shard.stage is None:
+            if shard.steps is None:
                 result = shard.push(parts, payload, name, checked=checked, puller=client.puller, note=note)
             else:
                 push = client.hello.incarnation, message.attempt
@@ -400,11 +288,11 @@ class ServerMachine:
             line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
             answer += [Log("warning", line)] if line else []
         if tenant.parked.awaited:
-            answer += self._unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
+            answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
         return answer
 
     def _pull(self, client: Client, message: Pull) -> list[Action]:
-        tenant = self._tenant(message.epoch, client)
+        tenant = self.tenant_of(message.epoch, client)
         shard = tenant.ready()
         check_for_values(message.codec)
         if shard.available(message.parts, message.version, exact=bool(message.exact)):
@@ -422,10 +310,10 @@ class ServerMachine:
             fullest = max(self.tenants.values(), key=lambda tenant: tenant.parked.heaviest()).parked
             most, heaviest = fullest.heaviest()
             if of_client > most:  # of those before it is told, too
-                return [*actions, *self._refuse(client.peer, message.request, full)]
+                return [*actions, *self.refuse(client.peer, message.request, full)]
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
-            actions += self._refuse(self.clients.by_incarnation[heaviest].peer, request, full)
+            actions += self.refuse(self.clients.by_incarnation[heaviest].peer, request, full)
         parked.add(who, message, awaited_by(shard, message))
         return actions
 
@@ -433,7 +321,7 @@ class ServerMachine:
     def _parked_nbytes(self) -> int:
         return sum(tenant.parked.nbytes for tenant in self.tenants.values())
 
-    def _unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
+    def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
         """Answer the pulls that have waited for slices to be at these versions, unless they lack others."""
         actions: list[Action] = []
         shard = tenant.ready()
@@ -481,17 +369,19 @@ class ServerMachine:
             client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
         )
 
-    def _depart(self, incarnation: bytes, evicted: int = 0) -> None:
+    def depart(self, incarnation: bytes, evicted: int = 0) -> None:
         """A client has gone for good: nothing is taken of it any more."""
         self.clients.bar(incarnation, departed(evicted))
-        self._forget(incarnation)
+        self.forget(incarnation)
 
-    def _forget(self, incarnation: bytes) -> None:
+    def forget(self, incarnation: bytes) -> None:
+        """Keep nothing of a client; it may come back."""
         self.clients.forget(incarnation)
         for tenant in self.tenants.values():
             tenant.forget(incarnation)
 
-    def _refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+    def refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+        """Answer with an error, count it, and log it unless there are too many."""
         self._num_refused += 1
         client = self.clients.find(peer)
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"

@@ -142,7 +142,7 @@ def nbytes_of(pull: Pull) -> int:
 
 def awaited_by(shard: Shard, pull: Pull) -> list[Awaited]:
     """Return what a pull has to wait for."""
-    if shard.stage is not None:
+    if shard.steps is not None:
         return [(COMMITTED, pull.version)]
     versions = {index: shard.slices[index].version for index, _, _ in pull.parts}
     if pull.exact:  # one slice may pass by its version while another has yet to come to it

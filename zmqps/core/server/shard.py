@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +23,18 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor, Part
-from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
+from zmqps.core.server.aggregate import PushId, Stage
 from zmqps.core.server.buffers import Buffers
+from zmqps.core.server.finiteness import Finiteness
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rules import Rules
-from zmqps.core.server.slices import Note, Pin, SliceState, Updates
+from zmqps.core.server.slices import Note, SliceState, Updates
+from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
+from zmqps.core.server.steps import Steps
 from zmqps.core.treatments import ReadCopies, Treatment
-from zmqps.errors import (
-    NonFiniteGradientError,
-    ProtocolError,
-    SliceRangeError,
-    VersionError,
-    listed,
-)
+from zmqps.errors import SliceRangeError, VersionError
 
 if TYPE_CHECKING:
     from zmqps.codecs import Codec
@@ -59,7 +56,7 @@ class Shard:
     reject_nonfinite
         Whether gradients with NaN or infinity are refused.
     synchronous
-        Gradients are kept apart by push until `commit`; otherwise they are applied on arrival.
+        Gradients are kept apart by push until `commit` (`Steps`); otherwise they are applied on arrival.
     aggregate
         Synchronous: how many gradients make a step; None: one of every worker.
     retain
@@ -91,35 +88,32 @@ class Shard:
         self.index = index
         self.counters: Counter[str] = Counter()
         self.memory = memory = memory or HostMemory()
-        self._rules = rules
+        self._finiteness = Finiteness(placement.keyspace.parameters, rules.all_finite, self.counters)
         self._reject_nonfinite = reject_nonfinite
-        self._retain = retain
         self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
         self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
-        self.version = 0  # synchronous: steps committed
         kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
         self.slices: list[SliceState] = []
-        self.arena_nbytes = 0
-        tables, dtypes = placement.keyspace.tables, [table.dtype for table in placement.keyspace.tables]
+        dtypes = [table.dtype for table in placement.keyspace.tables]
         bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
         self._buffers = Buffers(bounds, dtypes, memory, self.counters)
         self.updates = Updates(kernels, self._buffers, memory, undoes=rules.allocates)
-        arenas: list[list[Array]] = []  # the slots of each table
-        for table, (_, size) in zip(tables, bounds, strict=True):
-            slots = [memory.empty(size, table.dtype) for _ in rules.slot_fill]
-            for slot, fill in zip(slots, rules.slot_fill, strict=True):
-                slot.fill(fill)
-            arenas.append(slots)
-            self.arena_nbytes += size * table.dtype.itemsize * (1 + len(slots))
+        slots = Slots(bounds, dtypes, memory, rules.slot_fill)
+        self.arena_nbytes = slots.nbytes + placement.nbytes(index)
         for slice_ in placement.slices[index]:
-            origin, slots = bounds[slice_.table][0], arenas[slice_.table]
-            where = slice(slice_.start - origin, slice_.stop - origin)
-            home = self._buffers.home(slice_)
-            self.slices.append(SliceState(slice_, home, tuple(slot[where] for slot in slots), kernel_of))
+            self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernel_of))
         self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
-        self.stage = Stage(placement.nbytes(index), aggregate or 1, memory) if synchronous else None
+        self.steps: Steps | None = None
+        if synchronous:
+            stage = Stage(placement.nbytes(index), aggregate or 1, memory)
+            self.steps = Steps(self.slices, self.updates, stage, self.counters, retain)
+
+    @property
+    def version(self) -> int:
+        """Synchronous: how many steps have been committed."""
+        return 0 if self.steps is None else self.steps.version
 
     def load(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
         """Take initial values of whole slices; ignored once the shard is loaded."""
@@ -179,7 +173,7 @@ class Shard:
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
         if self._reject_nonfinite and not checked:
-            self._check_finite(pieces, worker)
+            self._finiteness.check(pieces, worker)
         if self._treatment is not None:
             return self._push_treated(self._treatment, states, parts, pieces, puller, note)
         result = (
@@ -243,22 +237,12 @@ class Shard:
     ) -> Result:
         """Keep gradients for a step of the synchronous mode; as `push`, but nothing is applied yet.
 
-        Gradients of a step that is over are dropped and counted (``late``); the coordinator, which
-        closed it without them, tells the worker.
-
         Parameters
         ----------
-        push
-            The push that they are a part of.
-        step
-            The step they belong to: this shard's version, or the next, if the commit in between is
-            still on its way.
-        examples
-            How often they count in the mean.
-        worker
-            Its name, for errors.
-        note
+        parts, payload, worker, checked, note
             As in `push`.
+        push, step, examples
+            As in `Steps.collect`.
 
         Raises
         ------
@@ -267,78 +251,21 @@ class Shard:
         LimitError
             The worker has brought more to this step than it may; nothing is kept.
         """
-        assert self.stage is not None
+        assert self.steps is not None
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
-        if step >= self.version + OPEN_STEPS:
-            raise ProtocolError(f"a gradient of step {step}, but this shard is at {self.version}")
+        staleness = self.steps.staleness(step)
         if self._reject_nonfinite and not checked:
-            self._check_finite(pieces, worker)
-        staleness = max(0, self.version - step)
+            self._finiteness.check(pieces, worker)
         result = (self.version,) * len(parts), (staleness,) * len(parts)
-        noted = partial(note, result) if note else _unnoted
-        if staleness:
-            noted()
-            self.counters["late"] += 1
-        else:
-            gradients: dict[int, list[Any]] = {state.slice.index: [] for state in states}
-            for state, _, piece in pieces:
-                gradients[state.slice.index].append(piece)
-            brought = [
-                Contribution(state.slice, _bounds_of(state, ranges), gradients[state.slice.index])
-                for state, (_, _, ranges) in zip(states, parts, strict=True)
-            ]
-            self.stage.add(step, push, brought, examples, noted)
+        brought = [(state, _bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
+        self.steps.collect(brought, pieces, push, step, examples, partial(note, result) if note else None)
         return result
 
     def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
-        """Apply the mean of the contributors' gradients of a step, added in their order.
-
-        A contributor that did not push a parameter has no part in that parameter's mean; what no
-        contributor pushed is not updated. What fails leaves the slices that were not done as they were: asked
-        again, it goes on with those.
-        """
-        assert self.stage is not None
-        assert step == self.version
-        brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
-        contributed = set(brought)
-        for state in self.slices:
-            if state.version == step:  # else it was done before a later slice failed
-                self._step(state, self.stage.mean(step, state.slice.index, brought))
-        dropped = self.stage.close(step) - contributed
-        self.version += 1
-        if dropped:
-            self.counters["dropped"] += len(dropped)
-
-    def _step(self, state: SliceState, means: Sequence[tuple[int, Array]]) -> None:
-        """Apply the mean of a step to a slice."""
-        pieces = [(state, start, gradient) for start, gradient in means]
-        gradients = [gradient for _, gradient in means]
-        steps = state.steps.copy()
-        for start, gradient in means:
-            first, last = state.segments(start, start + gradient.size)
-            steps[first:last] += 1
-        after = [(state, state.version + 1, steps)]
-        before = state.history.copy()
-        try:
-            self._keep(state)
-            self.updates.apply([state] if means else [], pieces, gradients, after)
-        except BaseException:
-            for version in state.history:
-                version[3].done = True
-            for version in before:
-                version[3].done = False
-            state.history = before
-            raise
-
-    def _keep(self, state: SliceState) -> None:
-        """Keep the current version of a slice readable for the next `retain` versions."""
-        if self._retain:
-            pin = Pin()
-            state.history.append((state.version, state.value, state.readers, pin))
-            state.readers.append(pin)
-            if len(state.history) > self._retain:
-                state.history.popleft()[3].done = True
+        """Apply the mean of a step's gradients, as `Steps.commit`."""
+        assert self.steps is not None
+        self.steps.commit(step, contributors)
 
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
@@ -453,20 +380,6 @@ class Shard:
         pieces = self.memory.scatter(payload, sizes)
         return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
 
-    def _check_finite(self, pieces: Sequence[tuple[SliceState, int, Array]], worker: str) -> None:
-        bad = [piece for piece in pieces if not self._rules.all_finite(piece[2])]
-        if bad:
-            self.counters["nonfinite"] += 1
-            names = list(dict.fromkeys(repr(name) for piece in bad for name in self._culprits(*piece)))
-            raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
-
-    def _culprits(self, state: SliceState, start: int, gradient: Array) -> Iterator[str]:
-        for segment in state.slice.segments:
-            lo, hi = segment.position - start, segment.position + segment.size - start
-            part = gradient[max(0, lo) : max(0, hi)]
-            if not np.isfinite(part).all():
-                yield self.placement.keyspace.parameters[segment.parameter].name
-
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""
         assert [state.slice for state in self.slices] == list(self.placement.slices[self.index])
@@ -474,15 +387,9 @@ class Shard:
             assert state.value.size == state.slice.size
             assert all(slot.size == state.slice.size for slot in state.slots)
             assert all(0 <= steps <= state.version for steps in state.steps)
-            assert len(state.history) <= self._retain
-            # those ahead were done before a commit failed, which will be asked for again
-            assert self.stage is None or state.version - self.version in (0, 1)
-        if self.stage is not None:
-            self.stage.validate()
-
-
-def _unnoted() -> None:
-    """Nobody remembers what was done."""
+            assert self.steps is not None or not state.history
+        if self.steps is not None:
+            self.steps.validate()
 
 
 def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:

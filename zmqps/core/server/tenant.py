@@ -70,7 +70,7 @@ class Tenant:
             return 0
         held = shard.arena_nbytes if shard.loaded else shard.arena_nbytes - shard.placement.nbytes(shard.index)
         held += min(shard.counters["spare_nbytes"], shard.kept_nbytes)  # what slow readers need beside is not admitted
-        held += (shard.stage.nbytes if shard.stage else 0) + (shard.copies.nbytes if shard.copies else 0)
+        held += (shard.steps.stage.nbytes if shard.steps else 0) + (shard.copies.nbytes if shard.copies else 0)
         return max(0, shard.required_nbytes - held)
 
     def ledger(self, incarnation: bytes) -> Ledger:
@@ -98,7 +98,7 @@ class Tenant:
             "loaded": self.loaded,
             "arena_nbytes": shard.arena_nbytes if shard else 0,
             "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
-            "stage_nbytes": shard.stage.nbytes if shard and shard.stage else 0,
+            "stage_nbytes": shard.steps.stage.nbytes if shard and shard.steps else 0,
             "version": shard.version if shard else 0,
         }
 

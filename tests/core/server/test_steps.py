@@ -78,11 +78,11 @@ def test_a_worker_may_bring_as_many_gradients_as_make_a_step_and_some_that_faile
     shard = make(aggregate=needed)
     for attempt in range(most):
         collect(shard, 1.0, A, attempt=attempt)
-    assert shard.stage is not None
-    before = shard.stage.nbytes
+    assert shard.steps is not None
+    before = shard.steps.stage.nbytes
     with pytest.raises(LimitError, match="of a step"):
         collect(shard, 1.0, A, attempt=most)
-    assert shard.stage.nbytes == before, "nothing of it is kept"
+    assert shard.steps.stage.nbytes == before, "nothing of it is kept"
     collect(shard, 3.0, B)
     commit(shard, A, B)
     assert values(shard) == [-2.0] * 8
@@ -176,8 +176,8 @@ def test_what_does_not_fit_is_not_kept(parts: Any, size: int, error: type[Except
     shard = make()
     with pytest.raises(error):
         shard.collect(parts, [np.ones(size, "f4")], (A, 1), 0, 1, "w")
-    assert shard.stage is not None
-    assert shard.stage.nbytes == 0
+    assert shard.steps is not None
+    assert shard.steps.stage.nbytes == 0
 
 
 @given(
@@ -200,12 +200,12 @@ def test_the_bits_do_not_depend_on_who_came_first(gradients: list[list[float]], 
 
 def test_buffers_are_used_again() -> None:
     shard = make()
-    assert shard.stage is not None
+    assert shard.steps is not None
     for step in range(5):
         for worker in (A, B):
             collect(shard, 1.0, worker, step=step)
         commit(shard, A, B, step=step)
-        assert shard.stage.nbytes == (2 * 2 + 1) * 4 * SIZE, "two slices of each worker, and one for their sum"
+        assert shard.steps.stage.nbytes == (2 * 2 + 1) * 4 * SIZE, "two slices of each worker, and one for their sum"
 
 
 # --- versions -----------------------------------------------------------------------------------

@@ -1,0 +1,196 @@
+"""What the coordinator tells a server: which shards to keep, what to commit, and whom to forget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from zmqps.core.node.member import Member
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Send
+from zmqps.core.protocol.guard import check_welcome
+from zmqps.core.protocol.messages import (
+    Assign,
+    Commit,
+    Committed,
+    Departed,
+    Discard,
+    Discarded,
+    Error,
+    Forgotten,
+    Message,
+    Ready,
+    Shutdown,
+    Welcome,
+)
+from zmqps.core.server.builds import Builds, build_error
+from zmqps.core.server.clients import Clients
+from zmqps.core.server.discarded import DiscardedJobs
+from zmqps.core.server.parked import COMMITTED, Awaited
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tenant import Tenant
+from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
+
+#: Jobs at the same time; the coordinator accepts no more.
+MAX_TENANTS = 256
+
+
+class Host(Protocol):
+    """What orders need of their machine."""
+
+    member: Member
+    tenants: dict[int, Tenant]
+    clients: Clients
+    discarded: DiscardedJobs
+
+    def tenant_of(self, epoch: int) -> Tenant:
+        """Return the job of an epoch, or raise why it is not here."""
+
+    def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
+        """Answer the pulls that have waited for these versions."""
+
+    def refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+        """Answer with an error."""
+
+    def depart(self, incarnation: bytes, evicted: int = 0) -> None:
+        """A client has gone for good."""
+
+    def forget(self, incarnation: bytes) -> None:
+        """Keep nothing of a client."""
+
+
+class Orders:
+    """Carries out what the coordinator says, reports to it, and ends with it.
+
+    Parameters
+    ----------
+    host
+        The machine: its jobs and clients.
+    builds
+        Shards to build for those jobs.
+    """
+
+    def __init__(self, host: Host, builds: Builds) -> None:
+        self._host = host
+        self._builds = builds
+        self._ending = False
+
+    def handle(self, message: Message, now: float) -> list[Action]:
+        """Take a message of the coordinator; what is not in `HANDLERS` concerns the member alone.
+
+        Raises
+        ------
+        PSError, MemoryError
+            It cannot be done, and has changed nothing.
+        """
+        actions = self._host.member.on_message(message, now)
+        if self._host.member.restarted:
+            return [*actions, *self.end(now)]
+        take = HANDLERS.get(type(message))
+        return actions if take is None else [*actions, *take(self, message, now)]
+
+    def end(self, now: float) -> list[Action]:
+        """The coordinator is gone: end as well, and tell the clients."""
+        if self._ending:
+            return []
+        self._ending = True
+        member = self._host.member
+        again = "start it again to join this one" if member.restarted else "start the cluster again"
+        error = member.loss(f"{member.title} has ended with it, and its values are gone; {again}", now)
+        told, clients = Error.of(0, error), self._host.clients.by_incarnation.values()
+        farewells: list[Action] = [Send(client.peer, told) for client in clients]
+        return [*farewells, Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
+
+    def built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
+        """A shard is built, or could not be."""
+        tenants = self._host.tenants
+        tenant = tenants.get(assign.epoch)
+        actions: list[Action] = []
+        if tenant is None:
+            pass  # of a job that was given up meanwhile
+        elif isinstance(shard, Exception):
+            del tenants[assign.epoch]  # asked again, because our answer was lost, it fails again
+            error = build_error(self._host.member.identity.name, assign, shard)
+            actions += self._host.refuse(COORDINATOR, assign.epoch, error)
+        else:
+            tenant.shard = shard
+            text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
+            text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
+            actions += [Log("info", text), *self.report_ready(tenant)]
+        return actions + self._builds.next()
+
+    def report_ready(self, tenant: Tenant) -> list[Action]:
+        """Tell the coordinator that a shard is there, and whether it has its values."""
+        if tenant.shard is None:
+            return []
+        return [Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))]
+
+    def _welcome(self, message: Welcome, now: float) -> list[Action]:
+        member = self._host.member
+        try:
+            check_welcome(member.identity.job_secret, member.handshake.hello, message)
+        except IdentityError as error:
+            return [Log("error", str(error)), Exit(exits.FAILED, str(error))]
+        return []
+
+    def _assign(self, message: Assign, now: float) -> list[Action]:
+        tenants = self._host.tenants
+        if message.epoch in self._host.discarded:
+            return [Send(COORDINATOR, Discarded(message.epoch))]  # it was overtaken by the end of its job
+        if message.epoch in tenants:
+            return self.report_ready(tenants[message.epoch])  # a repeated Assign
+        if len(tenants) >= MAX_TENANTS:
+            raise LimitError(what="number of jobs on a server", got=len(tenants) + 1, limit=MAX_TENANTS)
+        tenants[message.epoch] = self._builds.new_tenant(message)
+        return self._builds.add(message)
+
+    def _commit(self, message: Commit, now: float) -> list[Action]:
+        tenant = self._host.tenant_of(message.epoch)
+        shard = tenant.ready()
+        if shard.steps is None:
+            raise ProtocolError("this job is not synchronous, there is nothing to commit")
+        if message.step > shard.version:
+            raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
+        if message.step == shard.version:  # else the coordinator has not had our answer
+            shard.commit(message.step, message.contributors)
+        due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
+        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *due]
+
+    def _discard(self, message: Discard, now: float) -> list[Action]:
+        """Free what is kept of a job that has ended; its workers have been told by the coordinator."""
+        discarded, clients = self._host.discarded, self._host.clients
+        tenant = self._host.tenants.pop(message.epoch, None)
+        actions: list[Action] = []
+        if tenant is not None:
+            discarded.add(message.epoch, tenant.name)
+            error = discarded.error(message.epoch)
+            peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
+            actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
+            for incarnation in clients.of_epoch(message.epoch):
+                self._host.forget(incarnation)
+            actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
+        discarded.add(message.epoch)
+        return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
+
+    def _depart(self, message: Departed, now: float) -> list[Action]:
+        self._host.depart(message.incarnation, message.evicted)
+        return [Send(COORDINATOR, Forgotten(message.incarnation))]
+
+    def _shut_down(self, message: Shutdown, now: float) -> list[Action]:
+        return [*self._host.member.leave("finished", now), Exit(exits.OK, message.reason)]
+
+    def _end(self, message: Error, now: float) -> list[Action]:
+        evicted = message.code == EvictedError.code
+        return [Log("error", message.text), Exit(exits.EVICTED if evicted else exits.FAILED, message.text)]
+
+
+#: What is done at each message.
+HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
+    Welcome: Orders._welcome,
+    Assign: Orders._assign,
+    Commit: Orders._commit,
+    Discard: Orders._discard,
+    Departed: Orders._depart,
+    Shutdown: Orders._shut_down,
+    Error: Orders._end,
+}

@@ -1,0 +1,153 @@
+"""The steps of a shard in the synchronous mode: gradients are kept until the commit, then their mean is applied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.fields import Contributor
+from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
+from zmqps.core.server.slices import Note, Pin, SliceState, Updates
+from zmqps.errors import ProtocolError
+
+
+class Steps:
+    """What a shard does in the synchronous mode.
+
+    Parameters
+    ----------
+    slices
+        The shard's.
+    updates
+        How they change.
+    stage
+        Where gradients wait for their commit.
+    counters
+        The shard's; ``late`` and ``dropped`` are counted here.
+    retain
+        How many versions before the current one stay readable.
+    """
+
+    def __init__(
+        self, slices: Sequence[SliceState], updates: Updates, stage: Stage, counters: Counter[str], retain: int = 0
+    ) -> None:
+        self.version = 0  # steps committed
+        self.stage = stage
+        self._slices = slices
+        self._updates = updates
+        self._counters = counters
+        self._retain = retain
+
+    def staleness(self, step: int) -> int:
+        """Return how many commits a gradient of a step is behind; raise `ProtocolError` if the step is not open yet."""
+        if step >= self.version + OPEN_STEPS:
+            raise ProtocolError(f"a gradient of step {step}, but this shard is at {self.version}")
+        return max(0, self.version - step)
+
+    def collect(
+        self,
+        brought: Sequence[tuple[SliceState, list[tuple[int, int]]]],
+        pieces: Sequence[tuple[SliceState, int, Any]],
+        push: PushId,
+        step: int,
+        examples: int,
+        note: Note | None = None,
+    ) -> None:
+        """Keep gradients for a step.
+
+        Gradients of a step that is over are dropped and counted (``late``); the coordinator, which
+        closed it without them, tells the worker.
+
+        Parameters
+        ----------
+        brought
+            The slices, and which ranges of them the gradients are of.
+        pieces
+            The gradients: slice, first element, values.
+        push
+            The push that they are a part of.
+        step
+            The step they belong to: this shard's version, or the next, if the commit in between is
+            still on its way.
+        examples
+            How often they count in the mean.
+        note
+            Remembers that it is done, as soon as it is.
+
+        Raises
+        ------
+        LimitError
+            The worker has brought more to this step than it may; nothing is kept.
+        """
+        noted = note or _unnoted
+        if step < self.version:
+            noted()
+            self._counters["late"] += 1
+            return
+        gradients: dict[int, list[Any]] = {state.slice.index: [] for state, _ in brought}
+        for state, _, piece in pieces:
+            gradients[state.slice.index].append(piece)
+        parts = [Contribution(state.slice, bounds, gradients[state.slice.index]) for state, bounds in brought]
+        self.stage.add(step, push, parts, examples, noted)
+
+    def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
+        """Apply the mean of the contributors' gradients of a step, added in their order.
+
+        A contributor that did not push a parameter has no part in that parameter's mean; what no
+        contributor pushed is not updated. What fails leaves the slices that were not done as they were: asked
+        again, it goes on with those.
+        """
+        assert step == self.version
+        brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
+        contributed = set(brought)
+        for state in self._slices:
+            if state.version == step:  # else it was done before a later slice failed
+                self._step(state, self.stage.mean(step, state.slice.index, brought))
+        dropped = self.stage.close(step) - contributed
+        self.version += 1
+        if dropped:
+            self._counters["dropped"] += len(dropped)
+
+    def _step(self, state: SliceState, means: Sequence[tuple[int, Array]]) -> None:
+        """Apply the mean of a step to a slice."""
+        pieces = [(state, start, gradient) for start, gradient in means]
+        gradients = [gradient for _, gradient in means]
+        steps = state.steps.copy()
+        for start, gradient in means:
+            first, last = state.segments(start, start + gradient.size)
+            steps[first:last] += 1
+        after = [(state, state.version + 1, steps)]
+        before = state.history.copy()
+        try:
+            self._keep(state)
+            self._updates.apply([state] if means else [], pieces, gradients, after)
+        except BaseException:
+            for version in state.history:
+                version[3].done = True
+            for version in before:
+                version[3].done = False
+            state.history = before
+            raise
+
+    def _keep(self, state: SliceState) -> None:
+        """Keep the current version of a slice readable for the next `retain` versions."""
+        if self._retain:
+            pin = Pin()
+            state.history.append((state.version, state.value, state.readers, pin))
+            state.readers.append(pin)
+            if len(state.history) > self._retain:
+                state.history.popleft()[3].done = True
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for state in self._slices:
+            assert len(state.history) <= self._retain
+            # those ahead were done before a commit failed, which will be asked for again
+            assert state.version - self.version in (0, 1)
+        self.stage.validate()
+
+
+def _unnoted() -> None:
+    """Nobody remembers what was done."""
