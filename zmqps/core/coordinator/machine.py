@@ -296,7 +296,7 @@ class CoordinatorMachine:
 
     def _waiting(self) -> list[str]:
         """Return in words what is waited for."""
-        return waiting(self.options.servers - len(self.servers), self.options.servers, self.runs)
+        return waiting(list(self.servers), self.options.servers, self.runs)
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
