@@ -15,6 +15,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
+from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.member import Handshake, Member
 from zmqps.core.protocol.events import Action, Disconnected, Send
@@ -403,11 +404,11 @@ def test_a_coordinator_that_tells_servers_only_once_that_a_member_has_gone(mode:
 
 
 def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_without_a_member(monkeypatch: Patch) -> None:
-    def depart(original: Any, coordinator: CoordinatorMachine, *arguments: Any) -> Any:
-        actions = original(coordinator, *arguments)
+    def depart(original: Any, partings: Partings, *arguments: Any) -> Any:
+        actions = original(partings, *arguments)
         return sorted(actions, key=lambda action: isinstance(getattr(action, "message", None), Departed))
 
-    wrap(monkeypatch, CoordinatorMachine, "_depart", depart)
+    wrap(monkeypatch, Partings, "depart", depart)
     caught("sync-departures", "before a step")
 
 
@@ -474,12 +475,12 @@ def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch
 
 
 def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch: Patch) -> None:
-    def lose(original: Any, coordinator: CoordinatorMachine, member: Any, *arguments: Any) -> Any:
-        others = [other for other in coordinator.runs[member.job].members.values() if other is not member]
+    def lose(original: Any, partings: Partings, member: Any, *arguments: Any) -> Any:
+        others = [other for other in partings._jobs.runs[member.job].members.values() if other is not member]
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, 10.0)
-        return [*original(coordinator, member, *arguments), *(Send(other.peer, lost) for other in others)]
+        return [*original(partings, member, *arguments), *(Send(other.peer, lost) for other in others)]
 
-    wrap(monkeypatch, CoordinatorMachine, "_lose", lose)
+    wrap(monkeypatch, Partings, "lose", lose)
     monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
     caught("sync-crowd", "for the coordinator")
 

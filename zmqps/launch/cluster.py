@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from zmqps import checks
-from zmqps.core.coordinator.machine import GOODBYE_S
+from zmqps.core.coordinator.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, hello, identity, job, peer, sent
-from zmqps.core.coordinator.machine import MAX_JOBS, CoordinatorMachine
+from zmqps.core.coordinator.jobs import MAX_JOBS
+from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.status import (

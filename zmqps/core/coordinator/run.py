@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from zmqps.core.coordinator.attendance import Attendance, unnamed
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
-from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.reach import check_in_reach, complaints
-from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
+from zmqps.core.coordinator.places import Places
+from zmqps.core.coordinator.reach import check_in_reach
+from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Arrive, Committed, Enter, Init, Ready, Take, Waiting, Withdraw
-from zmqps.errors import ConfigurationError, PSError, listed
-
-#: How many waits at barriers, and for data, the status and the log show.
-MOST_WAITS = 8
+from zmqps.errors import ConfigurationError, PSError
 
 
 class JobRun:
@@ -63,45 +57,32 @@ class JobRun:
         self._before = before
         self._options = options
         self._servers = servers
-        self._all_joined = 0  # the largest number of workers that was expected and came
         self._left_alone = False  # its workers have gone, and no other one has begun since
         self._training: set[bytes] = set()  # workers that have begun
-        self._missed: set[bytes] = set()  # those of them that count: if they are lost the job has lost a worker
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
-        self.attendance = Attendance()
-        self.spares = Spares(self.members)
-        self.losses = Losses()
+        self.places = Places(
+            name, options.workers, self.members, self.workers,
+            lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
+        )  # fmt: skip
+        self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
         self.steps = Steps(self.members, self.attendance)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
             lambda: self.num_workers, options.workers, root,
         )  # fmt: skip
-        self.barriers = Barriers(self.members, self._awaited, self.steps.pause, self.steps.resume)
-        self.data = DataSets(self.members, self._lasts, self.steps.pause, self.steps.resume)
+        self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
+        self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
 
     @property
-    def expected(self) -> int | None:
-        """How many workers the job expects; None: whoever comes."""
-        job = self.startup.job
-        return self._options.workers if job is None or job.workers is None else job.workers
-
-    @property
     def num_workers(self) -> int:
-        """How many workers the job counts on: as many as expected, less those who were lost, or as many as are here."""
-        if self.expected is None:
-            return len(self.workers)
-        return max(self.expected - len(self.losses), len(self.attendance))
+        """How many workers the job counts on."""
+        return self.places.num_workers
 
     @property
     def num_missing(self) -> int:
         """How many of the expected workers do not count yet; none, once all did."""
-        expected = self.expected or 0
-        return 0 if expected <= self._all_joined else max(0, expected - self.attendance.num_joined)
-
-    def _awaited(self) -> Roster | Attendance:
-        """Return whom barriers wait for: who counts or, where whoever comes trains, all workers that are here."""
-        return self.workers if self.expected is None else self.attendance
+        return self.places.num_missing
 
     @property
     def finished(self) -> bool:
@@ -129,16 +110,12 @@ class JobRun:
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
-        awaited = member.role == "worker" and (self.expected is None or member.incarnation in self.attendance)
+        awaited = member.role == "worker" and self.places.counts(member)
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
-        if member.incarnation in self._missed:
-            self.losses.left(member, how)
-            self._missed.remove(member.incarnation)
         self._returned.discard(member.incarnation)
-        self.attendance.leave(member, how)
-        self.spares.take(member)
+        self.places.leave(member, how)
         self.steps.leave(member)
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
@@ -153,9 +130,7 @@ class JobRun:
 
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
-        expected = self.expected or 0
-        if self.attendance.num_joined >= expected > self._all_joined:
-            self._all_joined = expected
+        self.places.note_joined()
         actions = [*self._place(), *self._fill(now)]
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
@@ -167,7 +142,7 @@ class JobRun:
         actions = self.startup.place(list(self._servers))
         if actions and self.startup.job is not None:
             job, epoch, servers = self.startup.job, self.startup.epoch, self.startup.servers
-            self.steps.start(job, epoch, servers, waits_for_all=self.expected is not None)
+            self.steps.start(job, epoch, servers, waits_for_all=self.places.expected is not None)
         return actions
 
     def _begin(self, member: MemberInfo) -> Beginning:
@@ -177,80 +152,23 @@ class JobRun:
             self._training.add(member.incarnation)
             self._returned.discard(member.incarnation)
             self._left_alone = False
-            if self.expected is None or member.incarnation in self.attendance:
-                self._miss(member)
+            self.places.begin(member)
         return beginning
 
-    def _miss(self, member: MemberInfo) -> None:
-        """A worker that counts has begun."""
-        if member.incarnation not in self._missed:  # who was expected anyway comes in nobody's place
-            self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined)
-            self._missed.add(member.incarnation)
-
-    # --- who counts ----------------------------------------------------------------------------
-
     def _count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
-        """Count a worker that names the job, if there is a place; one that takes it as it is, if whoever comes counts.
-
-        Whoever is the first to name it has begun another job than those that could not be started, for which
-        others may have been counted.
-        """
-        actions = self._begin_anew() if first else []
-        if named and self.attendance.name(member, self.expected):
-            if self.expected is not None:
-                self.workers.promote(member, self.expected, self.attendance.here)
-        elif self.expected is None:
-            self.attendance.count(member)
-        elif named and member.role == "worker":
-            actions.append(Log("info", f"{member.title} is a spare: job {self.name!r} has the workers that it expects"))
-        return actions
-
-    def _begin_anew(self) -> list[Action]:
-        self.data.begin_anew()
-        for member in self.members.values():
-            member.named = False
-        if self.expected is None:
-            return []
-        error, everybody = unnamed(self.name, self.expected), list(self.attendance)
-        self.attendance.begin_anew()
-        self._all_joined = 0
-        told = self.spares.fail(error)
-        for member in everybody:
-            told += self.barriers.dismiss(member, error)
-        return told
-
-    def _lasts(self, member: MemberInfo) -> bool:
-        """Whether what a member says of the data goes for others: it is one of those the job is for."""
-        return member.named if self.expected is None else member.incarnation in self.attendance
-
-    def _keep(self, member: MemberInfo, message: Kept) -> list[Action] | None:
-        """Return None for a worker that takes part; keep what a spare asks for, and refuse others.
-
-        Raises
-        ------
-        JobError
-            So many workers are expected, and this one has not named the job.
-        """
-        if self.expected is None or (self.startup.job is None and len(self.attendance) < self.expected):
-            self.attendance.count(member)  # where there is no job yet: until somebody names one
-        if self.expected is None or member.incarnation in self.attendance:
-            return None
-        if member.incarnation not in self.attendance.spares:
-            raise unnamed(self.name, self.expected)
-        self.spares.keep(member, message)
-        return [Send(member.peer, Waiting(message.request, waiting_for(self.expected)))]
+        """A member takes part; the first that names the job begins another one than those that could not be started."""
+        if first:
+            self.data.begin_anew()
+        return self.places.count(member, named, first)
 
     def _fill(self, now: float) -> list[Action]:
         """Let spares take the places that are free, and do what they have asked for."""
         actions: list[Action] = []
-        filled = self.attendance.fill(self.expected)
-        places = (self.expected or 0) - len(self.attendance) + len(filled)
-        for i, member in enumerate(filled, 1):
+        filled = self.places.fill(self._training)
+        for member in filled:
             actions.append(Log("info", f"{member.title} is no spare any more: it counts in job {self.name!r}"))
-            if begun := member.incarnation in self._training:
-                self._miss(member)
+            if member.incarnation in self._training:
                 self.steps.begin(member)
-            self.losses.taken(member, places - i, began=begun)
         for member in filled:
             for message in self.spares.take(member):
                 try:
@@ -267,8 +185,8 @@ class JobRun:
     def _note(self, member: MemberInfo) -> str:
         if member.incarnation in self.attendance.spares:
             return (
-                f"the job {self.name!r} has the workers that it expects ({self.expected}): this one is a spare, and "
-                "takes the place of the first that leaves or is lost; its steps, barriers and data wait until then"
+                f"the job {self.name!r} has the workers that it expects ({self.places.expected}): this one is a spare, "
+                "and takes the place of the first that leaves or is lost; its steps, barriers and data wait until then"
             )
         if member.incarnation in self._returned:
             return (
@@ -313,7 +231,7 @@ class JobRun:
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
         self._check_shards()  # no step can be applied to the whole model any more
-        if (kept := self._keep(member, message)) is not None:
+        if (kept := self.places.keep(member, message)) is not None:
             return kept
         self.steps.arrive(member, message, now)
         actions = self.steps.advance(self.num_missing, now)
@@ -324,14 +242,14 @@ class JobRun:
         """A worker asks for a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
-        if (kept := self._keep(member, message)) is not None:
+        if (kept := self.places.keep(member, message)) is not None:
             return kept
         self.waits.tell_soon(now)
         return [*self.data.take(member, message), *self.steps.advance(self.num_missing, now)]
 
     def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
         """A worker enters a barrier."""
-        if (kept := self._keep(member, message)) is not None:
+        if (kept := self.places.keep(member, message)) is not None:
             return kept
         actions = self.barriers.enter(member, message, self.num_missing)
         # first the step that is complete without those who wait: behind the barrier it would wait for them again
@@ -414,32 +332,11 @@ class JobRun:
         yield from self.barriers.waiters(missing)
         yield from self.steps.waiters(missing)
         yield from self.data.waiters()
-        yield from self.spares.waiters(self.expected or 0)
+        yield from self.spares.waiters(self.places.expected or 0)
 
     def _anybody_waits(self) -> bool:
         in_start, at_barrier = self.startup.parked, self.barriers.by_name
         return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits or self.spares)
-
-    def waiting(self) -> list[str]:
-        """Return in words what is waited for: a few of many waits."""
-        missing, startup = self.num_missing, self.startup
-        unreached = list(complaints([*self.workers, *self.observers]))
-        if startup.ready:
-            barriers, waits_for = self.barriers.by_name, self.barriers.waiting_for
-            texts = [
-                f"barrier {b.name!r} waits for {waits_for(b, missing)}" for b in islice(barriers.values(), MOST_WAITS)
-            ]
-            if len(barriers) > MOST_WAITS:
-                texts.append(f"{len(barriers) - MOST_WAITS} more barriers are waited at")
-            step = self.steps.waiting_for(missing)
-            texts += [f"step waits for {step}"] if step else []
-            texts += [f"{who.title} waits for {say()}" for who, _, say in islice(self.data.waiters(), MOST_WAITS)]
-            return unreached + texts
-        if startup.parked:
-            return [*unreached, f"init waits for {startup.waiting_for(list(self._servers))}"]
-        if startup.job is None:
-            return [] if self.only_observed else ["waiting for a worker's init"]
-        return unreached
 
     @property
     def only_observed(self) -> bool:
@@ -455,35 +352,9 @@ class JobRun:
             return "starting"
         return "training" if self.members else "idle"
 
-    def status(self, servers: Sequence[MemberInfo], now: float) -> dict[str, Any]:
-        """Return the state for the status."""
-        job = self.startup.status()
-        epoch = str(self.startup.epoch)
-        return {
-            "state": self.state,
-            "mode": job.get("mode", ""),
-            "epoch": self.startup.epoch,
-            "workers": self.num_workers,
-            "observers": len(self.observers),
-            "lost": self.losses.text,
-            "idle": listed([self._idle(w) for w in self.workers if w.incarnation not in self.attendance], 8),
-            "idle_s": 0.0 if self.idle_since is None else round(now - self.idle_since, 3),
-            "waiting": self.waiting(),
-            "job": dict(job),
-            "steps": self.steps.status(self.num_missing, now),
-            "data": self.data.status(),
-            "servers": {server.hello.name: dict(server.counters_of.get(epoch, {})) for server in servers},
-        }
-
-    def _idle(self, worker: MemberInfo) -> str:
-        return f"{'spare ' * (worker.incarnation in self.attendance.spares)}{worker.title}"
-
     def validate(self) -> None:
         """Assert the invariants."""
-        self.spares.validate(self.attendance.spares)
-        assert set(self.attendance.here) <= set(self.members)
-        assert not set(self.attendance.here) & set(self.attendance.spares)
-        assert self._missed <= self._training
+        self.places.validate(self._training)
         self.barriers.validate()
         self.data.validate()
         self.steps.validate()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.membership import Departure, MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.report import job_status, job_waits
 from zmqps.core.protocol.events import Exit
 from zmqps.errors import LimitError, counted
 
@@ -52,12 +53,13 @@ _DISPENSABLE: tuple[tuple[str, Any], ...] = (
 )
 
 
-def waiting(absent: int, servers: int, jobs: Mapping[str, JobRun]) -> list[str]:
+def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRun]) -> list[str]:
     """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
-    needs = [f"{absent} of {counted(servers, 'server')}"] if absent > 0 else []
+    absent = wanted - len(servers)
+    needs = [f"{absent} of {counted(wanted, 'server')}"] if absent > 0 else []
     needs += ["a worker's init"] if all(run.only_observed for run in jobs.values()) else []
     texts = [f"waiting for {' and '.join(needs)}"] if needs else []
-    of_jobs = (f"job {name!r}: {text}" for name, run in jobs.items() for text in run.waiting())
+    of_jobs = (f"job {name!r}: {text}" for name, run in jobs.items() for text in job_waits(run, servers))
     texts += islice(of_jobs, MOST_WAITING)
     return [*texts, "other waits are left out"] if next(of_jobs, None) else texts
 
@@ -120,7 +122,7 @@ def cluster_status(
     """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
     of_jobs = [member for run in runs.values() for roster in (run.workers, run.observers) for member in roster]
     left_out = list[str]()
-    jobs = {name: run.status(list(servers), now) for name, run in runs.items()}
+    jobs = {name: job_status(run, list(servers), now) for name, run in runs.items()}
     there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
     ready = "ready" if len(servers) >= options.servers else "waiting for servers"
     return {

@@ -153,7 +153,7 @@ def test_the_end_of_the_last_job_lets_the_cluster_be_idle() -> None:
 
 
 def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.coordinator.machine.MAX_JOBS", 3)
+    monkeypatch.setattr("zmqps.core.coordinator.jobs.MAX_JOBS", 3)
     coordinator = Coordinator()
     coordinator.train("s0", "w0", "w1.b", "w2.c")
     assert errors(coordinator.join("w3.d")) == [LimitError.code]

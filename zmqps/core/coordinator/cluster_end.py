@@ -1,0 +1,71 @@
+"""The end of the cluster: asked for, when its job has ended, or when nobody has been there for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Action, Exit, Log, Send
+from zmqps.core.protocol.messages import Shutdown
+
+GOODBYE_S = 3.0  # how long the end of the cluster waits for the servers to say goodbye
+
+
+class ClusterEnd:
+    """Whether the cluster is ending and how, and since when nobody is there for a job.
+
+    Parameters
+    ----------
+    idle_timeout
+        After so many seconds without anybody the cluster ends; 0: never.
+    members
+        All members by incarnation; shared with the `Membership`.
+    anybody
+        Returns whether somebody is there for a job.
+    """
+
+    def __init__(self, idle_timeout: float, members: Mapping[bytes, MemberInfo], anybody: Callable[[], bool]) -> None:
+        self.ending: Exit | None = None
+        self.idle_since: float | None = None
+        self._idle_timeout = idle_timeout
+        self._members = members
+        self._anybody = anybody
+        self._due = 0.0
+
+    def begin(self, end: Exit, now: float) -> list[Action]:
+        """Tell everybody that the cluster ends; it does when they have left, or a little later."""
+        if self.ending is not None:
+            return []
+        self.ending, self._due, self.idle_since = end, now + GOODBYE_S, None
+        shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
+        return [Log("info", f"ending: {end.reason}"), *shutdowns, *([] if shutdowns else [end])]
+
+    def left(self, now: float) -> list[Action]:
+        """A member has gone: a cluster that is ending does so with the last, another one may be idle now."""
+        if self._anybody():
+            return []
+        if self.ending is not None:
+            return [] if self._members else [self.ending]
+        self.note_idle(now)
+        return []
+
+    def note_idle(self, now: float) -> None:
+        """A job has ended, or a member has gone: from now on nobody may be there."""
+        if self.idle_since is None and self.ending is None and not self._anybody():
+            self.idle_since = now
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        if self.ending is not None:
+            return self._due
+        return self.idle_since + self._idle_timeout if self.idle_since is not None and self._idle_timeout else None
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """End what has said goodbye for long enough, or what nobody uses any more."""
+        due = self.next_deadline()
+        if due is None or now < due:
+            return []
+        if self.ending is not None:
+            return [self.ending]
+        return self.begin(Exit(exits.IDLE, f"no worker for {self._idle_timeout:.0f} s"), now)

@@ -1,0 +1,156 @@
+"""The jobs of a cluster by name: how they begin, make way for others, and end."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.ended import EndedJobs, unknown_job
+from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
+from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
+from zmqps.core.protocol.messages import EndJob, Error
+from zmqps.errors import JobEndedError, LimitError
+
+#: Jobs at the same time; each has a shard on every server.
+MAX_JOBS = 256
+
+
+class Jobs:
+    """The jobs under way, and those that have ended.
+
+    Parameters
+    ----------
+    options
+        The coordinator's.
+    membership
+        The cluster's members: those of a job go with it.
+    servers
+        The cluster's.
+    erasures
+        Lets servers free what they keep of a job.
+    cluster_end
+        Where a cluster that is there for one job ends with it.
+    root
+        The coordinator's secret.
+    """
+
+    def __init__(
+        self,
+        options: CoordinatorOptions,
+        membership: Membership,
+        servers: Roster,
+        erasures: Erasures,
+        cluster_end: ClusterEnd,
+        root: bytes,
+    ) -> None:
+        self.runs: dict[str, JobRun] = {}
+        self.ended = EndedJobs()
+        self._options = options
+        self._membership = membership
+        self._servers = servers
+        self._erasures = erasures
+        self._cluster_end = cluster_end
+        self._root = root
+        self._epochs = count(1)
+
+    def named(self, name: str) -> JobRun:
+        """Return the job of this name, or one that begins with its first member.
+
+        Raises
+        ------
+        LimitError
+            There are too many already.
+        """
+        if name in self.runs:
+            return self.runs[name]
+        if len(self.runs) >= MAX_JOBS:
+            raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
+        before = self.ended.how(name)
+        return JobRun(name, self._options, self._servers, lambda: next(self._epochs), before, self._root)
+
+    def of_epoch(self, epoch: int) -> JobRun | None:
+        """Return the job that was placed under this epoch."""
+        runs = (run for run in self.runs.values() if run.startup.placement is not None and run.startup.epoch == epoch)
+        return next(runs, None)
+
+    def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
+        """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
+        actions: list[Action] = []
+        del self.runs[run.name]
+        trained = run.startup.placement is not None
+        if trained:
+            self.ended.add(run.name, how, run.startup.epoch, now)
+            well = run.lost_shard is None and not run.losses
+            actions.append(Log("info" if well else "error", f"job {run.name!r} has ended: {how}"))
+        error = JobEndedError(job=run.name, reason=how)
+        told = Error.of(0, error)
+        for member in run.members.values():
+            self._membership.remove(member, "ended", now, error)
+            actions.append(Send(member.peer, told))
+        run.startup.give_up()
+        actions += self._discard(run, now)
+        if self._options.once and trained and not moved:
+            actions += self._cluster_end.begin(end_of_cluster(how, run.losses, run.lost_shard), now)
+        return actions
+
+    def discard_given_up(self, now: float) -> list[Action]:
+        """See to the shards of jobs that could not be started."""
+        runs = [run for run in self.runs.values() if run.startup.given_up]
+        return [action for run in runs for action in self._discard(run, now)]
+
+    def _discard(self, run: JobRun, now: float) -> list[Action]:
+        """Let servers free the shards of what a job was given up as."""
+        given_up, run.startup.given_up = run.startup.given_up, []
+        there = set(self._membership.members)
+        return [
+            action
+            for epoch, servers in given_up
+            for action in self._erasures.discard(epoch, [s for s in servers if s.incarnation in there], now)
+        ]
+
+    def replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
+        """A worker begins another job under the name of one that was left alone; the others there move with it."""
+        moved = list(run.workers)  # they keep their ranks: nobody would tell them others
+        for worker in moved:
+            del run.members[worker.incarnation]
+            run.workers.leave(worker, "moved")
+        actions = self.end(run, f"left by its workers, and {member.hello.name} began another one", now, moved=True)
+        new = self.runs[run.name] = self.named(run.name)
+        for worker in moved:
+            new.workers.take(worker, worker.rank)
+            actions += new.join(worker, now)
+        return actions
+
+    def end_asked(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
+        """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other.
+
+        Raises
+        ------
+        JobError
+            There is no such job.
+        """
+        if (known := self.ended.answered(peer, message)) is not None:
+            return [Send(peer, known)]
+        if not message.job:  # all of them, and the cluster
+            answer = Send(peer, self.ended.answer(peer, message, "the cluster is ending"))
+            return [answer, *self._cluster_end.begin(Exit(exits.OK, DOWN), now)]
+        run, actions = self.runs.get(message.job), list[Action]()
+        if run is not None:
+            actions = self.end(run, ASKED, now)
+            self._cluster_end.note_idle(now)
+            text = f"job {message.job!r} has ended"
+        elif not (text := self.ended.describe(message.job, now)):
+            raise unknown_job(message.job, self.runs)
+        return [*actions, Send(peer, self.ended.answer(peer, message, text))]
+
+    def validate(self) -> None:
+        """Assert that each is in order, and each that was placed has an epoch of its own."""
+        for run in self.runs.values():
+            run.validate()
+        epochs = [run.startup.epoch for run in self.runs.values() if run.startup.placement is not None]
+        assert len(set(epochs)) == len(epochs)

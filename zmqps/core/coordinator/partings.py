@@ -1,0 +1,82 @@
+"""How members go: those who wait for them are told, servers forget them, and what nobody uses any more ends."""
+
+from __future__ import annotations
+
+from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Lost
+from zmqps.errors import PeerLostError, PSError
+
+
+class Partings:
+    """What is done when a member leaves or is lost.
+
+    Parameters
+    ----------
+    membership
+        The cluster's members.
+    jobs
+        What they are there for.
+    erasures
+        Lets servers forget who has gone.
+    cluster_end
+        Hears of everybody who has gone.
+    once
+        Whether the cluster is there for one job, and ends with it.
+    """
+
+    def __init__(
+        self, membership: Membership, jobs: Jobs, erasures: Erasures, cluster_end: ClusterEnd, *, once: bool
+    ) -> None:
+        self._membership = membership
+        self._jobs = jobs
+        self._erasures = erasures
+        self._cluster_end = cluster_end
+        self._once = once
+
+    def lose(self, member: MemberInfo, now: float, how: str = "lost") -> list[Action]:
+        """A member is gone that others count on: tell everybody that waits for it.
+
+        Of one that only trained or looked on, servers hear as of one that has left, and those who wait for it; others
+        would have no use for it, and where thousands are lost that would be millions of messages.
+        """
+        silent = now - member.seen_at
+        advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
+        error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
+        actions: list[Action] = [Log("warning", str(error))]
+        lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
+        runs = [run for run in self._jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
+        for run in runs:
+            actions += run.lose_server(member, error)
+        told = [other for run in runs for other in run.members.values()]
+        if member.role == "server" and self._cluster_end.ending is None:
+            stays = "the cluster stays: start another server, and begin again what was trained on this one"
+            actions.append(Log("warning", "the cluster ends with its job" if self._once and runs else stays))
+        actions += self.depart(member, how, now, error)
+        for run in runs:
+            if run.vacant:  # nobody is there who would have to notice before
+                actions += self._jobs.end(run, str(error), now)
+        return [*actions, *(Send(other.peer, lost) for other in told)]
+
+    def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
+        """A member has gone; ``error`` is what those get who wait for it."""
+        self._membership.remove(member, how, now, member.eviction(now, how))
+        actions: list[Action] = []
+        run = self._jobs.runs.get(member.job)
+        if run is None:
+            self._erasures.leave(member)
+        else:
+            if member.incarnation in run.startup.told:  # of others servers know nothing
+                # before a step that is complete without it: servers take nothing more of it from then on
+                there = [server for server in run.startup.servers if server.incarnation in self._membership.members]
+                gone, epoch = member.incarnation, run.startup.epoch
+                actions += self._erasures.depart(gone, epoch, there, now, how)
+            actions += run.depart(member, how, now, error)
+            if run.finished:
+                actions += self._jobs.end(run, run.losses.outcome, now)
+            elif run.vacant:
+                actions += self._jobs.end(run, str(run.lost_shard or ""), now)
+        return [*actions, *self._cluster_end.left(now)]

@@ -1,0 +1,64 @@
+"""What the coordinator says of one job: whom it waits for, and its part of the status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.reach import complaints
+from zmqps.errors import listed
+
+if TYPE_CHECKING:
+    from zmqps.core.coordinator.run import JobRun
+
+#: How many waits at barriers, and for data, the status and the log show.
+MOST_WAITS = 8
+#: Of those who do not count so many are named.
+MOST_IDLE = 8
+
+
+def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
+    """Return in words what a job waits for: a few of many waits."""
+    missing, startup = run.num_missing, run.startup
+    unreached = list(complaints([*run.workers, *run.observers]))
+    if startup.ready:
+        barriers, waits_for = run.barriers.by_name, run.barriers.waiting_for
+        texts = [f"barrier {b.name!r} waits for {waits_for(b, missing)}" for b in islice(barriers.values(), MOST_WAITS)]
+        if len(barriers) > MOST_WAITS:
+            texts.append(f"{len(barriers) - MOST_WAITS} more barriers are waited at")
+        step = run.steps.waiting_for(missing)
+        texts += [f"step waits for {step}"] if step else []
+        texts += [f"{who.title} waits for {say()}" for who, _, say in islice(run.data.waiters(), MOST_WAITS)]
+        return unreached + texts
+    if startup.parked:
+        return [*unreached, f"init waits for {startup.waiting_for(servers)}"]
+    if startup.job is None:
+        return [] if run.only_observed else ["waiting for a worker's init"]
+    return unreached
+
+
+def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[str, Any]:
+    """Return the state of a job for the status."""
+    job = run.startup.status()
+    epoch = str(run.startup.epoch)
+    return {
+        "state": run.state,
+        "mode": job.get("mode", ""),
+        "epoch": run.startup.epoch,
+        "workers": run.num_workers,
+        "observers": len(run.observers),
+        "lost": run.losses.text,
+        "idle": listed([_idle(run, w) for w in run.workers if w.incarnation not in run.attendance], MOST_IDLE),
+        "idle_s": 0.0 if run.idle_since is None else round(now - run.idle_since, 3),
+        "waiting": job_waits(run, servers),
+        "job": dict(job),
+        "steps": run.steps.status(run.num_missing, now),
+        "data": run.data.status(),
+        "servers": {server.hello.name: dict(server.counters_of.get(epoch, {})) for server in servers},
+    }
+
+
+def _idle(run: JobRun, worker: MemberInfo) -> str:
+    return f"{'spare ' * (worker.incarnation in run.attendance.spares)}{worker.title}"
