@@ -15,7 +15,8 @@ from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.steps import Steps
-from zmqps.core.node.member import Handshake, Member
+from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import Action, Disconnected, Send
 from zmqps.core.protocol.messages import Ack, Commit, Departed, Error, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.node.member import Handshake
+from zmqps.core.node.handshake import Handshake
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.engine import Node
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.node.member import LOOK_S, Handshake, Identity, Member
+from zmqps.core.node.handshake import LOOK_S, Handshake
+from zmqps.core.node.member import Identity, Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Landed, Log, Looked, Peer, Send, server_peer
