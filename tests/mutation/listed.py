@@ -72,7 +72,7 @@ EQUIVALENT = (
         reason="without parts nothing is encoded",
     ),
     Equivalent(
-        path="zmqps/core/worker/transfers.py",
+        path="zmqps/core/worker/links.py",
         old="if due is not None and now >= due:",
         new="if (due is not None):",
         reason="a link does only what is due",
@@ -195,12 +195,12 @@ EQUIVALENT = (
     ),
     Equivalent(
         path="zmqps/core/worker/session.py",
-        old="actions += self.transfers.connect(self.member.identity, placement, message, now)",
-        new="actions = self.transfers.connect(self.member.identity, placement, message, now)",
+        old="actions += self.links.connect(placement, message, now)",
+        new="actions = self.links.connect(placement, message, now)",
         reason="there are none before",
     ),
     Equivalent(
-        path="zmqps/core/worker/transfers.py",
+        path="zmqps/core/worker/links.py",
         old="self._numbers = count(1)  # of requests to servers",
         new="self._numbers = count(2)  # of requests to servers",
         reason="any number will do that is not 0",

@@ -26,6 +26,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.link import Link
+from zmqps.core.worker.links import Links
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
@@ -79,7 +80,7 @@ def test_a_worker_that_does_not_miss_a_server_whose_connection_has_ended(monkeyp
 
 
 def test_a_worker_that_knows_why_a_server_is_silent_and_does_not_tell(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Transfers, "unreached", lambda self, now: {})
+    monkeypatch.setattr(Links, "unreached", lambda self, now: {})
     caught("sync-routes", "keeps it to itself")
 
 

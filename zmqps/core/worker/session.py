@@ -45,6 +45,7 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.messages import Init as InitMessage
+from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import (
     Advance,
     AskStatus,
@@ -112,7 +113,8 @@ class SessionMachine:
         self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
-        self.transfers = Transfers(self, all_finite, coding)
+        self.links = Links(self.member, coding)
+        self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
         self._requests: dict[int, Operation] = {}  # at the coordinator
         self._questions = Questions()  # what was asked there, arrivals included
@@ -133,22 +135,22 @@ class SessionMachine:
 
     def statistics(self) -> Statistics:
         """Return what was done so far."""
-        counts = self.transfers.counts
+        counts = self.links.counts
         for name in ("bytes_sent", "bytes_received", "retries"):
             self.tally.counts[name] = counts[name]
         mode = self.attached.job.mode if self.attached else ""
-        return self.tally.statistics(self.transfers.in_flight_nbytes, mode, self.transfers.pace.clock)
+        return self.tally.statistics(self.links.in_flight_nbytes, mode, self.transfers.pace.clock)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
         s = self.statistics()
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
         staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
-        return {**{name: getattr(s, name) for name in names}, **staleness, **self.transfers.unreached(self.now)}
+        return {**{name: getattr(s, name) for name in names}, **staleness, **self.links.unreached(self.now)}
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
-        requests = [link.in_flight.get(request) for link in self.transfers.links if link.peer == peer]
+        requests = [link.in_flight.get(request) for link in self.links.by_rank if link.peer == peer]
         return next((self.transfers.operation(found.transfer) for found in requests if found), None)
 
     @property
@@ -176,18 +178,18 @@ class SessionMachine:
         if isinstance(event, Stop):
             return self._stop(event.reason)
         if isinstance(event, Undecodable):
-            return [Log("warning", f"dropped what {self.transfers.title_of(event.peer)} sent: {event.error}")]
+            return [Log("warning", f"dropped what {self.links.title_of(event.peer)} sent: {event.error}")]
         if isinstance(event, Unreachable):
             return self._unreachable(event.peer, event.error)
         if isinstance(event, Connected):
             if event.peer != COORDINATOR:
-                return self.transfers.connected(event.peer, now)
+                return self.links.connected(event.peer, now)
             return [*self.member.on_connected(now), *(self._questions.again(now) if self.member.joined else [])]
         if isinstance(event, Disconnected):
-            return self.transfers.disconnected(event.peer, now)
+            return self.links.disconnected(event.peer, now)
         if isinstance(event, Looked):
             ours = event.peer == COORDINATOR
-            return self.member.looked(event.why, now) if ours else self.transfers.looked(event, now)
+            return self.member.looked(event.why, now) if ours else self.links.looked(event, now)
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
         return self.transfers.handle(event.peer, event.message, now)
@@ -195,7 +197,7 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._reminder_due, self._questions.due, self._farewell_due, self._orphaned.due]
-        for link in self.transfers.links:
+        for link in self.links.by_rank:
             dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
         return min([due for due in dues if due is not None], default=None)
@@ -208,7 +210,7 @@ class SessionMachine:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
-        actions += self.transfers.on_deadline(now)
+        actions += self.links.on_deadline(now)
         if self._farewell_due is not None and now >= self._farewell_due:
             self._farewell_due = None
             if self._finishing is not None and not self._finishing.done:
@@ -359,7 +361,7 @@ class SessionMachine:
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
 
     def _goodbye(self, reason: str) -> list[Action]:
-        farewells = [] if self._parted else self.transfers.part("finished" if reason == "finished" else "closed")
+        farewells = [] if self._parted else self.links.part("finished" if reason == "finished" else "closed")
         self._parted = True
         if self.member.left:
             return farewells
@@ -378,7 +380,7 @@ class SessionMachine:
 
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error
-        self.transfers.forget_servers()
+        self.links.forget_servers()
         actions: list[Action] = []
         for operation in list(self.operations):
             if not operation.done:
@@ -450,7 +452,7 @@ class SessionMachine:
         if self.attached is None or message.epoch != self.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
-            actions += self.transfers.connect(self.member.identity, placement, message, now)
+            actions += self.links.connect(placement, message, now)
             self.attached, self.epoch = Attached(job, placement), message.epoch
         self.member.rank = message.rank
         if not message.load:
