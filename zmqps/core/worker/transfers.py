@@ -20,6 +20,7 @@ from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import (
@@ -47,6 +48,7 @@ class Host(Protocol):
     attached: Attached | None
     tally: Tally
     operations: dict[Operation, None]
+    questions: Questions
 
     @property
     def title(self) -> str:
@@ -54,12 +56,6 @@ class Host(Protocol):
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done."""
-
-    def new_request(self) -> int:
-        """Return the number of a request to the coordinator."""
-
-    def ask(self, message: Any, now: float) -> list[Action]:
-        """Send a request to the coordinator until it is answered."""
 
     def coordinator_lost(self, now: float) -> PSError | None:
         """Return the error for what only the coordinator can allow, if it is gone."""
@@ -154,7 +150,8 @@ class Transfers:
         return self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
-        return self._host.ask(self.pace.arriving(self._host.new_request()), now)
+        questions = self._host.questions
+        return questions.ask(self.pace.arriving(questions.new_number()), now)
 
     def proceed(self, message: Message) -> list[Action]:
         """Take what the coordinator says to our arrival."""
