@@ -72,7 +72,7 @@ EQUIVALENT = (
         reason="without parts nothing is encoded",
     ),
     Equivalent(
-        path="zmqps/core/worker/transfers.py",
+        path="zmqps/core/worker/links.py",
         old="if due is not None and now >= due:",
         new="if (due is not None):",
         reason="a link does only what is due",
@@ -84,9 +84,9 @@ EQUIVALENT = (
         reason="no clock is below zero",
     ),
     Equivalent(
-        path="zmqps/core/worker/session.py",
-        old="self._next_request = 1",
-        new="self._next_request = 2",
+        path="zmqps/core/worker/questions.py",
+        old="self._next_number = 1",
+        new="self._next_number = 2",
         reason="any number will do that is not 0",
     ),
     Equivalent(
@@ -188,13 +188,13 @@ EQUIVALENT = (
         reason="to a treatment, a version to come is like the one of now; what is answered is reckoned anew",
     ),
     Equivalent(
-        path="zmqps/core/worker/session.py",
-        old="actions += self.transfers.connect(self.member.identity, placement, message, now)",
-        new="actions = self.transfers.connect(self.member.identity, placement, message, now)",
+        path="zmqps/core/worker/asked.py",
+        old="actions += host.links.connect(placement, message, now)",
+        new="actions = host.links.connect(placement, message, now)",
         reason="there are none before",
     ),
     Equivalent(
-        path="zmqps/core/worker/transfers.py",
+        path="zmqps/core/worker/links.py",
         old="self._numbers = count(1)  # of requests to servers",
         new="self._numbers = count(2)  # of requests to servers",
         reason="any number will do that is not 0",
@@ -218,9 +218,9 @@ EQUIVALENT = (
         reason="the start sets it",
     ),
     Equivalent(
-        path="zmqps/core/worker/session.py",
-        old="self._next_request += 1",
-        new="self._next_request += 2",
+        path="zmqps/core/worker/questions.py",
+        old="self._next_number += 1",
+        new="self._next_number += 2",
         reason="any number will do that is not 0 and was not used before",
     ),
     Equivalent(
@@ -228,12 +228,6 @@ EQUIVALENT = (
         old="return self.placement is not None and len(self.loaded) == self.num_servers",
         new="return (len(self.loaded) == self.num_servers)",
         reason="there is a server at least, and it loads for a job that is placed",
-    ),
-    Equivalent(
-        path="zmqps/core/worker/session.py",
-        old="actions += self.resolve(self._finishing, None)",
-        new="actions = self.resolve(self._finishing, None)",
-        reason="a member itself does nothing at a Left",
     ),
     Equivalent(
         path="zmqps/core/coordinator/machine.py",

@@ -17,7 +17,8 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.steps import Steps
-from zmqps.core.node.member import Handshake, Member
+from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import Action, Disconnected, Send
 from zmqps.core.protocol.messages import Ack, Commit, Departed, Error, Leave, Lost, Message, Proceed
 from zmqps.core.server.aggregate import Stage
@@ -28,7 +29,9 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.steps import Steps as ShardSteps
 from zmqps.core.server.undo import Undo
+from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.link import Link
+from zmqps.core.worker.links import Links
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
@@ -82,7 +85,7 @@ def test_a_worker_that_does_not_miss_a_server_whose_connection_has_ended(monkeyp
 
 
 def test_a_worker_that_knows_why_a_server_is_silent_and_does_not_tell(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Transfers, "unreached", lambda self, now: {})
+    monkeypatch.setattr(Links, "unreached", lambda self, now: {})
     caught("sync-routes", "keeps it to itself")
 
 
@@ -433,15 +436,15 @@ def test_workers_that_wait_for_servers_that_have_ended_with_the_coordinator(mode
 
 
 def test_a_worker_that_asks_servers_for_what_only_a_coordinator_can_bring(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(SessionMachine, "_is_ahead", lambda self, operation: False)
+    monkeypatch.setattr(Orphaned, "is_ahead", lambda self, operation: False)
     caught("sync-orphaned", "has waited for the dead: pull")
 
 
 def test_a_worker_that_tells_of_a_deadline_and_not_of_the_cause(monkeypatch: Patch) -> None:
-    def lose(original: Any, session: SessionMachine, now: float) -> PeerLostError | DeadlineError:
+    def lose(original: Any, orphaned: Orphaned, now: float) -> PeerLostError | DeadlineError:
         return DeadlineError(operation="x", seconds=1.0, waiting_for="x")
 
-    wrap(monkeypatch, SessionMachine, "_coordinator_lost", lose)
+    wrap(monkeypatch, Orphaned, "error", lose)
     caught("sync-orphaned", "is not told for whom it has waited in vain")
 
 
@@ -490,9 +493,9 @@ def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch
     [
         (Roster, "promote", lambda original, *arguments: None),
         (
-            SessionMachine,
-            "_job",
-            lambda original, session, init, job, now: original(session, init, replace(job, rank=9), now),
+            Asked,
+            "_attach",
+            lambda original, asked, init, job, now: original(asked, init, replace(job, rank=9), now),
         ),
     ],
 )
@@ -578,7 +581,7 @@ def test_a_worker_that_does_not_ask_what_a_silent_server_has(monkeypatch: Patch)
 
 def test_a_worker_that_takes_a_push_for_applied_that_a_server_had_no_memory_for(monkeypatch: Patch) -> None:
     def handle(original: Any, transfers: Transfers, peer: bytes, message: Any, now: float) -> list[Action]:
-        request = transfers._by_peer[peer].in_flight.get(message.request) if isinstance(message, Error) else None
+        request = transfers._links.by_peer[peer].in_flight.get(message.request) if isinstance(message, Error) else None
         if request is not None and request.transfer.target is None and message.code == ServerMemoryError.code:
             message = Ack(message.request, [0] * len(request.cargoes), [0] * len(request.cargoes))
         return list(original(transfers, peer, message, now))

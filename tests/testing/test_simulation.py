@@ -12,6 +12,7 @@ import pytest
 import zmqps.testing
 from zmqps.core.node.member import Member
 from zmqps.core.server.ledger import Ledger
+from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.operations import Enter, Join
 from zmqps.core.worker.session import SessionMachine
@@ -53,7 +54,7 @@ def test_it_sees_a_push_that_is_acknowledged_and_lost(monkeypatch: pytest.Monkey
 
 def test_it_sees_an_operation_that_is_never_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SessionMachine, "_give_up", lambda self, operation, now: [])
-    monkeypatch.setattr(SessionMachine, "_answer", lambda self, operation, message, now: [])
+    monkeypatch.setattr(Asked, "answer", lambda self, message, now: [])
     with pytest.raises(SimulationError, match=r"beyond the deadline|spins"):
         Simulation(1).run()
 

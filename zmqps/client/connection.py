@@ -293,7 +293,7 @@ class Connection:
         timeout = checks.seconds("a timeout", timeout)
         ends_at = time.monotonic() + timeout
         before = self._thread
-        if (lost := before.machine.transfers.lost_server) is not None:  # there is nothing to come back to
+        if (lost := before.machine.links.lost_server) is not None:  # there is nothing to come back to
             raise lost.again()
         self._stop(before, "rejoin", timeout)
         with self._lives:

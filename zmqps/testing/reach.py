@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.node.member import Handshake
+from zmqps.core.node.handshake import Handshake
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.engine import Node
 
@@ -19,14 +19,14 @@ def check_told(node: Node, now: float) -> None:
     since = node.stopped_until
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"
     if isinstance(machine, SessionMachine):
-        for link in machine.transfers.links:
+        for link in machine.links.by_rank:
             assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
             # what the network knows, whatever the node has made of it
             missed_since = node.connections[link.peer].missed_since
             missed = missed_since is not None and now - missed_since > TOLD_S and not link.handshake.is_over
             if now > since + TOLD_S and (missed or link.handshake.silence(now) > TOLD_S):
                 assert link.handshake.why, f"{node.name} does not say why {link.title} does not come back"
-                assert link.title in str(machine.transfers.unreached(now)), f"{node.name} keeps it to itself"
+                assert link.title in str(machine.links.unreached(now)), f"{node.name} keeps it to itself"
 
 
 def _is_late(handshake: Handshake, since: float, now: float) -> bool:

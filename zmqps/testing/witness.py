@@ -192,7 +192,7 @@ def _meant(worker: Node, push: Push) -> Pushed:
     """Return what the worker's script asked for by the transfer that a push belongs to."""
     machine = worker.machine
     assert isinstance(machine, SessionMachine)
-    requests = (link.in_flight.get(push.request) for link in machine.transfers.links)
+    requests = (link.in_flight.get(push.request) for link in machine.links.by_rank)
     transfer = next(request.transfer for request in requests if request is not None)
     assert isinstance(transfer, Pushing)
     pushed = {extent.parameter for cargoes in transfer.cargoes for cargo in cargoes for extent in cargo.extents}

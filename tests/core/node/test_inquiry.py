@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.node.inquiry import AGAIN_S, LOOK_S, Inquiry
-from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol.events import COORDINATOR, Connect, Exit, Look, Looked, Received, Send, Stop, Undecodable
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Left, Status, StatusRequest
 from zmqps.errors import LimitError, ProtocolError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import identity, logged, sent
-from zmqps.core.node.member import FIRST_RETRY_S, MAX_GOODBYES, REMINDER_INTERVAL_S, SLOWEST_RETRY_S, Member
+from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.node.member import MAX_GOODBYES, REMINDER_INTERVAL_S, Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect
 from zmqps.core.protocol.messages import Error, Heartbeat, HeartbeatAck, Hello, Leave, Left, Welcome
 from zmqps.errors import CoordinatorRestartedError, EvictedError, NotJoinedError

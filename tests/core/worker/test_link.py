@@ -9,8 +9,8 @@ import pytest
 
 from tests.core.machines import hello, job, placement, sent
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.node.member import BROKEN_LOOK_S, FIRST_RETRY_S, Handshake
-from zmqps.core.node.member import SLOWEST_RETRY_S as SLOWEST_HELLO_S
+from zmqps.core.node.handshake import BROKEN_LOOK_S, FIRST_RETRY_S, Handshake
+from zmqps.core.node.handshake import SLOWEST_RETRY_S as SLOWEST_HELLO_S
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Look, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW

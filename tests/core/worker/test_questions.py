@@ -47,3 +47,9 @@ def test_over_a_new_connection_all_is_asked_again_at_once() -> None:
     questions.on_deadline(RETRY_S)
     assert sent(questions.again(5.0), StatusRequest) == [StatusRequest(1)]
     assert questions.due == 5.0 + RETRY_S
+
+
+def test_each_has_a_number_of_its_own_and_none_is_zero() -> None:
+    questions = Questions()
+    numbers = [questions.new_number() for _ in range(3)]
+    assert sorted(set(numbers) - {0}) == numbers

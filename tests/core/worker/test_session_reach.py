@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.machines import logged, resolved, sent, zeros
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
-from zmqps.core.node.member import BROKEN_LOOK_S, LOOK_AGAIN_S, LOOK_S
+from zmqps.core.node.handshake import BROKEN_LOOK_S, LOOK_AGAIN_S, LOOK_S
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Look, Looked
 from zmqps.core.protocol.messages import Heartbeat, Hello, Left, Lost, Push, Shutdown, Welcome
 from zmqps.core.worker.operations import Finish, Init, Join

@@ -10,7 +10,7 @@ from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, spl
 from zmqps.core.protocol.messages import Hello
 from zmqps.errors import UnreachableAddressError, printable
 
-#: Name of the counter by which a worker says which servers it cannot reach; see `zmqps.core.worker.transfers`.
+#: Name of the counter by which a worker says which servers it cannot reach; see `zmqps.core.worker.links`.
 UNREACHED = "unreached"
 MAX_UNREACHED_CHARS = 600
 #: So many of those who cannot reach a server are named.

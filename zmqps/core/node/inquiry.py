@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zmqps.core.node.member import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     COORDINATOR,

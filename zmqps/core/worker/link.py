@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqps.core.node.member import Handshake
+from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.events import Action, Send

@@ -38,13 +38,19 @@ class Join(Operation):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Init(Operation):
+class Question(Operation):
+    """What only the coordinator can answer; ``request`` is the number it was asked by."""
+
+    request: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Init(Question):
     """Start the job or join it; ``job`` None: take it as it is. Resolves to an `Attached`."""
 
     job: JobSpec | None = None
     values: Sequence[Array] = ()  # flat, by parameter
     loads: bool = False  # was asked to upload them
-    request: int = 0
 
     title = "init"
 
@@ -88,11 +94,10 @@ class Exchange(Operation):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Enter(Operation):
+class Enter(Question):
     """Enter a barrier."""
 
     barrier: str = ""
-    request: int = 0
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -101,21 +106,18 @@ class Enter(Operation):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Take(Operation):
+class Take(Question):
     """Take a range of a data set, and say which one was used. Resolves to a `zmqps.core.protocol.messages.Range`."""
 
     data: DataSpec | None = None
     used: tuple[int, int] | None = None
-    request: int = 0
 
     title = "ranges"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class AskStatus(Operation):
+class AskStatus(Question):
     """Ask the coordinator for the status."""
-
-    request: int = 0
 
     title = "status"
 

@@ -20,6 +20,12 @@ class Questions:
         self.due: float | None = None
         self._unanswered: dict[int, Message] = {}
         self._wait_s = RETRY_S
+        self._next_number = 1
+
+    def new_number(self) -> int:
+        """Return the number of a question that is about to be asked."""
+        self._next_number += 1
+        return self._next_number - 1
 
     def ask(self, message: Any, now: float) -> list[Action]:
         """Ask, and again until it is answered."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import JobSpec
-from zmqps.core.node.inquiry import presented
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity, Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, Coding
@@ -22,51 +19,40 @@ from zmqps.core.protocol.events import (
     NetworkEvent,
     Peer,
     Resolve,
-    Send,
     Stop,
     Undecodable,
     Unreachable,
 )
 from zmqps.core.protocol.guard import check_welcome
-from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.protocol.messages import (
     Error,
-    Job,
     Left,
     Lost,
     Message,
-    Range,
-    Released,
     Shutdown,
-    Status,
-    StatusRequest,
     Waiting,
     Welcome,
-    Withdraw,
 )
-from zmqps.core.protocol.messages import Init as InitMessage
+from zmqps.core.worker.asked import Asked
+from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import (
     Advance,
-    AskStatus,
     Attached,
     Cancelled,
-    Enter,
     Exchange,
     Finish,
-    Init,
     Join,
     Operation,
-    Take,
+    Question,
 )
-from zmqps.core.worker.orphaned import Orphaned, advice
-from zmqps.core.worker.plan import plan
+from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Statistics, Tally
-from zmqps.core.worker.transfer import Load, Pull, Source, all_finite
+from zmqps.core.worker.transfer import all_finite
 from zmqps.core.worker.transfers import Transfers
+from zmqps.core.worker.waits import Waits
 from zmqps.errors import (
     ClosedError,
-    DeadlineError,
     KeyRefusedError,
     PSError,
     ShutdownError,
@@ -76,8 +62,7 @@ from zmqps.errors import (
 
 #: How long a goodbye waits for its answer: a coordinator that ended with it may be gone before that was read.
 FAREWELL_S = 2.0
-#: After so many heartbeats without an answer an error at a deadline tells of the coordinator's silence.
-SILENT_BEATS = 2.5
+
 Event = NetworkEvent | Stop | Operation | Cancelled
 
 
@@ -112,18 +97,24 @@ class SessionMachine:
         self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
-        self.transfers = Transfers(self, all_finite, coding)
+        self.links = Links(self.member, coding)
+        self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
-        self._requests: dict[int, Operation] = {}  # at the coordinator
-        self._questions = Questions()  # what was asked there, arrivals included
+        self.questions = Questions()  # at the coordinator, arrivals included
+        self._asked = Asked(self)
+        self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
+            Welcome: self._on_welcome,
+            Lost: self._on_lost,
+            Shutdown: self._on_shutdown,
+            Left: self._on_left,
+        }
         self._farewell_due: float | None = None
-        self._next_request = 1
         self._fatal: PSError | None = None
         self._finishing: Finish | None = None
         self._parted = False  # has said goodbye to the servers
         self._stopping = False
-        self._reminder_due: float | None = None
-        self._orphaned = Orphaned()
+        self._waits = Waits(self)
+        self._orphaned = Orphaned(self.member, self.transfers.pace)
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
@@ -133,22 +124,22 @@ class SessionMachine:
 
     def statistics(self) -> Statistics:
         """Return what was done so far."""
-        counts = self.transfers.counts
+        counts = self.links.counts
         for name in ("bytes_sent", "bytes_received", "retries"):
             self.tally.counts[name] = counts[name]
         mode = self.attached.job.mode if self.attached else ""
-        return self.tally.statistics(self.transfers.in_flight_nbytes, mode, self.transfers.pace.clock)
+        return self.tally.statistics(self.links.in_flight_nbytes, mode, self.transfers.pace.clock)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
         s = self.statistics()
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
         staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
-        return {**{name: getattr(s, name) for name in names}, **staleness, **self.transfers.unreached(self.now)}
+        return {**{name: getattr(s, name) for name in names}, **staleness, **self.links.unreached(self.now)}
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
-        requests = [link.in_flight.get(request) for link in self.transfers.links if link.peer == peer]
+        requests = [link.in_flight.get(request) for link in self.links.by_rank if link.peer == peer]
         return next((self.transfers.operation(found.transfer) for found in requests if found), None)
 
     @property
@@ -176,26 +167,26 @@ class SessionMachine:
         if isinstance(event, Stop):
             return self._stop(event.reason)
         if isinstance(event, Undecodable):
-            return [Log("warning", f"dropped what {self.transfers.title_of(event.peer)} sent: {event.error}")]
+            return [Log("warning", f"dropped what {self.links.title_of(event.peer)} sent: {event.error}")]
         if isinstance(event, Unreachable):
             return self._unreachable(event.peer, event.error)
         if isinstance(event, Connected):
             if event.peer != COORDINATOR:
-                return self.transfers.connected(event.peer, now)
-            return [*self.member.on_connected(now), *(self._questions.again(now) if self.member.joined else [])]
+                return self.links.connected(event.peer, now)
+            return [*self.member.on_connected(now), *(self.questions.again(now) if self.member.joined else [])]
         if isinstance(event, Disconnected):
-            return self.transfers.disconnected(event.peer, now)
+            return self.links.disconnected(event.peer, now)
         if isinstance(event, Looked):
             ours = event.peer == COORDINATOR
-            return self.member.looked(event.why, now) if ours else self.transfers.looked(event, now)
+            return self.member.looked(event.why, now) if ours else self.links.looked(event, now)
         if event.peer == COORDINATOR:
             return self._from_coordinator(event.message, now)
         return self.transfers.handle(event.peer, event.message, now)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.member.due, self._reminder_due, self._questions.due, self._farewell_due, self._orphaned.due]
-        for link in self.transfers.links:
+        dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
+        for link in self.links.by_rank:
             dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
         return min([due for due in dues if due is not None], default=None)
@@ -208,19 +199,19 @@ class SessionMachine:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
-        actions += self.transfers.on_deadline(now)
+        actions += self.links.on_deadline(now)
         if self._farewell_due is not None and now >= self._farewell_due:
             self._farewell_due = None
             if self._finishing is not None and not self._finishing.done:
                 actions += self.resolve(self._finishing, None)
             if self._stopping:
                 actions.append(Exit(0, ""))
-        actions += self._questions.on_deadline(now)
-        if self._reminder_due is not None and now >= self._reminder_due:
-            actions += self._remind(now)
+        actions += self.questions.on_deadline(now)
+        if self._waits.due is not None and now >= self._waits.due:
+            actions += self._waits.remind(now)
         if self._orphaned.due is not None and now >= self._orphaned.due:
             for operation in self._orphaned.look(self.operations, now):
-                actions += self.resolve(operation, self._coordinator_lost(now))
+                actions += self.resolve(operation, self._orphaned.error(now))
         for operation in [operation for operation in self.operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
         return [*actions, *self._go_on(now)]
@@ -236,7 +227,7 @@ class SessionMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         assert all(not operation.done for operation in self.operations)
-        assert set(self._requests.values()) <= set(self.operations)
+        self._asked.validate()
         self.transfers.validate()
 
     # --- operations ----------------------------------------------------------------------------
@@ -248,12 +239,12 @@ class SessionMachine:
         if self._finishing is not None:
             return self.resolve(operation, ClosedError("the worker has finished"))
         if self.member.lost:
-            if isinstance(operation, (Init, Enter, Take, AskStatus)) or self._is_ahead(operation):
-                return self.resolve(operation, self._coordinator_lost(now))
-            self._orphaned.due = now if self._orphaned.due is None else self._orphaned.due
+            if isinstance(operation, Question) or self._orphaned.is_ahead(operation):
+                return self.resolve(operation, self._orphaned.error(now))
+            self._orphaned.add(now)
         self.operations[operation] = None
-        if self._reminder_due is None:
-            self._reminder_due = now + REMINDER_INTERVAL_S
+        if self._waits.due is None:
+            self._waits.due = now + REMINDER_INTERVAL_S
         if isinstance(operation, (Exchange, Advance)):
             return self.transfers.begin(operation, now)
         if isinstance(operation, Join):
@@ -261,39 +252,16 @@ class SessionMachine:
         if isinstance(operation, Finish):
             self._finishing = operation
             return []
-        assert isinstance(operation, (Init, Enter, Take, AskStatus))
-        operation.request = self.new_request()
-        self._requests[operation.request] = operation
-        if isinstance(operation, Init):
-            job = operation.job.to_wire() if operation.job else {}
-            return self.ask(InitMessage(operation.request, job), now)
-        if isinstance(operation, Enter):
-            return self.ask(EnterMessage(operation.request, operation.barrier), now)
-        if isinstance(operation, Take):
-            assert operation.data is not None
-            return self.ask(operation.data.take(operation.request, operation.used), now)
-        return self.ask(StatusRequest(operation.request), now)
-
-    def new_request(self) -> int:
-        """Return the number of a request to the coordinator."""
-        self._next_request += 1
-        return self._next_request - 1
-
-    def ask(self, message: Any, now: float) -> list[Action]:
-        """Send a request to the coordinator, and again until it is answered."""
-        return self._questions.ask(message, now)
+        assert isinstance(operation, Question)
+        return self._asked.begin(operation, now)
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done; ``value`` is its result or the exception to raise."""
         assert not operation.done
         operation.done = True
         self.operations.pop(operation, None)
-        if isinstance(operation, (Init, Enter, Take, AskStatus)):
-            self._requests.pop(operation.request, None)
-            self._questions.answered(operation.request)
-        actions: list[Action] = [Resolve(operation, value)]
-        if isinstance(value, Exception) and isinstance(operation, (Init, Enter, Take)) and not self.member.lost:
-            actions.insert(0, Send(COORDINATOR, Withdraw(operation.request)))
+        actions = self._asked.end(operation, value) if isinstance(operation, Question) else []
+        actions.append(Resolve(operation, value))
         pace = self.transfers.pace
         if operation.transfer is not None or pace.held or pace.closing is not None:
             self.transfers.forget(operation)
@@ -303,45 +271,8 @@ class SessionMachine:
         if operation.done:
             return []
         if self.member.lost and operation.transfer is not None:  # its server may have ended for the same reason
-            return self.resolve(operation, self._coordinator_lost(now))
-        seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
-        welcome, silent_s = self.member.welcome, self.member.silence(now)
-        if welcome is not None and self.member.joined and silent_s > SILENT_BEATS * welcome.heartbeat_interval:
-            awaited += f"; the coordinator has been silent for {silent_s:.1f} s"
-        error = DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
-        return self.resolve(operation, error)
-
-    def _needs_commit(self, operation: Operation) -> bool:
-        """Whether a server may be waiting, on behalf of an operation, for what only a coordinator commits."""
-        return self.transfers.pace.mode == "sync" and isinstance(operation.transfer, Pull)
-
-    def _is_ahead(self, operation: Operation) -> bool:
-        """Whether an operation reads what only a step makes that this worker has not heard to be complete."""
-        pull, pace = operation.pull if isinstance(operation, Exchange) else None, self.transfers.pace
-        trains = pace.mode == "sync" and self.member.identity.role == "worker"
-        return trains and pull is not None and pull.version > pace.version
-
-    def _remind(self, now: float) -> list[Action]:
-        """Name what has been awaited for long, so that nobody stares at a silent terminal."""
-        self._reminder_due = now + REMINDER_INTERVAL_S if self.operations else None
-        long = [o for o in self.operations if now - o.started_at >= REMINDER_INTERVAL_S]
-        slow = [operation for operation in long if not isinstance(operation, Join)]
-        text = "{}: {:.0f} s so far, waiting for {}"
-        return [Log("warning", text.format(o.title, now - o.started_at, self._awaited(o, now))) for o in slow]
-
-    def _awaited(self, operation: Operation, now: float) -> str:
-        """Say whom an operation waits for."""
-        pace = self.transfers.pace
-        if isinstance(operation, (Exchange, Advance)) and operation in pace.held:
-            return pace.awaited or "the step before it"
-        if operation.transfer is not None:
-            return self.transfers.waiting_for(operation.transfer, now)
-        others = [other.title for other in self.operations if isinstance(other, Exchange)]
-        if isinstance(operation, Finish) and others:
-            return f"operations under way: {', '.join(others)}"
-        if isinstance(operation, Join) or not self.member.joined:
-            return f"the coordinator at {self.member.handshake.endpoint}{self.member.handshake.because}"
-        return operation.waiting_for or "the coordinator's answer"
+            return self.resolve(operation, self._orphaned.error(now))
+        return self.resolve(operation, self._waits.late(operation, now))
 
     def _finish_if_idle(self) -> list[Action]:
         """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation.
@@ -359,7 +290,7 @@ class SessionMachine:
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
 
     def _goodbye(self, reason: str) -> list[Action]:
-        farewells = [] if self._parted else self.transfers.part("finished" if reason == "finished" else "closed")
+        farewells = [] if self._parted else self.links.part("finished" if reason == "finished" else "closed")
         self._parted = True
         if self.member.left:
             return farewells
@@ -378,7 +309,7 @@ class SessionMachine:
 
     def _fail_all(self, error: PSError) -> list[Action]:
         self._fatal = self._fatal or error
-        self.transfers.forget_servers()
+        self.links.forget_servers()
         actions: list[Action] = []
         for operation in list(self.operations):
             if not operation.done:
@@ -392,82 +323,44 @@ class SessionMachine:
         actions = self.member.on_message(message, now)
         if self.member.restarted:
             return actions if lost_before else [*actions, *self._lose_coordinator(now)]
-        if isinstance(message, Welcome):
-            try:
-                check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
-            except PSError as error:
-                self.member.abandon()
-                return [*actions, *self._fail_all(error)]
-            for join in [o for o in self.operations if isinstance(o, Join)]:
-                actions += self.resolve(join, None)
-        elif isinstance(message, Lost):
-            if message.role == "server":
-                actions += self.transfers.lose_server(message)
-        elif isinstance(message, Shutdown):
-            actions += self.member.leave("closed", now)  # the coordinator waits for it
-            actions += self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
-        elif isinstance(message, Left):
-            self._farewell_due = None
-            if self._finishing is not None and not self._finishing.done:
-                actions += self.resolve(self._finishing, None)
-                actions += self._fail_all(ClosedError("the worker has finished"))
+        if (take := self._news.get(type(message))) is not None:
+            actions += take(message, now)
         elif isinstance(message, Error) and message.request == 0:
             self.member.abandon()
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
         elif self.transfers.pace.waits_for(message):
             if not isinstance(message, Waiting):
-                self._questions.answered(message.request)  # type: ignore[attr-defined]
+                self.questions.answered(message.request)  # type: ignore[attr-defined]
             actions += self.transfers.proceed(message)
         else:
-            operation = self._requests.get(getattr(message, "request", 0))
-            if operation is not None:
-                actions += self._answer(operation, message, now)
+            actions += self._asked.answer(message, now)
         if self._stopping and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
             actions.append(Exit(0, ""))
         return actions
 
-    def _answer(self, operation: Operation, message: Message, now: float) -> list[Action]:
-        if isinstance(message, Waiting):
-            operation.waiting_for = printable(message.text)
-            return []
-        if isinstance(message, Error):
-            return self.resolve(operation, from_wire(message.code, message.text, message.facts))
-        if isinstance(message, Job) and isinstance(operation, Init):
-            try:
-                return self._job(operation, message, now)
-            except PSError as error:
-                return self.resolve(operation, error)
-        if isinstance(message, Released) and isinstance(operation, Enter):
-            return [*self.transfers.resume(message.step), *self.resolve(operation, None)]
-        if isinstance(message, Range) and isinstance(operation, Take):
-            return [*self.transfers.resume(message.step), *self.resolve(operation, message)]
-        if isinstance(message, Status) and isinstance(operation, AskStatus):
-            return self.resolve(operation, presented(message.status))
-        return []
-
-    def _job(self, init: Init, message: Job, now: float) -> list[Action]:
+    def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
+        try:
+            check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
+        except PSError as error:
+            self.member.abandon()
+            return self._fail_all(error)
         actions: list[Action] = []
-        if self.attached is None or message.epoch != self.epoch:  # another one if the first could not be started
-            job = JobSpec.from_wire(message.job)
-            placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
-            actions += self.transfers.connect(self.member.identity, placement, message, now)
-            self.attached, self.epoch = Attached(job, placement), message.epoch
-        self.member.rank = message.rank
-        if not message.load:
-            self.member.num_workers = message.num_workers
-            self.transfers.pace.attach(self.attached.job.mode, message.step)
-            actions += [Log("warning", message.note)] if message.note else []
-            return actions + self.resolve(init, self.attached)
-        if not init.loads:
-            init.loads = True
-            assert init.job is not None
-            # our order of the parameters may differ from the job's
-            index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
-            values = [init.values[index[parameter.name]] for parameter in self.attached.job.parameters]
-            cargoes = plan(self.attached.placement)
-            load = Load(cargoes=cargoes, source=Source(arrays=values))
-            actions += self.transfers.start(init, load, now)
+        for join in [o for o in self.operations if isinstance(o, Join)]:
+            actions += self.resolve(join, None)
         return actions
+
+    def _on_lost(self, message: Lost, now: float) -> list[Action]:
+        return self.transfers.lose_server(message) if message.role == "server" else []
+
+    def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
+        actions = self.member.leave("closed", now)  # the coordinator waits for it
+        return actions + self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
+
+    def _on_left(self, message: Left, now: float) -> list[Action]:
+        self._farewell_due = None
+        if self._finishing is None or self._finishing.done:
+            return []
+        return self.resolve(self._finishing, None) + self._fail_all(ClosedError("the worker has finished"))
 
     def _unreachable(self, peer: Peer, error: PSError) -> list[Action]:
         told = [] if self._fatal else [Log("error", str(error))]
@@ -479,20 +372,11 @@ class SessionMachine:
 
     def coordinator_lost(self, now: float) -> PSError | None:
         """Return the error for what only the coordinator can allow; None while it is there."""
-        return self._coordinator_lost(now) if self.member.lost else None
-
-    def _coordinator_lost(self, now: float) -> PSError:
-        return self.member.loss(advice(self.member), now)
+        return self._orphaned.error(now) if self.member.lost else None
 
     def _lose_coordinator(self, now: float) -> list[Action]:
-        error = self._coordinator_lost(now)
+        error = self._orphaned.error(now)
         actions: list[Action] = [Log("error", str(error))]
-        self._orphaned.due = now
-        for operation in list(self.operations):
-            goes_on = isinstance(operation, Exchange) and operation not in self.transfers.pace.held
-            if self._needs_commit(operation) and operation.started_at <= self.member.heard_at:
-                goes_on = False  # a server that had what it asks for would have answered since
-            goes_on = goes_on and not self._is_ahead(operation)
-            if not goes_on and not isinstance(operation, Finish) and not operation.done:
-                actions += self.resolve(operation, error)
+        for operation in self._orphaned.begin(self.operations, now):
+            actions += self.resolve(operation, error)
         return actions

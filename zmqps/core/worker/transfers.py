@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from zmqps.core.job.keyspace import Placement
-from zmqps.core.node.member import LOOK_S, Handshake, Identity, Member
+from zmqps.core.node.member import Member
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import Coding
-from zmqps.core.protocol.events import Action, Landed, Log, Looked, Peer, Send, server_peer
-from zmqps.core.protocol.keys import key_of, same
+from zmqps.core.protocol.events import Action, Landed, Log, Peer
+from zmqps.core.protocol.keys import same
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
-from zmqps.core.protocol.messages import Ack, Error, Job, Leave, Lost, Message, Proceed, Values, Waiting, Welcome
+from zmqps.core.protocol.messages import Ack, Error, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import SHORT_S, Link
+from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import (
-    ConfigurationError,
     IdentityError,
     JobError,
     LimitError,
@@ -41,9 +39,6 @@ from zmqps.errors import (
     printable,
 )
 
-#: Of the servers that cannot be reached so many are named.
-MOST_UNREACHED = 4
-
 
 class Host(Protocol):
     """What transfers need of the session they belong to."""
@@ -53,6 +48,7 @@ class Host(Protocol):
     attached: Attached | None
     tally: Tally
     operations: dict[Operation, None]
+    questions: Questions
 
     @property
     def title(self) -> str:
@@ -60,12 +56,6 @@ class Host(Protocol):
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done."""
-
-    def new_request(self) -> int:
-        """Return the number of a request to the coordinator."""
-
-    def ask(self, message: Any, now: float) -> list[Action]:
-        """Send a request to the coordinator until it is answered."""
 
     def coordinator_lost(self, now: float) -> PSError | None:
         """Return the error for what only the coordinator can allow, if it is gone."""
@@ -78,50 +68,22 @@ class Transfers:
     ----------
     host
         The session.
+    links
+        The session's links to the servers.
     all_finite
         Whether flat arrays hold neither NaN nor infinity.
-    coding
-        The door to the codecs.
     """
 
-    def __init__(self, host: Host, all_finite: Callable[[Sequence[Array]], bool], coding: Coding) -> None:
-        self.links: list[Link] = []
+    def __init__(self, host: Host, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
+        self._links = links
         self.pace = Pace()
         self._host = host
         self._all_finite = all_finite
-        self._coding = coding
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
-        self._by_peer: dict[Peer, Link] = {}
-        self._endpoints: dict[str, Peer] = {}  # connections to servers
-        self._numbers = count(1)  # of requests to servers
-
-    @property
-    def counts(self) -> Counter[str]:
-        """What the links have counted."""
-        return sum((link.counts for link in self.links), Counter())
-
-    @property
-    def in_flight_nbytes(self) -> int:
-        """Bytes sent or asked for and not yet answered."""
-        return sum(link.in_flight_nbytes for link in self.links)
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Hellos and resends."""
-        actions: list[Action] = []
-        for link in self.links:
-            due = link.next_deadline()
-            if due is not None and now >= due:
-                actions += link.on_deadline(now)
-        return actions
-
-    def title_of(self, peer: Peer) -> str:
-        """Return how a server is called, by its connection; all others are the coordinator's."""
-        link = self._by_peer.get(peer)
-        return "the coordinator" if link is None else link.title
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
-        texts = [link.waiting_for(transfer, now) for link in self.links]
+        texts = [link.waiting_for(transfer, now) for link in self._links.by_rank]
         return "; ".join(text for text in texts if text) or "nobody"
 
     def operation(self, transfer: Push | Pull | Load) -> Operation | None:
@@ -154,8 +116,8 @@ class Transfers:
     def validate(self) -> None:
         """Assert the invariants."""
         self.pace.validate()
-        requests = [request for link in self.links for request in [*link.queue, *link.in_flight.values()]]
-        for link in self.links:
+        requests = [request for link in self._links.by_rank for request in [*link.queue, *link.in_flight.values()]]
+        for link in self._links.by_rank:
             link.validate()
         for operation in self._host.operations:
             if (transfer := operation.transfer) is not None:
@@ -188,7 +150,8 @@ class Transfers:
         return self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
-        return self._host.ask(self.pace.arriving(self._host.new_request()), now)
+        questions = self._host.questions
+        return questions.ask(self.pace.arriving(questions.new_number()), now)
 
     def proceed(self, message: Message) -> list[Action]:
         """Take what the coordinator says to our arrival."""
@@ -227,7 +190,7 @@ class Transfers:
             self.pace.start(transfer)
         if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
-        for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
+        for link, cargoes in zip(self._links.by_rank, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
                 return self._host.resolve(operation, link.lost)
         if isinstance(transfer, Push) and (error := self._nonfinite(transfer.source)) is not None:
@@ -239,7 +202,7 @@ class Transfers:
                 too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
                 return self._host.resolve(operation, too_much)
         actions: list[Action] = []
-        for link, cargoes in zip(self.links, transfer.cargoes, strict=True):
+        for link, cargoes in zip(self._links.by_rank, transfer.cargoes, strict=True):
             if cargoes:
                 link.enqueue(transfer, cargoes)
                 actions += link.pump(now)
@@ -296,7 +259,7 @@ class Transfers:
         for cargo in outdated:
             pull.target.forget(cargo)
         actions: list[Action] = []
-        for rank, link in enumerate(self.links):
+        for rank, link in enumerate(self._links.by_rank):
             link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
             actions += link.pump(self._host.now)
         return actions
@@ -310,7 +273,7 @@ class Transfers:
             return True
         if not isinstance(transfer, Push):
             return False
-        queued = sum(len(r.cargoes) for link in self.links for r in link.queue if r.transfer is transfer)
+        queued = sum(len(r.cargoes) for link in self._links.by_rank for r in link.queue if r.transfer is transfer)
         return queued == sum(map(len, transfer.cargoes))
 
     def drop(self, transfer: Push | Pull | Load) -> None:
@@ -320,95 +283,21 @@ class Transfers:
         if isinstance(transfer, Push) and transfer.attempt:  # it belongs to a step
             self.pace.forget(transfer)
         if transfer.remaining:
-            for link in self.links:
+            for link in self._links.by_rank:
                 link.queue.drop(transfer)
-
-    def connect(self, identity: Identity, placement: Placement, message: Job, now: float) -> list[Action]:
-        """Open the links to the servers of a job."""
-        servers = message.placement.get("servers")
-        if type(servers) is not list or len(servers) != placement.num_shards:
-            raise ProtocolError("a job names one server a shard")
-        for server in servers:
-            keys = ("name", "endpoint", "ticket", "proof")
-            if type(server) is not dict or any(type(server.get(key)) is not str for key in keys):
-                raise ProtocolError("a server has a name and an endpoint, a ticket and a proof")
-        endpoints = [server["endpoint"] for server in servers]
-        if twice := [endpoint for endpoint in endpoints if endpoints.count(endpoint) > 1]:
-            raise ConfigurationError(
-                f"two servers of this job advertise {printable(twice[0])}; give each an address of its own: "
-                "zmqps server --advertise HOST:PORT"
-            )
-        actions: list[Action] = []
-        self.links = []
-        for rank, server in enumerate(servers):
-            endpoint = server["endpoint"]
-            title = printable(f"server {rank} ({server['name']}, {endpoint.partition(' ')[0]})")
-            is_open = endpoint in self._endpoints  # a second connection would take the first one's place
-            peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
-            ticket, proof = key_of(server["ticket"]), key_of(server["proof"])
-            handshake = Handshake(identity.hello(ticket, message.epoch), peer, endpoint)
-            num_slices = len(placement.slices[rank])
-            self.links.append(Link(title, handshake, proof, message.epoch, num_slices, self._numbers, self._coding))
-            actions += handshake.on_deadline(now) if is_open else handshake.start(now)
-        self._by_peer = {link.peer: link for link in self.links}
-        return actions
 
     def lose_server(self, lost: Lost) -> list[Action]:
         """A server vanished: what needs it fails."""
-        if lost.rank >= len(self.links):
+        if lost.rank >= len(self._links.by_rank):
             return []
-        link = self.links[lost.rank]
+        link = self._links.by_rank[lost.rank]
         advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
         error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
         return [Log("error", str(error)), *self._fail_link(link, error)]
 
-    @property
-    def lost_server(self) -> PSError | None:
-        """The error of a server that is lost, and with it a part of the job; None: all are there."""
-        errors = (link.lost for link in self.links)
-        return next((e for e in errors if isinstance(e, PeerLostError) and e.role == "server"), None)
-
-    def connected(self, peer: Peer, now: float) -> list[Action]:
-        """The connection to a server is there, perhaps again."""
-        link = self._by_peer.get(peer)
-        return [] if link is None else link.on_connected(now)
-
-    def disconnected(self, peer: Peer, now: float) -> list[Action]:
-        """The connection to a server has ended; it comes back by itself."""
-        link = self._by_peer.get(peer)
-        if link is not None:
-            link.on_disconnected(now)
-        return []
-
-    def part(self, reason: str) -> list[Action]:
-        """Say goodbye to the servers that know us."""
-        known = [link for link in self.links if link.handshake.welcome is not None and link.lost is None]
-        self.forget_servers()
-        return [Send(link.peer, Leave(reason)) for link in known]
-
-    def forget_servers(self) -> None:
-        """Wait for no server any more: who ends now is not missed."""
-        for link in self.links:
-            link.handshake.stop()
-
-    def looked(self, looked: Looked, now: float) -> list[Action]:
-        """Say why a server does not answer, here and to the coordinator."""
-        link = self._by_peer.get(looked.peer)
-        if link is None or not link.handshake.looked(looked.why):
-            return []
-        self._host.member.report(now)
-        silent_s, why = link.handshake.silence(now), link.handshake.why
-        return [Log("warning", f"cannot reach {link.title} for {silent_s:.0f} s: {why}")]
-
-    def unreached(self, now: float) -> Mapping[str, str]:
-        """Return the servers that cannot be reached, for how long and why, as a counter for the status."""
-        silent = [(link, link.handshake.silence(now), link.handshake.because) for link in self.links]
-        texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
-        return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
-
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
         """A server cannot be talked to."""
-        link = self._by_peer.get(peer)
+        link = self._links.by_peer.get(peer)
         return [] if link is None else self._fail_link(link, error)
 
     def _fail_link(self, link: Link, error: PSError) -> list[Action]:
@@ -420,7 +309,7 @@ class Transfers:
 
     def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
         """Take a server's message."""
-        link = self._by_peer.get(peer)
+        link = self._links.by_peer.get(peer)
         if link is None:
             return []
         if isinstance(message, Welcome):

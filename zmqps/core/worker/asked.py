@@ -1,0 +1,143 @@
+"""What only the coordinator can answer: how each operation is asked there, and what its answer means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.inquiry import presented
+from zmqps.core.node.member import Member
+from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
+from zmqps.core.protocol.messages import (
+    Enter as EnterMessage,
+)
+from zmqps.core.protocol.messages import Error, Job, Message, Range, Released, Status, StatusRequest, Waiting, Withdraw
+from zmqps.core.protocol.messages import Init as InitMessage
+from zmqps.core.worker.links import Links
+from zmqps.core.worker.operations import AskStatus, Attached, Enter, Init, Operation, Question, Take
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.questions import Questions
+from zmqps.core.worker.transfer import Load, Source
+from zmqps.core.worker.transfers import Transfers
+from zmqps.errors import PSError, from_wire, printable
+
+
+class Host(Protocol):
+    """What is needed of the session."""
+
+    member: Member
+    attached: Attached | None
+    epoch: int
+    links: Links
+    transfers: Transfers
+    questions: Questions
+    operations: dict[Operation, None]
+
+    def resolve(self, operation: Operation, value: Any) -> list[Action]:
+        """An operation is done."""
+
+
+class Asked:
+    """The operations of one session that wait for the coordinator's answer.
+
+    Parameters
+    ----------
+    host
+        The session.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._operations: dict[int, Question] = {}  # by the number of the request
+        self._answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
+            (Init, Job): self._job,
+            (Enter, Released): self._released,
+            (Take, Range): self._range,
+            (AskStatus, Status): self._status,
+        }
+
+    def begin(self, operation: Question, now: float) -> list[Action]:
+        """Send the request of an operation, and again until it is answered."""
+        operation.request = self._host.questions.new_number()
+        self._operations[operation.request] = operation
+        return self._host.questions.ask(_request(operation), now)
+
+    def end(self, operation: Question, value: Any) -> list[Action]:
+        """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
+        self._operations.pop(operation.request, None)
+        self._host.questions.answered(operation.request)
+        if isinstance(value, Exception) and not isinstance(operation, AskStatus) and not self._host.member.lost:
+            return [Send(COORDINATOR, Withdraw(operation.request))]
+        return []
+
+    def answer(self, message: Message, now: float) -> list[Action]:
+        """Take what the coordinator says to an operation; what fits none is dropped."""
+        operation = self._operations.get(getattr(message, "request", 0))
+        if operation is None:
+            return []
+        if isinstance(message, Waiting):
+            operation.waiting_for = printable(message.text)
+            return []
+        if isinstance(message, Error):
+            return self._host.resolve(operation, from_wire(message.code, message.text, message.facts))
+        take = self._answers.get((type(operation), type(message)))
+        return [] if take is None else take(operation, message, now)
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert set(self._operations.values()) <= set(self._host.operations)
+
+    # --- the answers ---------------------------------------------------------------------------
+
+    def _released(self, enter: Enter, message: Released, now: float) -> list[Action]:
+        return [*self._host.transfers.resume(message.step), *self._host.resolve(enter, None)]
+
+    def _range(self, take: Take, message: Range, now: float) -> list[Action]:
+        return [*self._host.transfers.resume(message.step), *self._host.resolve(take, message)]
+
+    def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
+        return self._host.resolve(ask, presented(message.status))
+
+    def _job(self, init: Init, message: Job, now: float) -> list[Action]:
+        try:
+            return self._attach(init, message, now)
+        except PSError as error:
+            return self._host.resolve(init, error)
+
+    def _attach(self, init: Init, message: Job, now: float) -> list[Action]:
+        host, actions = self._host, list[Action]()
+        if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
+            job = JobSpec.from_wire(message.job)
+            placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
+            actions += host.links.connect(placement, message, now)
+            host.attached, host.epoch = Attached(job, placement), message.epoch
+        host.member.rank = message.rank
+        if not message.load:
+            host.member.num_workers = message.num_workers
+            host.transfers.pace.attach(host.attached.job.mode, message.step)
+            actions += [Log("warning", message.note)] if message.note else []
+            return actions + host.resolve(init, host.attached)
+        if not init.loads:
+            init.loads = True
+            assert init.job is not None
+            # our order of the parameters may differ from the job's
+            index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
+            values = [init.values[index[parameter.name]] for parameter in host.attached.job.parameters]
+            load = Load(cargoes=plan(host.attached.placement), source=Source(arrays=values))
+            actions += host.transfers.start(init, load, now)
+        return actions
+
+
+def _request(operation: Question) -> Message:
+    """Return the message that asks for an operation."""
+    if isinstance(operation, Init):
+        return InitMessage(operation.request, operation.job.to_wire() if operation.job else {})
+    if isinstance(operation, Enter):
+        return EnterMessage(operation.request, operation.barrier)
+    if isinstance(operation, Take):
+        assert operation.data is not None
+        return operation.data.take(operation.request, operation.used)
+    assert isinstance(operation, AskStatus)
+    return StatusRequest(operation.request)

@@ -1,0 +1,74 @@
+"""For whom each operation of a worker waits: said every few seconds, and in the error at its deadline."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from zmqps.core.node.member import REMINDER_INTERVAL_S, Member
+from zmqps.core.protocol.events import Action, Log
+from zmqps.core.worker.operations import Advance, Exchange, Finish, Join, Operation
+from zmqps.core.worker.transfers import Transfers
+from zmqps.errors import DeadlineError, PSError
+
+#: After so many heartbeats without an answer an error at a deadline tells of the coordinator's silence.
+SILENT_BEATS = 2.5
+
+
+class Host(Protocol):
+    """What is needed of the session."""
+
+    member: Member
+    transfers: Transfers
+    operations: dict[Operation, None]
+
+
+class Waits:
+    """What the operations of one session wait for.
+
+    Parameters
+    ----------
+    host
+        The session.
+
+    Attributes
+    ----------
+    due
+        When the next reminder is; None while nothing waits.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.due: float | None = None
+        self._host = host
+
+    def remind(self, now: float) -> list[Action]:
+        """Name what has been awaited for long, so that nobody stares at a silent terminal."""
+        operations = self._host.operations
+        self.due = now + REMINDER_INTERVAL_S if operations else None
+        long = [o for o in operations if now - o.started_at >= REMINDER_INTERVAL_S]
+        slow = [operation for operation in long if not isinstance(operation, Join)]
+        text = "{}: {:.0f} s so far, waiting for {}"
+        return [Log("warning", text.format(o.title, now - o.started_at, self._awaited(o, now))) for o in slow]
+
+    def late(self, operation: Operation, now: float) -> PSError:
+        """Return the error of an operation whose deadline has come."""
+        seconds, awaited = round(now - operation.started_at, 3), self._awaited(operation, now)
+        member = self._host.member
+        welcome, silent_s = member.welcome, member.silence(now)
+        if welcome is not None and member.joined and silent_s > SILENT_BEATS * welcome.heartbeat_interval:
+            awaited += f"; the coordinator has been silent for {silent_s:.1f} s"
+        return DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
+
+    def _awaited(self, operation: Operation, now: float) -> str:
+        """Say whom an operation waits for."""
+        transfers, member = self._host.transfers, self._host.member
+        pace = transfers.pace
+        if isinstance(operation, (Exchange, Advance)) and operation in pace.held:
+            return pace.awaited or "the step before it"
+        if operation.transfer is not None:
+            return transfers.waiting_for(operation.transfer, now)
+        others = [other.title for other in self._host.operations if isinstance(other, Exchange)]
+        if isinstance(operation, Finish) and others:
+            return f"operations under way: {', '.join(others)}"
+        if isinstance(operation, Join) or not member.joined:
+            return f"the coordinator at {member.handshake.endpoint}{member.handshake.because}"
+        return operation.waiting_for or "the coordinator's answer"
