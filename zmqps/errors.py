@@ -39,8 +39,15 @@
     ├── OptimizerError (ValueError)          no such optimizer, schedule or option
     ├── ServerMemoryError (MemoryError)      a server lacked the memory for a request; it may be tried again
     ├── VersionError (LookupError)           a version that is not kept any more
-    └── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
-        └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
+    ├── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
+    │   └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
+    └── CheckpointError (RuntimeError)       a checkpoint that cannot be used; says why, and which older one is good
+        ├── CheckpointNotFoundError (LookupError)  there is none, or none that is whole
+        ├── CheckpointForeignError           a directory that is no checkpoint of zmqps
+        ├── CheckpointFormatError            written by a newer zmqps
+        ├── CheckpointCorruptError           a file is missing, cut short or changed
+        ├── CheckpointMismatchError          of another model or optimizer than asked for
+        └── CheckpointStorageError (OSError)  the disk is full, read-only or fails
 
 An exception holds its facts as attributes and builds its text from them. The same facts travel
 in an ``Error`` message under the class's number, so both ends of a connection raise the same
@@ -475,6 +482,65 @@ class DeviceMemoryError(DeviceError, MemoryError):
     what: str
     needed_nbytes: int
     free_nbytes: int
+
+
+class CheckpointError(PSError, RuntimeError):
+    """A checkpoint that cannot be used, or written.
+
+    Attributes
+    ----------
+    path : str
+        Of the checkpoint, or of the file in question.
+    what : str
+        What is wrong with it.
+    good : str
+        The newest other checkpoint of the job that looks whole; empty if there is none, or none was looked for.
+    advice : str
+        What to do.
+    """
+
+    code = 70
+    text = "{path}: {what}; {advice}"
+    path: str
+    what: str
+    good: str
+    advice: str
+
+
+class CheckpointNotFoundError(CheckpointError, LookupError):
+    """There is no checkpoint there, or none that is whole."""
+
+    code = 71
+
+
+class CheckpointForeignError(CheckpointError):
+    """A directory that is no checkpoint of zmqps, or one that was never finished."""
+
+    code = 72
+
+
+class CheckpointFormatError(CheckpointError):
+    """A checkpoint in a format that this version does not know yet."""
+
+    code = 73
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A file of a checkpoint is missing, cut short or not what was written."""
+
+    code = 74
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint of another model, or another optimizer, than what it is to be restored to."""
+
+    code = 75
+
+
+class CheckpointStorageError(CheckpointError, OSError):
+    """The disk is full or read-only, or fails; what was saved before is as it was."""
+
+    code = 76
 
 
 def _tree(cls: type[PSError]) -> list[type[PSError]]:
