@@ -41,6 +41,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs core/protocol core/job core/server core/worker",
         "trace": "errors core/protocol core/node net",
+        "checkpoint": "errors checks core/protocol core/job",
     },
     "Processes: what runs a machine": {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
@@ -58,7 +59,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
-        "zmqps": "errors codecs optim core/worker keys launch data stale pipeline worker aio local",
+        "zmqps": "errors codecs optim core/worker checkpoint keys launch data stale pipeline worker aio local",
         "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
@@ -132,6 +133,7 @@ ONLY_IN = {
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
+    "xxhash": {"zmqps/checkpoint/checksums.py"},
     "psutil": {
         "zmqps/launch/processes.py",
         "zmqps/net/ports.py",
