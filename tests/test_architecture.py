@@ -45,7 +45,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Processes: what runs a machine": {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
-        "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
+        "nodes": "errors checks checkpoint codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors checks core/protocol core/coordinator net gpu trace nodes keys",
@@ -228,6 +228,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/jobs.py",
     "zmqps/core/protocol/steps.py",
     "zmqps/core/protocol/training.py",
+    "zmqps/core/protocol/saving.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",
 }

@@ -110,6 +110,7 @@ class Save:
             It could not be written or renamed; what was saved before is as it was.
         """
         storage = self._storage
+        self._version = manifest.version  # where slices have versions of their own it is known only now
         write_file(storage, join(self.directory, manifests.NAME), manifest.to_bytes())
         with naming_the_disk(self.directory):
             storage.sync_directory(self.directory)

@@ -27,6 +27,8 @@ class CoordinatorOptions:
         End the cluster when its first job has ended; how it ended decides the exit code.
     slice_nbytes
         Size of a slice.
+    checkpoint_seconds, checkpoint_steps
+        Save jobs without being asked every so many seconds, or steps; None: not by that.
     """
 
     servers: int = 1
@@ -37,3 +39,5 @@ class CoordinatorOptions:
     idle_timeout: float = 0.0
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
+    checkpoint_seconds: float | None = None
+    checkpoint_steps: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
@@ -10,6 +11,7 @@ from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
@@ -37,6 +39,8 @@ class JobRun:
         How the job that had this name before has ended; empty where there was none.
     root
         The coordinator's secret.
+    resumption
+        The checkpoint that the job begins from.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class JobRun:
         new_epoch: Callable[[], int],
         before: str,
         root: bytes,
+        resumption: Resumption | None = None,
     ) -> None:
         self.name = name
         self.members: dict[bytes, MemberInfo] = {}
@@ -68,11 +73,22 @@ class JobRun:
         self.steps = Steps(self.members, self.attendance)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root,
+            lambda: self.num_workers, options.workers, root, resumption,
         )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
+        if resumption is not None:
+            self.data.resume(resumption.data)
+
+    @property
+    def mode(self) -> str:
+        """How it is synchronised; empty where nobody has said so yet."""
+        return "" if self.startup.job is None else self.startup.job.mode
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it beside the shards, as plain data."""
+        return {"name": self.name, **self.startup.described(), "data": self.data.saved()}
 
     @property
     def num_workers(self) -> int:
@@ -142,7 +158,8 @@ class JobRun:
         actions = self.startup.place(list(self._servers))
         if actions and self.startup.job is not None:
             job, epoch, servers = self.startup.job, self.startup.epoch, self.startup.servers
-            self.steps.start(job, epoch, servers, waits_for_all=self.places.expected is not None)
+            clock = self.startup.resumption.version if self.startup.resumption else 0
+            self.steps.start(job, epoch, servers, waits_for_all=self.places.expected is not None, clock=clock)
         return actions
 
     def _begin(self, member: MemberInfo) -> Beginning:

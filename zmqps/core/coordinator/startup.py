@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
@@ -66,6 +67,8 @@ class Startup:
         How many workers the cluster expects of a job that does not say; None: whoever comes.
     root
         The coordinator's secret: what keys and tickets are made of.
+    resumption
+        The checkpoint that the job begins from; None: a worker uploads the initial values.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class Startup:
         num_workers: Callable[[], int],
         expected: int | None,
         root: bytes,
+        resumption: Resumption | None = None,
     ) -> None:
         self.name = name
+        self.resumption = resumption
         self.num_servers = num_servers
         self.num_workers = num_workers
         self._expected = expected
@@ -95,7 +100,7 @@ class Startup:
     def _forget(self) -> None:
         self.epoch = 0
         self.job: JobSpec | None = None
-        self.owner = ""
+        self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         # what travels of job and placement: one object for all who are told, and for all that is remembered of that
@@ -116,13 +121,17 @@ class Startup:
 
     def init(self, member: MemberInfo, message: Init) -> list[Action]:
         """A worker names its job; its request is parked until the job is ready."""
+        resumption = self.resumption
         if message.job:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
             if self.job is not None:
                 self.job.check_same(job, self.owner)
+            elif resumption is not None:
+                resumption.check(job)
         else:
-            job = attached(self.job)
+            offered = resumption.offered() if self.job is None and resumption is not None else self.job
+            job = attached(offered)
         first, self.job = self.job is None, job
         actions = self._count(member, bool(message.job), first)  # before it is told how many there are
         if first:
@@ -155,13 +164,21 @@ class Startup:
 
     def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
         assert self.placement is not None
-        wire, cuts = self._wire, self._cuts
+        wire, cuts, source = self._wire, self._cuts, self.resumption.source() if self.resumption else {}
         hosts, workers = Counter(server.hello.host for server in self.servers), self.num_workers()
         return [
             Send(
                 server.peer,
                 Assign(
-                    self.epoch, self.name, workers, hosts[server.hello.host], server.rank, wire, cuts, self._key(server)
+                    self.epoch,
+                    self.name,
+                    workers,
+                    hosts[server.hello.host],
+                    server.rank,
+                    wire,
+                    cuts,
+                    self._key(server),
+                    source,
                 ),
             )
             for server in servers
@@ -244,8 +261,17 @@ class Startup:
         )
         self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
-        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank)
+        restored = self.resumption.told() if self.resumption else {}
+        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored)
         return Send(member.peer, job) if load else member.answer(request, job)
+
+    def described(self) -> dict[str, Any]:
+        """Return the job, and where it lies, as they travel."""
+        return {"job": dict(self._wire), "placement": dict(self._cuts)}
+
+    def primaries(self) -> list[tuple[int, int, MemberInfo]]:
+        """Return of each shard its number, the epoch of its copy, and the server that answers for it."""
+        return [(server.rank, self.epoch, server) for server in self.servers]
 
     def _key(self, server: MemberInfo) -> bytes:
         return shard_key(self._root, self.epoch, server.incarnation)
