@@ -64,8 +64,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker gpu "
-        "core/coordinator",
+        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker "
+        "core/coordinator gpu checkpoint",
     },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}

@@ -12,12 +12,15 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from zmqps.checkpoint import manifest as manifests
+from zmqps.checkpoint.checksums import of_bytes
 from zmqps.checkpoint.manifest import Manifest
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk, remove_tree
 from zmqps.checkpoint.writer import write_file
 
 #: A save of another cluster that has not touched its files for so long is taken to be dead.
 ABANDONED_AFTER_S = 3600.0
+#: What file systems allow a name is 255 bytes.
+MAX_NAME_NBYTES = 200
 #: A directory of this name is not a checkpoint yet.
 UNFINISHED = "tmp-"
 
@@ -35,13 +38,19 @@ class Entry(NamedTuple):
 
 
 def job_directory(directory: str, job: str) -> str:
-    """Return where a job's checkpoints lie; its name is written so that it can be one of a directory."""
-    name = quote(job, safe=" ") if job.strip(".") else job.replace(".", "%2E")
+    """Return where a job's checkpoints lie: its name, written so that it can be one of a directory."""
+    name = "".join(
+        c if c.isalnum() or c in " _-+=,@()" or (c == "." and i) else quote(c, "") for i, c in enumerate(job)
+    )
+    if name.startswith(("ckpt-", UNFINISHED, ".")):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if len(name.encode()) > MAX_NAME_NBYTES:
+        name = f"{name[:40]}%{of_bytes(job.encode())}"
     return join(directory, name)
 
 
 def job_of(name: str) -> str:
-    """Return the job whose checkpoints lie in a directory of this name."""
+    """Return the job whose checkpoints lie in a directory of this name, unless that is too long."""
     return unquote(name)
 
 
