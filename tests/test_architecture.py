@@ -134,6 +134,7 @@ ONLY_IN = {
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
+    "fsspec": {"zmqps/checkpoint/remote.py"},
     "psutil": {
         "zmqps/launch/processes.py",
         "zmqps/net/ports.py",
@@ -148,7 +149,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray"}
+LAZY = {"numba", "cupy", "psutil", "ray", "fsspec"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}

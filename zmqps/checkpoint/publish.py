@@ -23,6 +23,8 @@ ABANDONED_AFTER_S = 3600.0
 MAX_NAME_NBYTES = 200
 #: A directory of this name is not a checkpoint yet.
 UNFINISHED = "tmp-"
+#: Where nothing can be renamed, a file says whose an unfinished directory is.
+MARK = ".owner"
 
 _NAME = re.compile(r"ckpt-(\d{12,20})-(\d{4,12})")
 _UNFINISHED_NAME = re.compile(r"tmp-\d{12,20}-\d{4,12}-([A-Za-z0-9_.]+)")
@@ -85,6 +87,9 @@ class Save:
             else:
                 self.directory = join(job_path, f"ckpt-{self._stem()}")
             storage.make_directory(self.directory)
+        self._mark = join(self.directory, f"{owner}{MARK}")
+        if not storage.renames:
+            write_file(storage, self._mark, b"")
 
     @classmethod
     def begin(cls, storage: Storage, directory: str, job: str, version: int, owner: str, now: float) -> Save:
@@ -125,6 +130,8 @@ class Save:
             if storage.renames:
                 self.directory = self._rename()
                 storage.sync_directory(self._job_path)
+            else:
+                storage.remove(self._mark)
         return self.directory
 
     def abandon(self) -> None:
@@ -159,7 +166,7 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
         if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
             continue
         with naming_the_disk(path, "remove"):
-            ours = unfinished is not None and unfinished[1] == owner
+            ours = unfinished[1] == owner if unfinished else f"{owner}{MARK}" in storage.names(path)
             if ours or now - _touched_at(storage, path) >= after_s:
                 remove_tree(storage, path, manifests.NAME)
                 removed.append(path)
