@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "zmqps": "errors codecs optim core/worker checkpoint keys launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch doctor zmqps",
+        "cli": "errors core/protocol core/coordinator gpu trace checkpoint nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -135,6 +135,7 @@ ONLY_IN = {
     "ray": {"zmqps/ray.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
+    "torch": {"zmqps/checkpoint/torch_state.py"},  # workers take tensors as arrays
     "psutil": {
         "zmqps/launch/processes.py",
         "zmqps/net/ports.py",
@@ -149,7 +150,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray", "fsspec"}
+LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "torch"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}

@@ -42,13 +42,24 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
             raise CheckpointNotFoundError(
                 path=path, what="there is no such directory", good="", advice="see whether the name is right"
             )
-        if entry_of(path) is not None or manifests.NAME in storage.names(path):
+        if is_checkpoint(storage, path):
             return _named(storage, path)
         return latest(storage, find_job(storage, path, job))
 
 
+def is_checkpoint(storage: Storage, path: str) -> bool:
+    """Whether a path names one checkpoint, good or not."""
+    return entry_of(path) is not None or manifests.NAME in storage.names(path)
+
+
 def find_job(storage: Storage, path: str, job: str | None) -> str:
-    """Return the directory of a job's checkpoints: of the named one, or of the only one; it may be the path itself."""
+    """Return the directory of a job's checkpoints: of the named one, or of the only one; it may be the path itself.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        There is none, or there are several to choose from.
+    """
     if entries(storage, path):
         return path
     jobs = [name for name in storage.names(path) if entries(storage, join(path, name))]

@@ -6,6 +6,7 @@ one, nobody takes it for a checkpoint.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from contextlib import suppress
 from typing import IO, Any
@@ -85,7 +86,7 @@ class FsspecStorage:
         try:
             return float(self._system.modified(path).timestamp())
         except (NotImplementedError, KeyError, AttributeError):
-            return 0.0  # not every store knows
+            return math.inf  # not every store knows: what is of others stays
 
     def rename(self, old: str, new: str) -> None:
         raise NotImplementedError("object stores rename nothing as a whole")
