@@ -35,17 +35,20 @@ def show(path: str, job: str | None) -> int:
     """
     from zmqps.checkpoint import storage_of
     from zmqps.cli.tables import checkpoint_table, checkpoints_table, new_console
+    from zmqps.errors import CheckpointError
 
     storage, place = storage_of(path)
     console = new_console()
     found = _all(storage, place, job)
-    if len(found) > 1 or not isinstance(found[0][1], Exception):
+    if len(found) > 1:
         console.print(checkpoints_table(found))
-    latest = next((one for _, one in reversed(found) if not isinstance(one, Exception)), None)
-    if latest is None:
-        raise found[-1][1]  # type: ignore[misc]
-    console.print(checkpoint_table(latest))
-    return exits.OK
+    for _, one in reversed(found):
+        if not isinstance(one, CheckpointError):
+            console.print(checkpoint_table(one))
+            return exits.OK
+    _, error = found[-1]
+    assert isinstance(error, CheckpointError)
+    raise error.again()
 
 
 @checkpoint.command()
