@@ -36,7 +36,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
     },
-    "Doors: sockets, shared memory, GPUs, recording": {
+    "Doors: sockets, shared memory, GPUs, recording, files": {
         "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs core/protocol core/job core/server core/worker",

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from zmqps.checkpoint import Checkpoint
 from zmqps.doctor.rows import Row, Verdict
 from zmqps.errors import CheckpointError, counted, listed, num_bytes, printable
 from zmqps.keys import Entry, moment
 from zmqps.trace.phases import Summary
+
+if TYPE_CHECKING:
+    from zmqps.checkpoint import Checkpoint
 
 Facts = Mapping[str, Any]
 
