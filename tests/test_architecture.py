@@ -36,7 +36,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
     },
-    "Doors: sockets, shared memory, GPUs, recording": {
+    "Doors: sockets, shared memory, GPUs, recording, files": {
         "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs core/protocol core/job core/server core/worker",
@@ -60,12 +60,12 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "zmqps": "errors codecs optim core/worker checkpoint keys launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch doctor zmqps",
+        "cli": "errors core/protocol core/coordinator gpu trace checkpoint nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker gpu "
-        "core/coordinator",
+        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker "
+        "core/coordinator gpu checkpoint",
     },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
@@ -134,6 +134,8 @@ ONLY_IN = {
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
+    "fsspec": {"zmqps/checkpoint/remote.py"},
+    "torch": {"zmqps/checkpoint/torch_state.py"},  # workers take tensors as arrays
     "psutil": {
         "zmqps/launch/processes.py",
         "zmqps/net/ports.py",
@@ -148,7 +150,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray"}
+LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "torch"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}

@@ -83,6 +83,7 @@ def save(
     order: Sequence[int] | None = None,
     owner: str = "me",
     now: float = NOW,
+    steps: int | None = None,
     **more: Any,
 ) -> str:
     """Write a checkpoint as a cluster would, and return its path."""
@@ -93,8 +94,8 @@ def save(
         for number in sorted(range(len(slices)), key=lambda n: order[n % len(order)] if order else n):
             slice_ = slices[number]
             value, *slots = (array[slice_.start : slice_.stop] for array in model.tables[slice_.table])
-            steps = [segment.parameter + 1 for segment in slice_.segments]
-            writer.write(number, value, slots, version=version + number, steps=steps)
+            counts = [segment.parameter + 1 if steps is None else steps for segment in slice_.segments]
+            writer.write(number, value, slots, version=version + number, steps=counts)
         shards.append(tuple(writer.close({"shard": index, "ledger": [[1, 2], "x"]})))
     manifest = Manifest(
         job_name=job_name,

@@ -8,7 +8,8 @@ from zmqps.checkpoint import manifest as manifests
 from zmqps.checkpoint.manifest import Manifest, corrupt
 from zmqps.checkpoint.publish import UNFINISHED, Entry, entries, entry_of, job_directory, job_of
 from zmqps.checkpoint.reader import Checkpoint
-from zmqps.checkpoint.storage import LocalStorage, Storage, join, naming_the_disk
+from zmqps.checkpoint.remote import storage_of
+from zmqps.checkpoint.storage import Storage, join, naming_the_disk
 from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotFoundError
 
 
@@ -22,7 +23,7 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
     job
         Whose, where there are several.
     storage
-        By default the file systems of this host; for others see `zmqps.checkpoint.remote`.
+        By default that of the path: of this host, or for an address of fsspec's, such as ``s3://bucket/run-7``.
 
     Raises
     ------
@@ -33,20 +34,32 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
     CheckpointStorageError
         The disk fails.
     """
-    storage = storage or LocalStorage()
+    if storage is None:
+        storage, path = storage_of(path)
     path = path.rstrip("/") or "/"
     with naming_the_disk(path, "read"):
         if not storage.is_directory(path):
             raise CheckpointNotFoundError(
                 path=path, what="there is no such directory", good="", advice="see whether the name is right"
             )
-        if entry_of(path) is not None or manifests.NAME in storage.names(path):
+        if is_checkpoint(storage, path):
             return _named(storage, path)
         return latest(storage, find_job(storage, path, job))
 
 
+def is_checkpoint(storage: Storage, path: str) -> bool:
+    """Whether a path names one checkpoint, good or not."""
+    return entry_of(path) is not None or manifests.NAME in storage.names(path)
+
+
 def find_job(storage: Storage, path: str, job: str | None) -> str:
-    """Return the directory of a job's checkpoints: of the named one, or of the only one; it may be the path itself."""
+    """Return the directory of a job's checkpoints: of the named one, or of the only one; it may be the path itself.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        There is none, or there are several to choose from.
+    """
     if entries(storage, path):
         return path
     jobs = [name for name in storage.names(path) if entries(storage, join(path, name))]

@@ -6,7 +6,6 @@ import os
 
 from zmqps import checks
 from zmqps.checkpoint.find import open_checkpoint, with_advice
-from zmqps.checkpoint.storage import LocalStorage
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointCorruptError
 
@@ -43,4 +42,4 @@ def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: boo
     try:
         return checkpoint.arrays(optimizer=optimizer)
     except CheckpointCorruptError as error:
-        raise with_advice(LocalStorage(), checkpoint.path, error) from error.__cause__
+        raise with_advice(checkpoint.storage, checkpoint.path, error) from error.__cause__

@@ -60,7 +60,7 @@ class FileFact(NamedTuple):
         """Return the fact of a received list; raise `ValueError` if it is none."""
         match entry:
             case [str(name), int(nbytes), str(digest)] if (
-                _FILE_NAME.fullmatch(name) and nbytes >= 0 and _DIGEST.fullmatch(digest)
+                _FILE_NAME.fullmatch(name) and type(nbytes) is int and nbytes >= 0 and _DIGEST.fullmatch(digest)
             ):
                 return cls(name, nbytes, digest)
         raise ValueError("a file is [name, bytes, checksum]")

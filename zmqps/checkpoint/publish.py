@@ -12,14 +12,19 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 from zmqps.checkpoint import manifest as manifests
+from zmqps.checkpoint.checksums import of_bytes
 from zmqps.checkpoint.manifest import Manifest
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk, remove_tree
 from zmqps.checkpoint.writer import write_file
 
 #: A save of another cluster that has not touched its files for so long is taken to be dead.
 ABANDONED_AFTER_S = 3600.0
+#: What file systems allow a name is 255 bytes.
+MAX_NAME_NBYTES = 200
 #: A directory of this name is not a checkpoint yet.
 UNFINISHED = "tmp-"
+#: Where nothing can be renamed, a file says whose an unfinished directory is.
+MARK = ".owner"
 
 _NAME = re.compile(r"ckpt-(\d{12,20})-(\d{4,12})")
 _UNFINISHED_NAME = re.compile(r"tmp-\d{12,20}-\d{4,12}-([A-Za-z0-9_.]+)")
@@ -35,13 +40,19 @@ class Entry(NamedTuple):
 
 
 def job_directory(directory: str, job: str) -> str:
-    """Return where a job's checkpoints lie; its name is written so that it can be one of a directory."""
-    name = quote(job, safe=" ") if job.strip(".") else job.replace(".", "%2E")
+    """Return where a job's checkpoints lie: its name, written so that it can be one of a directory."""
+    name = "".join(
+        c if c.isalnum() or c in " _-+=,@()" or (c == "." and i) else quote(c, "") for i, c in enumerate(job)
+    )
+    if name.startswith(("ckpt-", UNFINISHED, ".")):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    if len(name.encode()) > MAX_NAME_NBYTES:
+        name = f"{name[:40]}%{of_bytes(job.encode())}"
     return join(directory, name)
 
 
 def job_of(name: str) -> str:
-    """Return the job whose checkpoints lie in a directory of this name."""
+    """Return the job whose checkpoints lie in a directory of this name, unless that is too long."""
     return unquote(name)
 
 
@@ -76,6 +87,9 @@ class Save:
             else:
                 self.directory = join(job_path, f"ckpt-{self._stem()}")
             storage.make_directory(self.directory)
+        self._mark = join(self.directory, f"{owner}{MARK}")
+        if not storage.renames:
+            write_file(storage, self._mark, b"")
 
     @classmethod
     def begin(cls, storage: Storage, directory: str, job: str, version: int, owner: str, now: float) -> Save:
@@ -117,6 +131,8 @@ class Save:
             if storage.renames:
                 self.directory = self._rename()
                 storage.sync_directory(self._job_path)
+            else:
+                storage.remove(self._mark)
         return self.directory
 
     def abandon(self) -> None:
@@ -151,7 +167,7 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
         if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
             continue
         with naming_the_disk(path, "remove"):
-            ours = unfinished is not None and unfinished[1] == owner
+            ours = unfinished[1] == owner if unfinished else f"{owner}{MARK}" in storage.names(path)
             if ours or now - _touched_at(storage, path) >= after_s:
                 remove_tree(storage, path, manifests.NAME)
                 removed.append(path)

@@ -72,6 +72,8 @@ class Checkpoint:
         Of its directory.
     manifest : Manifest
         What it is of.
+    storage : Storage
+        Where that is.
     skipped : tuple of CheckpointError
         Later ones that could not be used, where the latest good one was asked for.
     """
@@ -80,7 +82,7 @@ class Checkpoint:
         self.path = path
         self.manifest = manifest
         self.skipped: tuple[Exception, ...] = ()
-        self._storage = storage
+        self.storage = storage
         self._cache: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._cached_nbytes = 0
 
@@ -136,7 +138,7 @@ class Checkpoint:
             path = join(self.path, fact.name)
             with naming_the_disk(path, "read"):
                 try:
-                    nbytes = self._storage.size(path)
+                    nbytes = self.storage.size(path)
                 except FileNotFoundError as error:
                     raise corrupt(path, "the file is missing") from error
             if nbytes != fact.nbytes:
@@ -199,7 +201,7 @@ class Checkpoint:
     def _read_chunk(self, name: str, chunk: Chunk) -> memoryview:
         path = join(self.path, name)
         with naming_the_disk(path, "read"):
-            data = self._storage.read(path, chunk.offset, chunk.nbytes)
+            data = self.storage.read(path, chunk.offset, chunk.nbytes)
         if checksums.chunk_of(chunk.offset, data) != chunk:
             end = chunk.offset + chunk.nbytes
             raise corrupt(path, f"bytes {chunk.offset:,} to {end:,} are not what was written")
@@ -210,7 +212,7 @@ class Checkpoint:
         path = join(self.path, facts[-1].name)
         with naming_the_disk(path, "read"):
             try:
-                data = self._storage.read(path)
+                data = self.storage.read(path)
             except FileNotFoundError as error:
                 raise corrupt(path, "the file is missing") from error
         if checksums.of_bytes(data) != facts[-1].xxh3_128:

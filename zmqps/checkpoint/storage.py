@@ -19,6 +19,9 @@ from zmqps.errors import CheckpointStorageError
 
 Bytes = bytes | bytearray | memoryview
 
+#: Fewer bytes are not worth a call that tells the disk to begin.
+BEGIN_NBYTES = 1 << 20
+
 
 class File(Protocol):
     """A new file that is being written."""
@@ -98,10 +101,14 @@ class LocalFile:
 
     def write_at(self, data: Bytes, offset: int) -> None:
         assert self._fd is not None, "the file is closed"
-        rest = memoryview(data).cast("B")
+        rest, end = memoryview(data).cast("B"), offset
         while rest:
-            written = os.pwrite(self._fd, rest, offset)
-            rest, offset = rest[written:], offset + written
+            written = os.pwrite(self._fd, rest, end)
+            rest, end = rest[written:], end + written
+        if end - offset >= BEGIN_NBYTES and hasattr(os, "posix_fadvise"):
+            # the disk begins now, not when all is written: `sync` has less to wait for, and less memory waits
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, offset, end - offset, os.POSIX_FADV_DONTNEED)
 
     def sync(self) -> None:
         assert self._fd is not None, "the file is closed"

@@ -97,11 +97,12 @@ class ShardWriter:
         counts = [0] * len(slice_.segments) if steps is None else [int(step) for step in steps]
         if len(counts) != len(slice_.segments):
             raise ConfigurationError(f"slice {index} has {len(slice_.segments)} step counts, not {len(counts)}")
-        for number, array in enumerate(arrays):
+        for array in arrays:
             if array.shape != (slice_.size,) or array.dtype != table.dtype:
                 raise ConfigurationError(
                     f"slice {index} has {slice_.size} elements of {table.dtype.name}, not {array.dtype} {array.shape}"
                 )
+        for number, array in enumerate(arrays):
             data = np.ascontiguousarray(array, table.dtype).data.cast("B") if array.size else memoryview(b"")
             for extent in self.layout.extents(number, slice_.table, slice_.start, slice_.stop):
                 begin = (extent.start - slice_.start) * table.dtype.itemsize
