@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from zmqps.cli import settings
+from zmqps.cli.look import address_of, coordinator
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -17,11 +21,42 @@ job_option = setting("--job", shared=False, help="Whose, where PATH has checkpoi
 
 
 @click.group(invoke_without_command=True)
+@coordinator
+@setting("--job", shared=False, default="default", help="Which job to save.")
+@setting("--consistent", is_flag=True, shared=False, help="Asynchronous: cut between pushes; workers pause for it.")
+@settings.job_secret
+@settings.keys
+@settings.directory
+@setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 @click.pass_context
-def checkpoint(ctx: click.Context) -> int:
-    """Show, check, export and remove checkpoints."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+def checkpoint(
+    ctx: click.Context,
+    coordinator: str | None,
+    job: str,
+    consistent: bool,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+    timeout: float,
+) -> int:
+    """Save a job of the running cluster; or show, check, export and remove checkpoints.
+
+    \b
+    zmqps checkpoint                         save the job "default" where the cluster keeps checkpoints
+    zmqps checkpoint show PATH               what is in a checkpoint, or in a directory of them
+    zmqps checkpoint verify PATH             compare every byte with its checksum
+    """
+    if ctx.invoked_subcommand is not None:
+        return exits.OK
+    from zmqps.errors import num_bytes
+    from zmqps.keys import find_keys
+    from zmqps.nodes.inquiry import save_job
+
+    made = save_job(
+        address_of(coordinator, directory), job, consistent=consistent, timeout=timeout, job_secret=job_secret,
+        keys=find_keys(keys, None, os.environ),
+    )  # fmt: skip
+    click.echo(f"{made.path}: version {made.version}, {num_bytes(made.nbytes)} in {made.seconds:.2f} s")
     return exits.OK
 
 

@@ -89,9 +89,9 @@ class ClusterConfig:
 
     def _saving(self) -> list[str]:
         c = self.checkpoints
-        flags = [f"--checkpoint={Path(c.directory).absolute()}"] if c.directory is not None else []
+        flags = [f"--checkpoint={_absolute(c.directory)}"] if c.directory is not None else []
         flags += [f"--checkpoint-every={c.every}"] if c.every else []
-        flags += [f"--restore={Path(c.restore).absolute()}"] if c.restore is not None else []
+        flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
         return [*flags, f"--keep={c.keep}", *["--restore-values-only"] * (not c.restore_optimizer)]
 
     @property
@@ -114,3 +114,8 @@ class ClusterConfig:
         switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
         switches += [f"--keys={self.keys.absolute()}"] if self.keys is not None else []
         return [f"--name={name}", f"--log-level={self.log_level}", *switches]
+
+
+def _absolute(path: str) -> str:
+    """Return a path that means the same wherever a node is started; an address stays as it is."""
+    return path if "://" in path else str(Path(path).absolute())

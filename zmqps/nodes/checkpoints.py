@@ -14,15 +14,14 @@ from zmqps.checkpoint import (
     CONSISTENT,
     PER_SLICE,
     FileFact,
-    LocalStorage,
     Manifest,
     Save,
     ShardWriter,
-    Storage,
     good_ones,
     job_directory,
     open_checkpoint,
     prune,
+    storage_of,
 )
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -116,13 +115,11 @@ class _Writer:
 class ShardFiles:
     """What a server writes and reads of checkpoints (`zmqps.core.server.saves.Files`)."""
 
-    def __init__(self, storage: Storage | None = None) -> None:
-        self._storage = storage or LocalStorage()
-
     def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
         """Open the files of a shard."""
         slots = _slots_of(JobSpec.from_wire(job))
-        return _Writer(ShardWriter(self._storage, path, placement, index, slots), slots)
+        storage, directory = storage_of(path)
+        return _Writer(ShardWriter(storage, directory, placement, index, slots), slots)
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
         """Fill a shard from a checkpoint.
@@ -132,7 +129,8 @@ class ShardFiles:
         CheckpointError
             It is damaged, or of another model or optimizer.
         """
-        checkpoint = open_checkpoint(source["path"], storage=self._storage)
+        storage, path = storage_of(source["path"])
+        checkpoint = open_checkpoint(path, storage=storage)
         slots = _slots_of(job) if source["optimizer"] else ()
         restorer = checkpoint.onto(job.parameters, slots, source["names"])
         tables = shard.placement.keyspace.tables
@@ -154,25 +152,29 @@ class CheckpointStore:
     Parameters
     ----------
     directory
-        Where the checkpoints of all jobs are.
+        Where the checkpoints of all jobs are: a path, or an address that fsspec knows.
     keep
         How many of a job are kept.
-    storage
-        By default the file systems of this host.
+
+    Raises
+    ------
+    ConfigurationError
+        fsspec is not installed, or does not know the address.
     """
 
-    def __init__(self, directory: str, keep: int, storage: Storage | None = None) -> None:
-        self._directory = directory
+    def __init__(self, directory: str, keep: int) -> None:
+        self._storage, self._directory = storage_of(directory)
+        self._scheme = _scheme_of(directory)
         self._keep = keep
-        self._storage = storage or LocalStorage()
         self._owner = secrets.token_hex(8)
         self._saves: dict[str, Save] = {}  # by path
 
     def begin(self, job: str, version: int) -> str:
         """Make room for a checkpoint; return where servers are to write."""
         save = Save.begin(self._storage, self._directory, job, version, self._owner, time.time())
-        self._saves[save.directory] = save
-        return save.directory
+        path = self._scheme + save.directory
+        self._saves[path] = save
+        return path
 
     def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
         """Let what was written be the newest checkpoint; remove those beyond `keep`."""
@@ -195,7 +197,7 @@ class CheckpointStore:
         published = self._saves.pop(path).commit(whole)
         job_path = job_directory(self._directory, manifest["name"])
         prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
-        return published, whole.nbytes, whole.version
+        return self._scheme + published, whole.nbytes, whole.version
 
     def abandon(self, path: str) -> None:
         """Remove what was written of one that failed."""
@@ -204,7 +206,13 @@ class CheckpointStore:
             save.abandon()
 
 
-def resumptions(config: CheckpointConfig, storage: Storage | None = None) -> dict[str, Resumption]:
+def _scheme_of(path: str) -> str:
+    """Return what an address begins with; nothing for a path."""
+    scheme, found, _ = path.partition("://")
+    return f"{scheme}://" if found else ""
+
+
+def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
     """Return what jobs begin from, by name.
 
     Raises
@@ -214,11 +222,12 @@ def resumptions(config: CheckpointConfig, storage: Storage | None = None) -> dic
     """
     if config.restore is None:
         return {}
-    checkpoint = open_checkpoint(config.restore, storage=storage)
+    storage, path = storage_of(config.restore)
+    checkpoint = open_checkpoint(path, storage=storage)
     manifest = checkpoint.manifest
     return {
         manifest.job_name: Resumption(
-            path=checkpoint.path,
+            path=_scheme_of(config.restore) + checkpoint.path,
             job=manifest.job,
             version=manifest.version,
             data=manifest.data,

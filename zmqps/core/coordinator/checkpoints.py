@@ -132,7 +132,7 @@ class Checkpoints:
         self._making: _Making | None = None
         self._numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
-        self._done: dict[str, Mapping[str, Any]] = {}  # by job: the newest, for the status
+        self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest and when, for the status
         self._failures: dict[str, str] = {}
         self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
 
@@ -271,13 +271,8 @@ class Checkpoints:
         seconds, name = now - making.begun_at, making.run.name
         self._making = None
         self._failures.pop(name, None)
-        self._done[name] = {
-            "path": path,
-            "version": making.version,
-            "seconds": round(seconds, 3),
-            "nbytes": nbytes,
-            "at": now,
-        }
+        facts = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
+        self._done[name] = now, facts
         told = [
             self._answer(who, peer, n, Checkpointed(n, path, making.version, seconds, nbytes))
             for (who, n), peer in making.wish.askers.items()
@@ -392,7 +387,8 @@ class Checkpoints:
         """Return what the status shows of a job's checkpoints."""
         shown: dict[str, Any] = {}
         if (done := self._done.get(run.name)) is not None:
-            shown["last"] = {**done, "at": None, "ago_s": round(now - done["at"], 3)}
+            made_at, facts = done
+            shown["last"] = {**facts, "ago_s": round(now - made_at, 3)}
         if why := self._failures.get(run.name):
             shown["failed"] = why
         if self._making is not None and self._making.run is run:
