@@ -98,7 +98,10 @@ ENDED = JobEndedError(job="resnet", reason="ended by zmqps jobs end")
 MEMORY = JobMemoryError(server="server-b", what="shard 0 of 1 (values 56)", needed_nbytes=56, free_nbytes=40)
 SECRET, KEY = bytes(range(16, 32)), bytes(range(32, 48))
 TICKET, PROOF = ticket_of(KEY, "worker", WORKER), proof_of(KEY, "worker", WORKER)
-TO_REACH = {"name": "server-b", "endpoint": "tcp://10.0.0.2:5571", "ticket": TICKET.hex(), "proof": PROOF.hex()}
+TO_REACH = {
+    "name": "server-b", "endpoint": "tcp://10.0.0.2:5571", "rank": 0, "epoch": 1, "ticket": TICKET.hex(),
+    "proof": PROOF.hex(),
+}  # fmt: skip
 W, B = np.array([1, -2, 0.5, 0, 3, 4], "<f4"), np.array([0.25, -1], "<f8")
 LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
 

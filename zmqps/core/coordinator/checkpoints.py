@@ -96,10 +96,10 @@ class _Making:
         self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
         self.version = 0
         self.manifest: dict[str, Any] = {}
-        self.servers: dict[bytes, tuple[int, int, MemberInfo]] = {}  # shard, epoch
-        self.kept: set[bytes] = set()
+        self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
+        self.kept: set[int] = set()
         self.written: dict[int, Mapping[str, Any]] = {}  # by shard
-        self.nbytes: dict[bytes, int] = {}
+        self.nbytes: dict[int, int] = {}
 
 
 class Checkpoints:
@@ -221,9 +221,7 @@ class Checkpoints:
         run = making.run
         exact = run.mode == "sync"
         making.stage, making.heard_at, making.version = "saved", now, run.steps.clock
-        making.servers = {
-            server.incarnation: (shard, epoch, server) for shard, epoch, server in run.startup.primaries()
-        }
+        making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
         consistent = exact or bool(making.holding)
         making.manifest = {
             **run.saved(),
@@ -233,26 +231,26 @@ class Checkpoints:
         }
         return [
             Send(server.peer, Save(epoch, making.number, int(exact), making.version, making.path))
-            for _, epoch, server in making.servers.values()
+            for epoch, (_, server) in making.servers.items()
         ]
 
     def saved(self, server: MemberInfo, message: Saved, now: float) -> list[Action]:
         """A server says how far it is."""
         making = self._making
-        if making is None or message.number != making.number or server.incarnation not in making.servers:
+        if making is None or message.number != making.number or message.epoch not in making.servers:
             late = message.stage != FAILED
             return [Send(server.peer, Unsave(message.epoch, message.number))] if late else []
         making.heard_at = now
         nbytes = message.facts.get("nbytes", 0)
-        making.nbytes[server.incarnation] = nbytes if isinstance(nbytes, int) else 0
+        making.nbytes[message.epoch] = nbytes if isinstance(nbytes, int) else 0
         if message.stage == FAILED:
             return self._fail(f"{server.title}: {printable(str(message.facts.get('why', ''))[:MAX_WHY_CHARS])}", now)
         actions: list[Action] = []
-        making.kept.add(server.incarnation)
+        making.kept.add(message.epoch)
         if len(making.kept) == len(making.servers):
             actions += self._let_go(making)
         if message.stage == WRITTEN:
-            shard, _, _ = making.servers[server.incarnation]
+            shard, _ = making.servers[message.epoch]
             making.written[shard] = message.facts
             if len(making.written) == len(making.servers) and making.stage == "saved":
                 making.stage = "published"
@@ -288,7 +286,7 @@ class Checkpoints:
         self._failures[making.run.name] = why
         actions: list[Action] = [Log("error", str(error))]
         actions += self._let_go(making)
-        actions += [Send(s.peer, Unsave(epoch, making.number)) for _, epoch, s in making.servers.values()]
+        actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, (_, s) in making.servers.items()]
         if making.path and self._store is not None:
             actions.append(Run(Storing(0, "abandon"), partial(self._store.abandon, making.path)))
         return [*actions, *self._tell(making.wish, error), *self._next(now)]
@@ -314,7 +312,7 @@ class Checkpoints:
         making = self._making
         if making is None:
             return []
-        if member.incarnation in making.servers:
+        if any(server is member for _, server in making.servers.values()):
             return self._fail(f"{member.title} has gone while it wrote its part", now)
         making.holding.pop(member.incarnation, None)
         if making.awaited.pop(member.incarnation, None) is not None and not making.awaited:
@@ -377,7 +375,7 @@ class Checkpoints:
             names = listed([worker.title for worker in making.awaited.values()], MOST_NAMED)
             actions = self._fail(f"{names} did not pause for it in {HOLD_S:g} s", now)
         elif making is not None and making.stage == "saved" and now >= making.heard_at + SILENT_S:
-            silent = [s.title for shard, _, s in making.servers.values() if shard not in making.written]
+            silent = [s.title for shard, s in making.servers.values() if shard not in making.written]
             actions = self._fail(f"{listed(silent, MOST_NAMED)} said nothing of it for {SILENT_S:g} s", now)
         return [*actions, *self.look(now)]
 

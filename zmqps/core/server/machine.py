@@ -69,6 +69,7 @@ from zmqps.errors import (
     PSError,
     ShardBrokenError,
     StaleEpochError,
+    listed,
 )
 
 
@@ -136,7 +137,8 @@ class ServerMachine:
             return [Exit(exits.FAILED, str(event.error))]
         if isinstance(event, (Disconnected, Unreachable)):  # if it comes back it asks again for what it has not got
             if (client := self.clients.find(event.peer)) is not None:
-                self.tenants[client.epoch].parked.drop(client.hello.incarnation)
+                for epoch in client.epochs:
+                    self.tenants[epoch].parked.drop(client.hello.incarnation)
             return []
         if isinstance(event, Connected):
             return self.member.on_connected(now)
@@ -190,7 +192,7 @@ class ServerMachine:
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
 
     def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
-        """Return the job of an epoch, for one of its clients."""
+        """Return the shard of an epoch, for one of its clients."""
         tenant = self.tenants.get(epoch)
         if tenant is None:
             if epoch in self.discarded:
@@ -198,8 +200,9 @@ class ServerMachine:
             if not self.tenants:
                 raise JobError("this server has no shard yet; call worker.init(...) first")
             raise StaleEpochError(ours=max(self.tenants), theirs=epoch)
-        if client is not None and client.epoch != epoch:
-            raise NotJoinedError(f"this connection is for epoch {client.epoch}; say Hello with the ticket of {epoch}")
+        if client is not None and epoch not in client.epochs:
+            known = listed(sorted(map(str, client.epochs)), 4)
+            raise NotJoinedError(f"this connection is for epoch {known}; say Hello with the ticket of {epoch}")
         return tenant
 
     # --- workers -------------------------------------------------------------------------------
@@ -247,7 +250,7 @@ class ServerMachine:
 
     def _load(self, client: Client, message: Load) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
-        if not client.loads:
+        if message.epoch not in client.loads:
             raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
         shard = tenant.built()
         already = shard.loaded

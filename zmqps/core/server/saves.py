@@ -77,7 +77,7 @@ class _Save:
 
 
 class Saves:
-    """The saves of a server: one is written at a time, for the coordinator asks for one at a time.
+    """The saves of a server: one a shard, all of one checkpoint, for the coordinator has one made at a time.
 
     Parameters
     ----------
@@ -87,13 +87,13 @@ class Saves:
 
     def __init__(self, files: Files | None) -> None:
         self._files = files
-        self._under_way: _Save | None = None
+        self._under_way: dict[int, _Save] = {}  # by epoch
         self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
         self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
 
     def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
         """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
-        under_way = self._under_way
+        under_way = self._under_way.get(message.epoch)
         if under_way is not None and under_way.key == (message.epoch, message.number):
             return [self._report(under_way, KEPT, now)]
         try:
@@ -111,7 +111,7 @@ class Saves:
             snapshot = Snapshot(shard.slices, shard.memory, shard.version)
         except (MemoryError, PSError) as error:
             return [_failed(message, str(error) or type(error).__name__)]
-        save = self._under_way = _Save(message, tenant, snapshot)
+        save = self._under_way[message.epoch] = _Save(message, tenant, snapshot)
         opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index)
         save.busy = True
         return [*actions, self._report(save, KEPT, now), Run(Saving(message.epoch, message.number), opening)]
@@ -127,7 +127,7 @@ class Saves:
         if (leaving := self._leaving.pop(key, None)) is not None:
             leaving.writer = leaving.writer or (None if isinstance(value, Exception) else value)
             return _closed(leaving)
-        save = self._under_way
+        save = self._under_way.get(tag.epoch)
         if save is None or save.key != key:
             return []
         save.busy = False
@@ -139,7 +139,7 @@ class Saves:
             save.in_hand.discard(tag.index)
             save.snapshot.done(tag.index)
         else:
-            self._under_way = None
+            del self._under_way[tag.epoch]
             return [_said(save.message, WRITTEN, {**value, "nbytes": save.nbytes, "version": save.snapshot.version})]
         return self._go_on(save, now)
 
@@ -172,8 +172,8 @@ class Saves:
     def end(self, epoch: int, number: int | None = None, why: str = "") -> list[Action]:
         """Keep nothing more for a save, or for any of an epoch: the job has ended, or the checkpoint has failed."""
         self._awaited.pop(epoch, None)
-        save = self._under_way
-        if save is None or save.message.epoch != epoch or number not in (None, save.message.number):
+        save = self._under_way.get(epoch)
+        if save is None or number not in (None, save.message.number):
             return []
         return self._let_go(save)
 
@@ -182,7 +182,7 @@ class Saves:
 
     def _let_go(self, save: _Save) -> list[Action]:
         save.snapshot.release()
-        self._under_way = None
+        del self._under_way[save.message.epoch]
         if save.busy:  # a thread has the files: they are closed once it is done with them
             self._leaving[save.key] = save
             return []
@@ -194,15 +194,14 @@ class Saves:
 
     def counters(self, epoch: int) -> Mapping[str, int]:
         """Return what the status shows of a shard that is being saved."""
-        save = self._under_way
-        if save is None or save.message.epoch != epoch:
+        save = self._under_way.get(epoch)
+        if save is None:
             return {}
         return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": save.snapshot.nbytes}
 
     def validate(self) -> None:
         """Assert that what is handed out is kept."""
-        save = self._under_way
-        if save is not None:
+        for save in self._under_way.values():
             save.snapshot.validate()
             assert len(save.in_hand) <= IN_HAND
             assert {piece.number for piece in save.ready} <= save.in_hand
