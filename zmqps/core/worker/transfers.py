@@ -160,7 +160,7 @@ class Transfers:
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
-        if pace.mode != "async" or pace.closed:
+        if pace.mode != "async" or pace.arrive is not None or pace.paused is not None:
             if pace.waits_again:
                 actions += self._arrive(now)
             if pace.closed:
