@@ -23,6 +23,16 @@ class Piece(NamedTuple):
     size: int
     file: str
     offset: int  # bytes from the file's start
+    itemsize: int
+    depth: int = 0  # how many bases further down the file lies
+
+    def part(self, start: int, stop: int) -> list[Piece]:
+        """Return the part of it from an element to another one, if it has any."""
+        start, stop = max(start, self.start), min(stop, self.start + self.size)
+        if start >= stop:
+            return []
+        skipped = (start - self.start) * self.itemsize
+        return [self._replace(start=start, size=stop - start, offset=self.offset + skipped)]
 
 
 class Header(NamedTuple):
@@ -86,7 +96,7 @@ def pieces_of(
                 raise ValueError("it lies outside the file")
         except (ValueError, KeyError, TypeError) as error:
             raise corrupt(path, f"what its header says of {name[:80]!r} cannot be used ({error})") from error
-        yield name, Piece(start, size, fact.name, header.nbytes + begin)
+        yield name, Piece(start, size, fact.name, header.nbytes + begin, parameter.storage_dtype.itemsize)
 
 
 def check_tiles(path: str, name: str, parameter: Parameter, pieces: Sequence[Piece]) -> None:

@@ -173,7 +173,7 @@ class ShardLayout:
                         extents.append(Extent(nth, begin, origin + block.start, block.size))
         if not ends:  # a shard that nothing was left for; a file says so
             entries, sharding, ends = [{}], [{}], [0]
-        headers = [_header(e, s) for e, s in zip(entries, sharding, strict=True)]
+        headers = [header_of(e, s) for e, s in zip(entries, sharding, strict=True)]
         self.files = tuple(
             FileLayout(data_file(index, number, len(headers)), header, len(header) + ends[number])
             for number, header in enumerate(headers)
@@ -221,7 +221,8 @@ def _joined(extents: Sequence[Extent], itemsize: int) -> list[Extent]:
     return joined
 
 
-def _header(entries: dict[str, Any], sharding: dict[str, Any]) -> bytes:
+def header_of(entries: dict[str, Any], sharding: dict[str, Any]) -> bytes:
+    """Return how a file with these arrays begins: the length of its header, and that."""
     metadata = {"DCP_VERSION": "1.0", SHARDING_KEY: json.dumps(sharding, separators=(",", ":")), "format": "pt"}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % HEADER_ALIGNMENT_NBYTES)
