@@ -77,9 +77,11 @@ def pieces_of(
     path: str, header: Header, fact: FileFact, parameters: Mapping[str, Parameter]
 ) -> Iterator[tuple[str, Piece]]:
     """Yield name and place of each array in a file; raise `CheckpointCorruptError` where they cannot be true."""
+    dtypes = {dtype: (DTYPES[dtype.name], dtype.itemsize) for dtype in {p.storage_dtype for p in parameters.values()}}
     for name, entry in header.entries.items():
         try:
             parameter = parameters[name]
+            dtype, itemsize = dtypes[parameter.storage_dtype]
             shape, (begin, end) = entry["shape"], entry["data_offsets"]
             offsets = header.sharding[name][OFFSETS_KEY]
             start = _flat(parameter.shape, offsets)
@@ -87,16 +89,13 @@ def pieces_of(
             [block] = blocks(parameter.shape, start, start + size)
             if [list(block.offsets), list(block.shape)] != [offsets, shape] and size:
                 raise ValueError("it is not contiguous")
-            if entry["dtype"] != DTYPES[parameter.storage_dtype.name]:
+            if entry["dtype"] != dtype:
                 raise ValueError("another dtype")
-            if (
-                end - begin != size * parameter.storage_dtype.itemsize
-                or not 0 <= begin <= end <= fact.nbytes - header.nbytes
-            ):
+            if end - begin != size * itemsize or not 0 <= begin <= end <= fact.nbytes - header.nbytes:
                 raise ValueError("it lies outside the file")
         except (ValueError, KeyError, TypeError) as error:
             raise corrupt(path, f"what its header says of {name[:80]!r} cannot be used ({error})") from error
-        yield name, Piece(start, size, fact.name, header.nbytes + begin, parameter.storage_dtype.itemsize)
+        yield name, Piece(start, size, fact.name, header.nbytes + begin, itemsize)
 
 
 def check_tiles(path: str, name: str, parameter: Parameter, pieces: Sequence[Piece]) -> None:

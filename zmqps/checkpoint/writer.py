@@ -37,6 +37,8 @@ class ShardWriter:
     only
         Numbers of the slices that have changed since another checkpoint, which the manifest is to name as its
         ``base``; None: all.
+    layout
+        Of this shard, from the save before: with very many parameters it takes a second to make.
 
     Raises
     ------
@@ -54,11 +56,12 @@ class ShardWriter:
         index: int,
         slot_names: Sequence[str],
         only: Collection[int] | None = None,
+        layout: ShardLayout | DeltaLayout | None = None,
     ) -> None:
         self.index = index
         self.layout: ShardLayout | DeltaLayout
         if only is None:
-            self.layout = ShardLayout(placement, index, slot_names)
+            self.layout = layout or ShardLayout(placement, index, slot_names)
         else:
             self.layout = DeltaLayout(placement, index, slot_names, only)
         self.nbytes = 0  # written so far
