@@ -59,7 +59,7 @@ class Losses:
         self._here[name] -= 1
         if how == "finished":
             self._finished[name] = None
-        elif how == "lost" and self._here[name] <= self._elsewhere[name] and name not in self._finished:
+        elif how in ("lost", "restarted") and self._here[name] <= self._elsewhere[name] and name not in self._finished:
             self._lost[name] = worker.rank, worker.title
         if not self._here[name]:
             del self._here[name], self._elsewhere[name]

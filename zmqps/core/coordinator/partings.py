@@ -72,6 +72,15 @@ class Partings:
                 actions += self._jobs.end(run, str(error), now)
         return [*actions, *(Send(other.peer, lost) for other in told)]
 
+    def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
+        """A member comes in the place of an earlier life of its own, which was not known to be lost.
+
+        Nobody is told of a loss, and who waits for the one at a barrier waits for the other.
+        """
+        text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
+        self._jobs.runs[member.job].succeed(before, member)
+        return [Log("warning", text), *self.depart(before, "restarted", now)]
+
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""
         actions = self._checkpoints.gone(member, now)

@@ -118,11 +118,19 @@ class JobRun:
 
     def join(self, member: MemberInfo, now: float) -> list[Action]:
         """A worker or observer has joined."""
+        self._add(member)
+        return self.move_on(now)
+
+    def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
+        """A member has come in the place of another one, which is to depart next, and counts as that one did."""
+        self._add(member)
+        self.attendance.succeed(before, member)
+
+    def _add(self, member: MemberInfo) -> None:
         if self._left_alone and member.role == "worker":
             self._returned.add(member.incarnation)
         self.idle_since = None
         self.members[member.incarnation] = member
-        return self.move_on(now)
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
