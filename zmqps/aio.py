@@ -29,7 +29,6 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
-
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError
 from zmqps.worker import DRAINED, Worker

@@ -17,7 +17,7 @@ from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
 if TYPE_CHECKING:
-    from zmqps.cli.fleet import LaunchConfig
+    from zmqps.cli.launch_config import LaunchConfig
 
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
 PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
@@ -105,7 +105,7 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
 def _config(told: dict[str, Any]) -> LaunchConfig:
     from dataclasses import replace
 
-    from zmqps.cli.fleet import LaunchConfig
+    from zmqps.cli.launch_config import LaunchConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.hosts import read_hostfile, read_hosts, spread
@@ -162,7 +162,7 @@ def _variables(told: tuple[str, ...]) -> dict[str, str]:
 
 def _show(config: LaunchConfig) -> None:
     """Print what would run where, and by which command."""
-    from zmqps.cli.fleet import names
+    from zmqps.cli.launch_config import names
 
     for place in config.places:
         if not place.is_used:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -30,6 +30,7 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
+from zmqps.testing.returns import Returns
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -103,6 +104,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    claimed
+        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
 
@@ -132,9 +135,11 @@ class Simulation(SimulatedCluster):
         keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        claimed: bool = False,
         thrifty: bool = False,
     ) -> None:
         self.seed = seed
+        self._claimed = claimed
         self._keyed = keyed
         self.faults = faults
         self.training = training or AsyncTraining()
@@ -160,6 +165,7 @@ class Simulation(SimulatedCluster):
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
+        self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -273,6 +279,9 @@ class Simulation(SimulatedCluster):
         before = self._again.popleft() if self._again else None
         known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
+        if self._claimed:
+            token = before.token if before else self.rng.randbytes(KEY_NBYTES)
+            identity = replace(identity, token=token, life=before.life + 1 if before else 0)
         node = Node(
             name=name,
             role="worker",
@@ -321,6 +330,8 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._successors is not None:
                 self._successors.check(node)
+            if self.returns is not None:
+                self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
                 self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
