@@ -39,6 +39,9 @@ from zmqps.testing.training import Training
 LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
+#: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
+#: than until it is missed.
+SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
 #: With it alone jobs can be ended from outside.
@@ -354,7 +357,9 @@ class Simulation(SimulatedCluster):
             if self.training.restarts(self, node):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
-                self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
+                late = self._claimed and self.rng.random() < LATE_RETURNS
+                pause = self.rng.uniform(*(LATE_S if late else SOON_S))
+                self.at(self.now + pause, self.start_worker)
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well
