@@ -153,7 +153,8 @@ def test_a_barrier_waits_for_the_next_life() -> None:
     coordinator = trained("w0", "w1")
     coordinator.take("w0", Enter(5, "end"))
     actions = back(coordinator, "w1")
-    assert not errors(actions)
+    assert not errors(actions, peer("w0"))
+    assert errors(actions, peer("w1")) == [EvictedError.code], "should it still be there"
     assert not sent(actions, Released)
     coordinator.init("w1'", job())
     released = coordinator.take("w1'", Enter(5, "end"))

@@ -8,7 +8,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Lost
+from zmqps.core.protocol.messages import Error, Lost
 from zmqps.errors import PeerLostError, PSError
 
 
@@ -79,7 +79,9 @@ class Partings:
         """
         text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
         self._jobs.runs[member.job].succeed(before, member)
-        return [Log("warning", text), *self.depart(before, "restarted", now)]
+        actions = [Log("warning", text), *self.depart(before, "restarted", now)]
+        told = before.eviction(now, "restarted")
+        return [*actions, *([Send(before.peer, Error.of(0, told))] if told is not None else [])]
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""
