@@ -76,6 +76,16 @@ def back(coordinator: Coordinator, name: str, number: int = 1) -> list[Action]:
     return joins(coordinator, f"{name}'", number, token=name.encode().ljust(16, b"."))
 
 
+def loses(coordinator: Coordinator, name: str, living: tuple[str, ...]) -> None:
+    """Let a worker be silent until it is lost, and others not."""
+    for _ in range(2):
+        coordinator.now += TIMEOUT / 2
+        for other in living:
+            coordinator.take(other, Heartbeat({}))
+        coordinator.machine.on_deadline(coordinator.now)
+    assert name in {gone["name"] for gone in coordinator.machine.status(coordinator.now)["gone"]}
+
+
 # --- a predecessor that seems to live -------------------------------------------------------------
 
 
@@ -127,10 +137,7 @@ def test_a_spare_does_not_get_the_place_of_one_that_comes_back() -> None:
 def test_one_that_dies_again_before_it_has_begun_is_missed() -> None:
     coordinator = trained("w0", "w1")
     back(coordinator, "w1")
-    coordinator.now += TIMEOUT / 2
-    coordinator.take("w0", Heartbeat({}))
-    coordinator.now += TIMEOUT / 2
-    coordinator.machine.on_deadline(coordinator.now)
+    loses(coordinator, "w1", living=("s0", "w0"))
     assert "worker 1 (w1, host, pid 7) was lost, and nobody came instead" in coordinator.run().losses.text
 
 
@@ -245,7 +252,7 @@ def test_servers_hear_of_no_claim() -> None:
 # --- a rank that is free --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["lost", "closed", "drained"])
+@pytest.mark.parametrize("how", ["lost", "closed", "drained", "finished"])
 def test_who_comes_back_under_its_name_gets_its_rank(how: str) -> None:
     roster = Roster()
     members = {name: roster.enter(hello("worker", name), peer(name), 0.0) for name in "abc"}
@@ -256,12 +263,43 @@ def test_who_comes_back_under_its_name_gets_its_rank(how: str) -> None:
     roster.validate()
 
 
-def test_who_has_finished_has_no_rank_any_more() -> None:
+def test_a_rank_that_somebody_else_has_taken_is_nobodys_any_more() -> None:
     roster = Roster()
     roster.enter(hello("worker", "a"), peer("a"), 0.0)
-    roster.leave(roster.enter(hello("worker", "b"), peer("b"), 0.0), "finished")
-    assert roster.enter(hello("worker", "c"), peer("c"), 0.0).rank == 1
+    roster.leave(roster.enter(hello("worker", "b"), peer("b"), 0.0), "lost")
+    other = roster.enter(hello("worker", "c"), peer("c"), 0.0)
+    assert other.rank == 1
     assert roster.enter(hello("worker", "b"), peer("b"), 0.0).rank == 2
+    roster.leave(other, "finished")
+    roster.validate()
+
+
+def test_a_job_does_not_end_while_a_worker_that_is_lost_may_be_started_again() -> None:
+    coordinator = trained("w0", "w1")
+    coordinator.take("w0", Leave("finished"))
+    loses(coordinator, "w1", living=("s0",))
+    assert coordinator.run().state == "idle"
+    assert "worker 1 (w1, host, pid 7) was lost" in coordinator.run().losses.text
+    assert rank(back(coordinator, "w1")) == 1, "it is started again after it was missed"
+    coordinator.init("w1'", job())
+    assert coordinator.run().losses.text == ""
+    actions = coordinator.take("w1'", Leave("finished"))
+    assert "job 'default' has ended: its workers have finished" in logged(actions)
+
+
+def test_a_job_ends_with_its_lease_where_nobody_is_started_again() -> None:
+    coordinator = trained("w0", "w1")
+    coordinator.take("w0", Leave("finished"))
+    loses(coordinator, "w1", living=("s0",))
+    lease = coordinator.machine.options.lease
+    while coordinator.now < TIMEOUT + lease - 1.0:
+        assert coordinator.run().state == "idle"
+        coordinator.now += TIMEOUT / 2
+        coordinator.take("s0", Heartbeat({}))
+        coordinator.machine.on_deadline(coordinator.now)
+    coordinator.now += 1.0
+    coordinator.machine.on_deadline(coordinator.now)
+    assert not coordinator.machine.runs
 
 
 def test_of_several_with_one_name_the_lowest_rank_is_taken_first() -> None:

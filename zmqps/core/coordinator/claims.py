@@ -15,9 +15,6 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.roles import KeyHolder
 from zmqps.errors import EvictedError
 
-#: How members go that may come back to their rank.
-MAY_RETURN = ("lost", "closed", "drained")
-
 
 class Claimant(Protocol):
     """A member, as far as it matters here."""
@@ -81,14 +78,14 @@ class Claims(Generic[M]):
         if claim := member.hello.claim:
             self._living.setdefault(claim, {})[member.incarnation] = member
 
-    def left(self, member: M, how: str, *, frees: bool) -> None:
+    def left(self, member: M, *, frees: bool) -> None:
         """A member has gone; ``frees``: its rank is nobody's now."""
         claim = member.hello.claim
         if claim:
             del self._living[claim][member.incarnation]
             if not self._living[claim]:
                 del self._living[claim]
-        if frees and how in MAY_RETURN:
+        if frees:
             self._last[member.rank] = member.hello.name, claim
             self._ranks.setdefault(member.hello.name, set()).add(member.rank)
 

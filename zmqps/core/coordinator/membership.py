@@ -187,7 +187,7 @@ class Roster:
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""
         frees = self._by_rank[member.rank] is member  # else somebody has come in its place
-        self._claims.left(member, how, frees=frees)
+        self._claims.left(member, frees=frees)
         if frees:
             del self._by_rank[member.rank]
             heapq.heappush(self._free, member.rank)

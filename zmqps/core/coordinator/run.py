@@ -104,10 +104,11 @@ class JobRun:
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done.
 
-        Those who were expected came, one has finished, and all servers have applied every step.
+        Those who were expected came, one has finished, all servers have applied every step, and nobody who is lost is
+        to be started again: that takes as long as a program needs to start.
         """
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.lost_shard is None and self.steps.settled
+        return done and self.lost_shard is None and self.steps.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
