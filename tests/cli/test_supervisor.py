@@ -12,6 +12,8 @@ import pytest
 from zmqps.core.protocol import exits
 
 UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy")
+#: Nobody is missed while a Python starts.
+PATIENT = (*UP, "--heartbeat-timeout", "60")
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]  # half a dozen Pythons, on a busy machine
@@ -37,7 +39,7 @@ with zmqps.connect(os.environ["ZMQPS_COORDINATOR"]) as worker:
 
 
 def test_a_worker_that_is_killed_comes_back_and_each_example_is_used_once_a_pass(start) -> None:
-    up = start(*UP, "--workers", "3", "--restart-workers", "2", "--", sys.executable, "-c", COUNT)
+    up = start(*PATIENT, "--workers", "3", "--restart-workers", "2", "--", sys.executable, "-c", COUNT)
     assert up.exit_code() == exits.OK, up.output
     said = up.output
     assert re.search(r"worker-1 failed with signal SIGKILL(.|\n)*it starts again in 0\.5 s: restart 1 of 2", said)
@@ -72,7 +74,7 @@ digits.train(worker, Namespace(mode=sys.argv[1], staleness=3, share=3 if sys.arg
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_digits_come_as_far_although_a_worker_is_killed_in_the_middle(start, mode: str) -> None:
-    up = start(*UP, "--workers", "3", "--restart-workers", "1", "--", sys.executable, "-c", KILLED, mode)
+    up = start(*PATIENT, "--workers", "3", "--restart-workers", "1", "--", sys.executable, "-c", KILLED, mode)
     assert up.exit_code() == exits.OK, up.output
     back = r"worker (\d) \(worker-1, .*\) had died and was started again \(restart 1\): worker (\d)"
     ranks = re.search(back, up.output)
