@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zmqps.launch.cluster import ClusterConfig
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.hosts import Place
 from zmqps.launch.logs import NAME_WIDTH
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S
