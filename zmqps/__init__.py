@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
-    from zmqps.worker import Worker, connect
+    from zmqps.worker import Worker, connect, drain_on
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "codecs",
     "connect",
     "data",
+    "drain_on",
     "errors",
     "keys",
     "load",
@@ -41,6 +42,7 @@ _HOMES = {
     "Statistics": "zmqps.core.worker.statistics",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
+    "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
 }
 _MODULES = ("aio", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")

@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from zmqps.codecs import bf16
-from zmqps.core.protocol.keys import proof_of, ticket_of
+from zmqps.core.protocol.keys import claim_of, proof_of, ticket_of
 from zmqps.core.protocol.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
@@ -116,11 +116,25 @@ MESSAGES: dict[str, Message] = {
     "hello of a worker to a server": Hello(
         "zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=TICKET, epoch=7
     ),
+    "hello of a worker that was started again": Hello(
+        "zmqps",
+        3,
+        "worker",
+        WORKER,
+        "worker-2",
+        "host-a",
+        4713,
+        job="resnet",
+        secret=SECRET,
+        claim=claim_of(KEY, "worker", "resnet", "worker-2"),
+        life=1,
+    ),
     "welcome": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
     "welcome of a server": Welcome(3, SERVER, "server-b", 0, 0.0, 0.0, 4, 2, proof=PROOF),
     "heartbeat": Heartbeat({"pushes": 12, "staleness_mean": 0.5, "loaded": True, "nested": {"list": [1, None, "x"]}}),
     "heartbeat answered": HeartbeatAck(4),
     "leave": Leave("finished"),
+    "leave of a worker that drains": Leave("drained"),
     "left": Left(),
     "error with facts": Error(7, REFUSED.code, str(REFUSED), REFUSED.facts()),
     "error about no request": Error(0, 21, "x", {"ours": 1, "theirs": 2}),

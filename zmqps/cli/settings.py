@@ -22,6 +22,7 @@ import click
 
 from zmqps.errors import ConfigurationError
 from zmqps.launch.logs import LEVELS
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from zmqps.nodes.checkpoints import CheckpointConfig
@@ -185,6 +186,14 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
     )
 
 
+restart_workers = setting(
+    "--restart-workers", type=click.IntRange(min=0), default=0, metavar="N",
+    help="How often each worker that fails is started again; it rejoins its job under its name and rank.",
+)  # fmt: skip
+drain_timeout = setting(
+    "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
+    help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
+)  # fmt: skip
 insecure = setting(
     "--insecure", is_flag=True, help="Allow binding beyond this host without keys: anybody there may do everything."
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -30,6 +30,7 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
+from zmqps.testing.returns import Returns
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -38,6 +39,9 @@ from zmqps.testing.training import Training
 LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
+#: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
+#: than until it is missed.
+SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
 #: With it alone jobs can be ended from outside.
@@ -103,6 +107,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    claimed
+        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
 
@@ -132,9 +138,11 @@ class Simulation(SimulatedCluster):
         keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        claimed: bool = False,
         thrifty: bool = False,
     ) -> None:
         self.seed = seed
+        self._claimed = claimed
         self._keyed = keyed
         self.faults = faults
         self.training = training or AsyncTraining()
@@ -160,6 +168,7 @@ class Simulation(SimulatedCluster):
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
+        self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -273,6 +282,9 @@ class Simulation(SimulatedCluster):
         before = self._again.popleft() if self._again else None
         known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
+        if self._claimed:
+            token = before.token if before else self.rng.randbytes(KEY_NBYTES)
+            identity = replace(identity, token=token, life=before.life + 1 if before else 0)
         node = Node(
             name=name,
             role="worker",
@@ -321,6 +333,8 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._successors is not None:
                 self._successors.check(node)
+            if self.returns is not None:
+                self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
                 self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
@@ -343,7 +357,9 @@ class Simulation(SimulatedCluster):
             if self.training.restarts(self, node):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
-                self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
+                late = self._claimed and self.rng.random() < LATE_RETURNS
+                pause = self.rng.uniform(*(LATE_S if late else SOON_S))
+                self.at(self.now + pause, self.start_worker)
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well

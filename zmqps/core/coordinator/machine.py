@@ -237,12 +237,15 @@ class CoordinatorMachine:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             if not known and len(roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
-        member = self.membership.join(hello, event.peer, roster, now, event.holder)
+        before = None if known or run is None else roster.predecessor(hello, event.holder)
+        member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
         actions: list[Action] = []
         if not known:
             member.origin = event.origin
             actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
-            if run is not None:
+            if before is not None:
+                actions += self._partings.succeed(before, member, now)
+            elif run is not None:
                 self.runs[run.name] = run
                 self._cluster_end.idle_since = None
                 actions += run.join(member, now)
@@ -277,7 +280,7 @@ class CoordinatorMachine:
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
-        how = "finished" if message.reason == "finished" else "closed"
+        how = message.reason if message.reason in ("finished", "drained") else "closed"
         return [farewell, Log("info", f"{member.title} {how}"), *self._partings.depart(member, how, now)]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:

@@ -104,10 +104,11 @@ class JobRun:
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done.
 
-        Those who were expected came, one has finished, and all servers have applied every step.
+        Those who were expected came, one has finished, all servers have applied every step, and nobody who is lost is
+        to be started again: that takes as long as a program needs to start.
         """
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.lost_shard is None and self.steps.settled
+        return done and self.lost_shard is None and self.steps.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
@@ -118,11 +119,19 @@ class JobRun:
 
     def join(self, member: MemberInfo, now: float) -> list[Action]:
         """A worker or observer has joined."""
+        self._add(member)
+        return self.move_on(now)
+
+    def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
+        """A member has come in the place of another one, which is to depart next, and counts as that one did."""
+        self._add(member)
+        self.attendance.succeed(before, member)
+
+    def _add(self, member: MemberInfo) -> None:
         if self._left_alone and member.role == "worker":
             self._returned.add(member.incarnation)
         self.idle_since = None
         self.members[member.incarnation] = member
-        return self.move_on(now)
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
