@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zmqps import aio, codecs, data, errors, keys, local, optim, pipeline, stale
+    from zmqps import aio, checkpoint, codecs, data, errors, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
@@ -22,6 +22,7 @@ __all__ = [
     "Worker",
     "__version__",
     "aio",
+    "checkpoint",
     "codecs",
     "connect",
     "data",
@@ -45,7 +46,7 @@ _HOMES = {
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
 }
-_MODULES = ("aio", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
+_MODULES = ("aio", "checkpoint", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
 
 
 def __getattr__(name: str) -> Any:

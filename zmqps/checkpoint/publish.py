@@ -27,7 +27,7 @@ UNFINISHED = "tmp-"
 MARK = ".owner"
 
 _NAME = re.compile(r"ckpt-(\d{12,20})-(\d{4,12})")
-_UNFINISHED_NAME = re.compile(r"tmp-\d{12,20}-\d{4,12}-([A-Za-z0-9_.]+)")
+_UNFINISHED_NAME = re.compile(r"tmp-\d{12,20}-\d{4,12}-(.+)")
 _ATTEMPTS = 100
 
 
@@ -102,7 +102,7 @@ class Save:
         job, version
             What is saved.
         owner
-            Who saves, in letters and digits: one at a time. What it has left unfinished is removed.
+            Who saves, as it may stand in the name of a file: one at a time. What it has left unfinished is removed.
         now
             Seconds since 1970.
 

@@ -268,7 +268,7 @@ class Checkpoint:
         slices = self.manifest.placement.slices[index]
         if [len(own) for own in steps] != [len(slice_.segments) for slice_ in slices]:
             raise ValueError("other slices")
-        if not all(type(version) is int for version in versions):
+        if not all(type(number) is int for numbers in (versions, *steps) for number in numbers):
             raise ValueError("it lacks slices")
         return versions, steps
 
