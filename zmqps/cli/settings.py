@@ -163,6 +163,10 @@ def cluster_settings(
             "--restore", metavar="PATH",
             help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
         ),
+        click.option(
+            "--restore-name", multiple=True, allow_from_autoenv=False, metavar="NAME=NAME THERE",
+            help="A parameter that is called otherwise in the checkpoint.  May be repeated.",
+        ),
         setting(
             "--restore-values-only", is_flag=True,
             help="Do not restore the optimizer's state: the job may have another optimizer.",
@@ -183,7 +187,16 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
         keep=told["keep"],
         restore=told["restore"],
         restore_optimizer=not told["restore_values_only"],
+        restore_names=_names(told["restore_name"]),
     )
+
+
+def _names(told: tuple[str, ...]) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in told]
+    for name, equals, there in pairs:
+        if not (name and equals and there):
+            raise click.UsageError(f"--restore-name {name!r}: write NAME=NAME THERE")
+    return {name: there for name, _, there in pairs}
 
 
 restart_workers = setting(

@@ -174,6 +174,8 @@ class LocalCluster:
         A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
     restore_optimizer : bool
         Whether the optimizer's state is restored as well; else the job may have another optimizer.
+    restore_names : mapping of str to str, optional
+        Name of a parameter in the job -> its name in the checkpoint, where they differ.
     job_secret : path, optional
         The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
         `zmqps.connect`, too. By default nobody has to know anything.
@@ -222,6 +224,7 @@ class LocalCluster:
         keep: int = KEEP,
         restore: str | Path | None = None,
         restore_optimizer: bool = True,
+        restore_names: Mapping[str, str] | None = None,
         job_secret: str | Path | None = None,
         keys: str | Path | None = None,
         io_threads: int = IO_THREADS,
@@ -246,6 +249,7 @@ class LocalCluster:
             keep=keep,
             restore=None if restore is None else os.fspath(restore),
             restore_optimizer=restore_optimizer,
+            restore_names=restore_names or {},
         )
         CoordinatorConfig(options=options, job_secret=job_secret, keys=keys)
         secret = None if job_secret is None else Path(job_secret)

@@ -92,6 +92,7 @@ class ClusterConfig:
         flags = [f"--checkpoint={_absolute(c.directory)}"] if c.directory is not None else []
         flags += [f"--checkpoint-every={c.every}"] if c.every else []
         flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
+        flags += [f"--restore-name={name}={there}" for name, there in c.restore_names.items()]
         return [*flags, f"--keep={c.keep}", *["--restore-values-only"] * (not c.restore_optimizer)]
 
     @property
