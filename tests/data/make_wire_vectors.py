@@ -32,6 +32,8 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    FileAnswer,
+    FileAsk,
     Forgotten,
     GoOn,
     Heartbeat,
@@ -216,6 +218,10 @@ MESSAGES: dict[str, Message] = {
     "hold": Hold(1),
     "holding": Holding(1),
     "go on": GoOn(1),
+    "stretch of a file to write": FileAsk(3, "write", "/data/resnet/tmp-1/a.safetensors", 64, 0, (W,)),
+    "stretch of a file to read": FileAsk(4, "read", "/data/resnet/ckpt-1/a.safetensors", 64, 4096, ()),
+    "file that was read": FileAnswer(4, {}, (W,)),
+    "file that is not there": FileAnswer(5, {"errno": 2, "why": "No such file or directory"}, ()),
     "tensors from one stage to another": Tensors(
         1, {"hidden": ["float32", [2, 3], "raw", 24], "mask": ["bool", [0], "raw", 0]}, (W,)
     ),

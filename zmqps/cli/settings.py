@@ -158,6 +158,10 @@ def cluster_settings(
         setting(
             "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
         ),
+        setting(
+            "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
+            help="coordinator: its host alone has the directory; servers send it what they write.",
+        ),
         setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
         setting(
             "--restore", metavar="PATH",
@@ -185,6 +189,7 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
         directory=told["checkpoint"],
         every=told["checkpoint_every"] or "",
         keep=told["keep"],
+        via=told["checkpoint_via"],
         restore=told["restore"],
         restore_optimizer=not told["restore_values_only"],
         restore_names=_names(told["restore_name"]),

@@ -170,6 +170,8 @@ class LocalCluster:
         Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default only when asked (`Worker.checkpoint`).
     keep : int
         How many checkpoints of a job are kept.
+    checkpoint_via : {"shared", "coordinator"}
+        Whether servers write to the directory themselves, or send what they write to the coordinator.
     restore : path, optional
         A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
     restore_optimizer : bool
@@ -222,6 +224,7 @@ class LocalCluster:
         checkpoint: str | Path | None = None,
         checkpoint_every: str = "",
         keep: int = KEEP,
+        checkpoint_via: str = "shared",
         restore: str | Path | None = None,
         restore_optimizer: bool = True,
         restore_names: Mapping[str, str] | None = None,
@@ -247,6 +250,7 @@ class LocalCluster:
             directory=None if checkpoint is None else os.fspath(checkpoint),
             every=checkpoint_every,
             keep=keep,
+            via=checkpoint_via,
             restore=None if restore is None else os.fspath(restore),
             restore_optimizer=restore_optimizer,
             restore_names=restore_names or {},

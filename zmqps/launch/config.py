@@ -93,7 +93,8 @@ class ClusterConfig:
         flags += [f"--checkpoint-every={c.every}"] if c.every else []
         flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
         flags += [f"--restore-name={name}={there}" for name, there in c.restore_names.items()]
-        return [*flags, f"--keep={c.keep}", *["--restore-values-only"] * (not c.restore_optimizer)]
+        flags += [f"--keep={c.keep}", f"--checkpoint-via={c.via}"]
+        return [*flags, *["--restore-values-only"] * (not c.restore_optimizer)]
 
     @property
     def is_local(self) -> bool:

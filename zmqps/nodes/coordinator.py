@@ -18,6 +18,7 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, resumptions
 from zmqps.nodes.endkey import kept, offer_end_key
 from zmqps.nodes.listening import Place, other_addresses
+from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
@@ -102,7 +103,10 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
-    transport = ZmqTransport(arrays=False, keys=keys)
+    relays = config.checkpoints.via == "coordinator"
+    transport = ZmqTransport(arrays=relays, keys=keys)
+    if relays:
+        transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
     try:
         bound = transport.bind(where)
         endpoint = config.place.advertises(bound)
@@ -120,7 +124,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
             identity = replace(identity, server_key=end_key)
         saved = config.checkpoints
-        store = None if saved.directory is None else CheckpointStore(saved.directory, saved.keep)
+        place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
+        store = None if place is None else CheckpointStore(place, saved.keep, saved.via, saved.restore or "")
         seconds, steps = cadence(saved.every)
         options = replace(config.options, checkpoint_seconds=seconds, checkpoint_steps=steps)
         machine = CoordinatorMachine(identity, options, store, resumed)

@@ -10,6 +10,7 @@ from zmqps.core.coordinator.admission import check_admission, check_ending, chec
 from zmqps.core.coordinator.checkpoints import Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.news import News
@@ -46,6 +47,7 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    FileAsk,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -112,6 +114,7 @@ class CoordinatorMachine:
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
         self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence)
         self.ended = self._jobs.ended
+        self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self._jobs.on_end = self.checkpoints.ended
         self._partings = Partings(
             self.membership, self._jobs, self._erasures, self._cluster_end, self.checkpoints, once=options.once
@@ -144,6 +147,8 @@ class CoordinatorMachine:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         if isinstance(event, Stop):
             return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
+        if isinstance(event, Returned) and isinstance(event.tag, Serving):
+            return self.files.returned(event.tag, event.value)
         if isinstance(event, Returned):
             return self.checkpoints.returned(event.tag, event.value, now)
         member = self.membership.find(event.peer)
@@ -312,6 +317,9 @@ class CoordinatorMachine:
     def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
         return self.checkpoints.saved(member, message, now)
 
+    def _file(self, member: MemberInfo, message: FileAsk, now: float) -> list[Action]:
+        return self.files.ask(member, message)
+
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         return self.checkpoints.holds(member, message, now)
 
@@ -397,6 +405,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
     ("server", Saved): CoordinatorMachine._saved,
+    ("server", FileAsk): CoordinatorMachine._file,
     ("worker", Holding): CoordinatorMachine._holds,
     **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},

@@ -26,7 +26,18 @@ from zmqps.core.protocol.membership import (
     Welcome,
 )
 from zmqps.core.protocol.message import Message
-from zmqps.core.protocol.saving import Checkpoint, Checkpointed, GoOn, Hold, Holding, Save, Saved, Unsave
+from zmqps.core.protocol.saving import (
+    Checkpoint,
+    Checkpointed,
+    FileAnswer,
+    FileAsk,
+    GoOn,
+    Hold,
+    Holding,
+    Save,
+    Saved,
+    Unsave,
+)
 from zmqps.core.protocol.steps import (
     Arrive,
     Commit,
@@ -61,6 +72,8 @@ __all__ = [
     "EndJob",
     "Enter",
     "Error",
+    "FileAnswer",
+    "FileAsk",
     "Forgotten",
     "GoOn",
     "Heartbeat",
