@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -29,8 +30,10 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
-from zmqps.errors import ConfigurationError
+from zmqps.errors import CheckpointError, ConfigurationError
 from zmqps.optim import OptimizerSpec
+
+LOG = logging.getLogger("zmqps.coordinator")
 
 KEEP = 3
 #: What ``--checkpoint-every`` takes, in seconds.
@@ -192,9 +195,13 @@ class CheckpointStore:
             data=list(manifest["data"]),
             state=manifest["state"],
         )
-        published = self._saves.pop(path).commit(whole)
+        published = self._saves[path].commit(whole)
+        del self._saves[path]  # not before: what could not be published is to be removed
         job_path = job_directory(self._directory, manifest["name"])
-        prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
+        try:
+            prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
+        except CheckpointError as error:  # the new one is there all the same
+            LOG.warning("older checkpoints of job %r stay: %s", manifest["name"], error)
         return published, whole.nbytes, whole.version
 
     def abandon(self, path: str) -> None:
