@@ -254,7 +254,8 @@ class Engine:
                 self.at(self.now + LOOK_S, lambda: self.event(node, Looked(peer, "nobody answers there")))
             case Run(tag, work):
                 seconds = self.run_s()
-                self.at(self.now + seconds, lambda: self.event(node, Returned(tag, _outcome(work))))
+                # what a process that has died had begun aside is not done
+                self.at(self.now + seconds, lambda: node.alive and self.event(node, Returned(tag, _outcome(work))))
             case Exit():
                 node.exit = action
                 self.note(node.name, f"exits with {action.code}: {action.reason}")
