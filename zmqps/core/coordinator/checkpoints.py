@@ -98,6 +98,7 @@ class _Making:
         self.stage = "opened"
         self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
+        self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
         self.version = 0
         self.manifest: dict[str, Any] = {}
         self.servers: dict[bytes, tuple[int, int, MemberInfo]] = {}  # shard, epoch
@@ -113,7 +114,7 @@ class _Making:
 
     def newcomers(self) -> list[MemberInfo]:
         """Return who may push and is not held."""
-        told = self.run.startup.told
+        told = self.run.startup.told - self.gone
         return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.holding]
 
 
@@ -358,6 +359,7 @@ class Checkpoints:
         making.servers.pop(member.incarnation, None)  # what it has written stays
         if making.cut_by is not None and any(w.incarnation == member.incarnation for w in making.newcomers()):
             return self._again(now)  # it may have pushed
+        making.gone.add(member.incarnation)
         making.holding.pop(member.incarnation, None)
         if making.awaited.pop(member.incarnation, None) is not None and not making.awaited:
             return self._hold(making, now)
