@@ -354,8 +354,9 @@ class Checkpoints:
         making = self._making
         if making is None:
             return []
-        if any(server.incarnation == member.incarnation for _, server in making.unwritten):
-            return self._fail(f"{member.title} has gone while it wrote its part", now)
+        begins = making.stage in ("opened", "held") and making.run.is_on(member)
+        if begins or any(server.incarnation == member.incarnation for _, server in making.unwritten):
+            return self._fail(f"{member.title} has gone before it had written its part", now)
         making.servers.pop(member.incarnation, None)  # what it has written stays
         if making.cut_by is not None and any(w.incarnation == member.incarnation for w in making.newcomers()):
             return self._again(now)  # it may have pushed
