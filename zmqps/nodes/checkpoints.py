@@ -142,7 +142,8 @@ class ShardFiles:
         for slice_ in shard.placement.slices[shard.index]:
             found = restorer.read(slice_, tables[slice_.table].dtype)
             steps = found.steps if source["optimizer"] else [0] * len(found.steps)
-            version = source["version"] if job.mode == "sync" else found.version
+            # parts of it may have had more updates than others, and none may have had more than the slice
+            version = source["version"] if job.mode == "sync" else max(found.version, *steps)
             shard.restore(slice_.index, found.value, found.slots, steps, version)
 
 

@@ -389,8 +389,7 @@ class SessionMachine:
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._orphaned.error(now)
-        self.transfers.pace.unpause()  # nobody is left to say so
-        actions: list[Action] = [Log("error", str(error))]
+        actions: list[Action] = [Log("error", str(error)), *self.transfers.unpause(now)]  # nobody is left to say so
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)
         return actions
