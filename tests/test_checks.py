@@ -71,3 +71,32 @@ def test_what_is_allowed_comes_back_in_its_plain_form() -> None:
     assert checks.name("a name", "é 1") == "é 1"
     assert checks.one_of("mode", "b", iter("ab")) == "b"
     assert checks.mapping("out", {"a": 1}, "name -> array") == {"a": 1}
+
+
+# --- plain data -----------------------------------------------------------------------------------
+
+
+def test_plain_data_comes_back_as_json_would_have_it() -> None:
+    given = {"epoch": np.int64(3), "loss": np.float32(0.5), "best": None, "names": ("a", ["b"]), "on": True, "in": {}}
+    found = checks.plain("state", given)
+    assert found == {"epoch": 3, "loss": 0.5, "best": None, "names": ["a", ["b"]], "on": True, "in": {}}
+    assert [type(found[key]) for key in ("epoch", "loss", "on")] == [int, float, bool]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1], "state must be a mapping"),
+        ({"a": object()}, "what is in state must be"),
+        ({"a": math.nan}, "a finite number"),
+        ({"a": 1 << 63}, "what is in state must be"),
+        ({"a": b"bytes"}, "what is in state must be"),
+        ({"a": {1: 2}}, "what is in state must be"),
+        ({1: 2}, "a key of state must be a string, not 1"),
+        ({"a": [[[[[[[1]]]]]]]}, "what is in state must be"),
+        ({"a": "x" * (48 << 10)}, "it may have 49152"),
+    ],
+)
+def test_what_is_not_plain_or_too_large_is_refused(value: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(text)):
+        checks.plain("state", value)

@@ -108,9 +108,10 @@ class Coordinator:
     Workers whose name has a part behind a dot are there for the job of that name, the others for ``default``.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, store: Any = None, resumptions: Any = {}, **options: Any) -> None:  # noqa: B006  (not changed)
         options = {"servers": 1, "heartbeat_interval": INTERVAL, "heartbeat_timeout": TIMEOUT, **options}
-        self.machine = CoordinatorMachine(identity("coordinator"), CoordinatorOptions(**options))
+        machine = CoordinatorMachine(identity("coordinator"), CoordinatorOptions(**options), store, resumptions)
+        self.machine = machine
         self.now = 0.0
         self.machine.start(0.0)
 

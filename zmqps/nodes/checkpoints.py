@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import re
 import secrets
 import time
@@ -31,12 +32,14 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
-from zmqps.errors import ConfigurationError
+from zmqps.errors import CheckpointError, ConfigurationError
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
+
+LOG = logging.getLogger("zmqps.coordinator")
 
 KEEP = 3
 VIA = ("shared", "coordinator")
@@ -131,14 +134,14 @@ class ShardFiles:
     Parameters
     ----------
     relay
-        The disk of the coordinator's host, for paths that are there.
+        The disk of the coordinator's host, for paths that are there; None: none is.
     """
 
-    def __init__(self, relay: RelayStorage) -> None:
+    def __init__(self, relay: RelayStorage | None = None) -> None:
         self._relay = relay
 
     def _storage_of(self, path: str) -> tuple[Storage, str]:
-        if path.startswith(SCHEME):
+        if self._relay is not None and path.startswith(SCHEME):
             return self._relay, path.removeprefix(SCHEME)
         return storage_of(path)
 
@@ -164,7 +167,8 @@ class ShardFiles:
         for slice_ in shard.placement.slices[shard.index]:
             found = restorer.read(slice_, tables[slice_.table].dtype)
             steps = found.steps if source["optimizer"] else [0] * len(found.steps)
-            version = source["version"] if job.mode == "sync" else found.version
+            # parts of it may have had more updates than others, and none may have had more than the slice
+            version = source["version"] if job.mode == "sync" else max(found.version, *steps)
             shard.restore(slice_.index, found.value, found.slots, steps, version)
 
 
@@ -241,9 +245,14 @@ class CheckpointStore:
             data=list(manifest["data"]),
             state=manifest["state"],
         )
-        published = self._taken(path).commit(whole)
+        path = path.removeprefix(SCHEME)
+        published = self._saves[path].commit(whole)
+        self._taken(path)  # not before: what could not be published is to be removed
         job_path = job_directory(self._directory, manifest["name"])
-        prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
+        try:
+            prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
+        except CheckpointError as error:  # the new one is there all the same
+            LOG.warning("older checkpoints of job %r stay: %s", manifest["name"], error)
         return self._scheme + published, whole.nbytes, whole.version
 
     def abandon(self, path: str) -> None:
@@ -254,7 +263,8 @@ class CheckpointStore:
     def _taken(self, path: str) -> Save:
         """Return a save that is over, with no file of it open."""
         save = self._saves.pop(path.removeprefix(SCHEME))
-        for name in [name for name in self._open if name.startswith(save.directory + "/")]:
+        directory = path.removeprefix(SCHEME).removeprefix(self._scheme)
+        for name in [name for name in self._open if name.startswith(directory + "/")]:
             self._open.pop(name).close()
         return save
 

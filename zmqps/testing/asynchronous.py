@@ -21,6 +21,7 @@ from zmqps.testing.training import Life, Training, life_of, life_on, loaded_shar
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
+    from zmqps.testing.stores import SavedJob
 
 #: Pushes of one worker that can be told apart in a float32: two bits each.
 MOST_TOLD_APART = 11
@@ -52,6 +53,8 @@ class AsyncTraining(Training):
 
     #: As in `zmqps.core.job.spec.JobSpec`.
     staleness: int | None = None
+    #: In how many parts a push may be made: each is in a cut, or is not.
+    halves = 1
 
     def __init__(
         self, steps: int = 5, parameters: int = 6, size: int = 40, lives: int = 8, compute_s: float = 0.02,
@@ -70,6 +73,7 @@ class AsyncTraining(Training):
         self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
         self._checked: dict[tuple[str, Life], int] = {}  # server and job -> updates that its shard had had
+        self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, plain SGD."""
@@ -184,6 +188,40 @@ class AsyncTraining(Training):
     def _holds(self, values: Any, applied: Any) -> bool:
         there = values >= applied if self._base == 1.0 else values & applied == applied
         return bool(there.all())
+
+    def saving(self, simulation: SimulatedCluster, path: str, life: Life) -> None:
+        """Note what a checkpoint must have at least."""
+        self._floors[path] = self._applied[life].copy()
+
+    def check_saved(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
+        """Assert that a checkpoint has all that was acknowledged before it was begun, and nothing twice."""
+        for values in self._saved_values(saved):
+            owners = np.arange(values.size) % self.lives
+            self._check_values(values, self._attempted[life][owners])
+            assert self._holds(values, self._floors[saved.path][owners]), f"{saved.path} lacks what was acknowledged"
+
+    def check_cut(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
+        """Assert that every push is in all of a cut, or nowhere in it, unless it has failed or its worker has died."""
+        failed = self._attempted[life] & ~self._applied[life]
+        for first in range(self.halves) if saved.consistent else ():
+            anywhere, everywhere = self._marks(saved, slice(first, None, self.halves))
+            torn = anywhere & ~everywhere & ~failed
+            assert not torn.any(), f"{saved.path} has pushes in part: {torn}"
+
+    def resume(self, life: Life, saved: SavedJob) -> None:
+        """Expect what a checkpoint has in the life that begins from it."""
+        if life not in self._attempted:
+            self._attempted[life], self._applied[life] = self._marks(saved)
+
+    def _saved_values(self, saved: SavedJob) -> Iterator[Any]:
+        return (value.astype(np.int64) for value in saved.values)
+
+    def _marks(self, saved: SavedJob, parameters: slice = slice(None)) -> tuple[Any, Any]:
+        """Return by worker which pushes are somewhere in (parameters of) a checkpoint, and which everywhere."""
+        values = np.concatenate(list(self._saved_values(saved))[parameters])
+        owners = np.concatenate([np.arange(value.size) % self.lives for value in saved.values[parameters]])
+        own = [values[owners == owner] for owner in range(self.lives)]
+        return np.array([np.bitwise_or.reduce(v) for v in own]), np.array([np.bitwise_and.reduce(v) for v in own])
 
     def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain for workers that cannot be started again: their marks are used up."""

@@ -34,6 +34,8 @@ class BoundedTraining(AsyncTraining):
         As of `AsyncTraining`.
     """
 
+    halves = 2
+
     def __init__(self, staleness: int, plain: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.staleness = self._bound = staleness

@@ -254,11 +254,16 @@ class Engine:
                 self.at(self.now + LOOK_S, lambda: self.event(node, Looked(peer, "nobody answers there")))
             case Run(tag, work):
                 seconds = self.run_s()
-                self.at(self.now + seconds, lambda: self.event(node, Returned(tag, _outcome(work))))
+                self.at(self.now + seconds, partial(self._return, node, tag, work))
             case Exit():
                 node.exit = action
                 self.note(node.name, f"exits with {action.code}: {action.reason}")
                 self._end(node, killed=False)
+
+    def _return(self, node: Node, tag: Any, work: Callable[[], Any]) -> None:
+        """Do what a node has begun aside; what one that has died had begun is not done."""
+        if node.alive:
+            self.event(node, Returned(tag, _outcome(work)))
 
     def event(self, node: Node, event: Any) -> None:
         """Let a node take an event."""

@@ -43,3 +43,8 @@ class ScarceMemory(HostMemory):
         """Return the payload, if there is memory to put it together."""
         self.request()
         return super().send(codec, parts, seed, readers)
+
+    def copied(self, array: Array) -> Array:
+        """Return a copy, if there is memory for it."""
+        self.request()
+        return super().copied(array)

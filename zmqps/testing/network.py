@@ -58,6 +58,10 @@ class Faults:
         Probability that a server's request for memory fails.
     departure
         Probability that a server's connection breaks as it is about to be told that a member has gone.
+    disk
+        Probability that what the disk of checkpoints is asked for fails.
+    saving
+        Probability that a node dies as it sends or takes a message of a checkpoint.
     """
 
     delay: float = 0.0
@@ -75,6 +79,8 @@ class Faults:
     stop_s: float = 4.0
     memory: float = 0.0
     departure: float = 0.0
+    disk: float = 0.0
+    saving: float = 0.0
 
     @property
     def may_lose(self) -> bool:

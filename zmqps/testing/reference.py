@@ -24,28 +24,44 @@ class Reference:
     ----------
     values
         The initial ones, flat, by parameter.
+    velocity
+        Those of the optimizer; by default zeros.
+    first
+        The version that these are of.
     """
 
-    def __init__(self, values: Sequence[Array]) -> None:
-        self.versions = [[np.asarray(value, np.float64) for value in values]]
-        self._velocity: list[Array] = [np.zeros_like(value) for value in self.versions[0]]
+    def __init__(self, values: Sequence[Array], velocity: Sequence[Array] | None = None, first: int = 0) -> None:
+        self.first = first
+        nothing: list[Array] = []
+        self.versions = [*[nothing] * first, [np.asarray(value, np.float64) for value in values]]
+        began = [np.zeros(value.shape) for value in values] if velocity is None else velocity
+        self.velocities = [*[nothing] * first, [np.asarray(v, np.float64) for v in began]]
 
     def step(self, gradients: Sequence[Gradient]) -> None:
         """Apply the mean of some gradients, each parameter's over those that have it."""
-        values = list(self.versions[-1])
+        values, velocity = list(self.versions[-1]), list(self.velocities[-1])
         for i, value in enumerate(values):
             brought = [(source[i], examples) for source, examples in gradients if source[i] is not None]
             if brought:
                 total = sum(np.asarray(g, np.float64) * n for g, n in brought)
-                self._velocity[i] = MOMENTUM * self._velocity[i] + total / sum(n for _, n in brought)
-                values[i] = value - RATE * self._velocity[i]
+                velocity[i] = MOMENTUM * velocity[i] + total / sum(n for _, n in brought)
+                values[i] = value - RATE * velocity[i]
         self.versions.append(values)
+        self.velocities.append(velocity)
 
     def compare(self, version: int, who: str, arrays: Iterable[tuple[int, Array]], start: int = 0) -> None:
         """Assert that stretches of parameters, from element ``start`` on, have the values of a version."""
-        assert version < len(self.versions), f"{who} is at version {version}, which was never committed"
+        assert self.first <= version < len(self.versions), f"{who} is at version {version}, which was never committed"
         for parameter, array in arrays:
             expected = self.versions[version][parameter][start : start + array.size]
             assert np.allclose(array, expected, rtol=TOLERANCE, atol=TOLERANCE), (
                 f"{who} is not the sequential reference at version {version}: {array} instead of {expected}"
+            )
+
+    def compare_slots(self, version: int, who: str, slots: Iterable[tuple[int, Array]]) -> None:
+        """Assert the same of the optimizer's velocities of whole parameters."""
+        for parameter, slot in slots:
+            expected = self.velocities[version][parameter]
+            assert np.allclose(slot, expected, rtol=TOLERANCE, atol=TOLERANCE), (
+                f"{who} has other slots than the sequential reference at version {version}: {slot}, not {expected}"
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.network import Faults
+from zmqps.testing.restores import Restored
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
 from zmqps.testing.synchronous import SyncTraining
@@ -71,6 +72,8 @@ class Scenario:
         After so many seconds nothing goes wrong any more.
     bandwidth
         Bytes a second that a node sends; where it is little, nothing may be sent twice.
+    saved
+        Whether it is saved while it trains, loses its power, and goes on from the disk.
     """
 
     faults: Faults
@@ -84,9 +87,12 @@ class Scenario:
     claimed: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
+    saved: bool = False
 
-    def simulation(self, seed: int) -> Simulation:
+    def simulation(self, seed: int) -> Simulation | Restored:
         """Return the run of a seed."""
+        if self.saved:
+            return Restored(seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s)
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
@@ -193,6 +199,19 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in returning.items():
         workers = 6 if mode == "jobs" else 3
         found[f"{mode}-returns"] = Scenario(faults=RETURNS, training=training, workers=workers, claimed=True)
+    saving = {
+        "saves": Faults(delay=0.004, disk=0.02), "saves-breaks": LOSSES, "saves-twisted": TWISTED,
+        "saves-crashes": Faults(delay=0.004, saving=0.02, disk=0.01), "saves-memory": MEMORY,
+        "saves-everything": replace(EVERYTHING, disk=0.02, saving=0.005), "saves-stops": STOPS,
+    }  # fmt: skip
+    saved = {
+        "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
+        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
+        "sync": _synchronous(steps=8, retain=1),
+    }
+    for mode, training in saved.items():
+        for kind, faults in saving.items():
+            found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

@@ -31,6 +31,8 @@ from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
 from zmqps.testing.returns import Returns
+from zmqps.testing.savers import Savers
+from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -111,6 +113,14 @@ class Simulation(SimulatedCluster):
         Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
+    disk
+        Where the job is saved, and has been saved before: `zmqps.testing.savers.Savers`.
+    resumed
+        The checkpoint that the job begins from.
+    first_worker
+        The number of the first worker: of those that one checkpoint has seen there is none again.
+    power_fails_s
+        When everything dies at once, and nothing comes after it.
 
     Examples
     --------
@@ -140,6 +150,10 @@ class Simulation(SimulatedCluster):
         succeeded: bool = False,
         claimed: bool = False,
         thrifty: bool = False,
+        disk: Disk | None = None,
+        resumed: SavedJob | None = None,
+        first_worker: int = 0,
+        power_fails_s: float = float("inf"),
     ) -> None:
         self.seed = seed
         self._claimed = claimed
@@ -161,10 +175,18 @@ class Simulation(SimulatedCluster):
         self._num_running = 0
         self._began_at: float | None = None
         self._again: deque[Identity] = deque()  # of workers to be started again
+        self.num_started = first_worker
+        self._disk = disk
+        self._resumptions = {self.training.name: resumed.resumption()} if resumed is not None else {}
+        self._power_fails_s = power_fails_s
         self.on_receive.append(self._freed)
         if validate:
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
+        self._savers: Savers | None = None
+        if disk is not None:
+            disk.fails = lambda: self.network.happens(faults.disk)
+            self._savers = Savers(self, disk, faults.saving, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
@@ -190,18 +212,21 @@ class Simulation(SimulatedCluster):
             An invariant was violated.
         """
         try:
-            while not self.finished:
+            while not self.finished and (self.next_at or 0.0) < self._power_fails_s:
                 assert self.next_at is not None, f"nothing happens any more, yet these wait: {self._waiting()}"
                 assert self.next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {self._waiting()}"
                 self.step()
             finished_at = self.now
             self.network.quiet = True
-            while self.next_at is not None and self.next_at < finished_at + ENDING_S and self._anybody_alive:
+            ends_at = min(finished_at + ENDING_S, self._power_fails_s)
+            while self.next_at is not None and self.next_at < ends_at and self._anybody_alive:
                 self.step()
             for server in self.servers:
                 self.training.check_freed(self, server)
             self.training.check_end(self)
-            if self._validate:
+            if self._savers is not None:
+                self._savers.check_end()
+            if self._validate and self.now < self._power_fails_s:
                 self._departures.check_end()
             if self._successors is not None:
                 self._successors.check_end()
@@ -255,7 +280,7 @@ class Simulation(SimulatedCluster):
                 name="coordinator",
                 role="coordinator",
                 identity=identity,
-                machine=CoordinatorMachine(identity, self.options),
+                machine=CoordinatorMachine(identity, self.options, self._disk, self._resumptions),
             )
         )
 
@@ -264,7 +289,7 @@ class Simulation(SimulatedCluster):
         name = f"server-{len(self.servers)}"
         identity = self._identity("server", name)
         make_shard = self._shard if self.faults.memory else self.training.shard
-        machine = ServerMachine(identity, "sim://coordinator", make_shard)
+        machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
 
     def _shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
@@ -293,6 +318,8 @@ class Simulation(SimulatedCluster):
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)
+        if self._savers is not None:
+            node.program = self._savers.program(node, node.program)
         if self._orphans is not None:
             node.program = self._orphans.program(node, node.program)
         self.num_started += 1
@@ -331,6 +358,8 @@ class Simulation(SimulatedCluster):
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
                 self._orphans.check(node)
+            if self._savers is not None and node.role == "worker":
+                self._savers.check(node)
             if self._successors is not None:
                 self._successors.check(node)
             if self.returns is not None:

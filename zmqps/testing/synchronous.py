@@ -26,6 +26,7 @@ from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
+    from zmqps.testing.stores import SavedJob
 
 
 #: What an eager worker waits for values to come: servers keep its request meanwhile.
@@ -218,6 +219,21 @@ class SyncTraining(Training):
         """Assert that nothing that was committed is missing on a server that lives to the end."""
         if self.witness is not None:
             self.witness.check_freed(server)
+
+    def check_saved(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
+        """Assert that a checkpoint is the reference at one version: values, slots and steps."""
+        assert saved.versions == {saved.version}, f"{saved.path} has versions {saved.versions}, not {saved.version}"
+        if self.witness is not None:
+            reference = self.witness.reference(life)
+            reference.compare(saved.version, saved.path, enumerate(saved.values))
+            reference.compare_slots(saved.version, saved.path, enumerate(saved.slots[0]))
+        for steps in saved.steps:
+            assert len(steps) == 1, f"{saved.path} has parts of a parameter after {steps} steps"
+
+    def resume(self, life: Life, saved: SavedJob) -> None:
+        """Expect what is trained from there on."""
+        if self.witness is not None:
+            self.witness.resume(life, saved.values, saved.slots[0], saved.version)
 
     def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain only where the job says so, or for workers that cannot be started again."""

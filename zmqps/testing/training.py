@@ -23,6 +23,7 @@ from zmqps.testing.memory import ScarceMemory
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
+    from zmqps.testing.stores import SavedJob
 
 
 #: The job of simulated workers, where there is only one.
@@ -103,6 +104,18 @@ class Training:
 
     def check_end(self, simulation: SimulatedCluster) -> None:
         """Assert what must hold when all is over."""
+
+    def saving(self, simulation: SimulatedCluster, path: str, life: Life) -> None:
+        """A life of the job begins to be saved."""
+
+    def check_saved(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
+        """Assert what must hold of a checkpoint that is published."""
+
+    def check_cut(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
+        """Assert what must hold of it once it is known what has become of all pushes."""
+
+    def resume(self, life: Life, saved: SavedJob) -> None:
+        """A life of the job begins from a checkpoint."""
 
     def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Whether a wait may end like this although nothing has gone wrong for long."""

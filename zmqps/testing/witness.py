@@ -85,6 +85,12 @@ class StepWitness:
             self._references[life] = Reference(self._values)
         return self._references[life]
 
+    def resume(self, life: Life, values: Sequence[Array], velocity: Sequence[Array], version: int) -> None:
+        """A life of the job begins from a checkpoint."""
+        if life not in self._references:
+            self._references[life] = Reference(values, velocity, version)
+            self._commits[life] = [()] * version
+
     def check_freed(self, server: Node) -> None:
         """Assert that a server that frees its shard because the workers are done has every step."""
         shard, coordinator = loaded_shard(server, self._name), self._simulation.coordinator

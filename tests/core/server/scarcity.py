@@ -48,6 +48,10 @@ class ScarceHost(HostMemory):
     def values(self, size: int, dtype: np.dtype[Any]) -> Any:
         return self.empty(size, dtype)
 
+    def copied(self, array: Any) -> Any:
+        self.scarcity.tick()
+        return super().copied(array)
+
     def decode(self, *arguments: Any, **options: Any) -> Any:
         self.scarcity.tick()
         return super().decode(*arguments, **options)

@@ -35,10 +35,13 @@ from zmqps.errors import (
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: Workers let a cut be made for so long; one that is stopped, or computes in its own callback, may not answer.
+#: A cut is made within so long, or given up. A worker that has paused goes on by itself after 15 s, or once it has
+#: heard nothing for the heartbeat timeout; what it pushes then may reach a server before its `Save`, another after it.
 HOLD_S = 10.0
-#: A server that writes says so every second; one that has said nothing for so long is not waited for any more.
-SILENT_S = 120.0
+#: So often those are asked again who have not answered: a connection that broke may have lost it.
+AGAIN_S = 2.0
+#: A server, or the store, that has written nothing more for so long is not waited for any more.
+STUCK_S = 600.0
 #: Checkpoints that wait for their turn.
 MAX_WAITING = 64
 #: How many workers that did not hold an error names.
@@ -99,17 +102,30 @@ class _Making:
         self.wish = wish
         self.run = run
         self.number = number
-        self.begun_at = self.heard_at = now
+        self.begun_at = self.again_at = self.moved_at = now  # the store has got on at ``moved_at``
+        self.cut_by: float | None = None  # while workers are held: when the cut must be made
         self.path = ""
         self.stage = "opened"
         self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
+        self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
         self.version = 0
         self.manifest: dict[str, Any] = {}
         self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
         self.kept: set[int] = set()
         self.written: dict[int, Mapping[str, Any]] = {}  # by shard
         self.nbytes: dict[int, int] = {}
+        self.heard: dict[int, tuple[float, float]] = {}  # by epoch: when last, and when it had got on
+
+    @property
+    def unwritten(self) -> list[tuple[int, MemberInfo]]:
+        """The servers that have not written their parts, with the epochs."""
+        return [(epoch, server) for epoch, (shard, server) in self.servers.items() if shard not in self.written]
+
+    def newcomers(self) -> list[MemberInfo]:
+        """Return who may push and is not held."""
+        told = self.run.startup.told - self.gone
+        return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.holding]
 
 
 class Checkpoints:
@@ -125,6 +141,8 @@ class Checkpoints:
         Where checkpoints are; None: nowhere.
     cadence
         When jobs are saved without being asked.
+    hold_s
+        How long workers may be held, at most the heartbeat timeout.
     """
 
     def __init__(
@@ -133,16 +151,18 @@ class Checkpoints:
         members: Mapping[bytes, MemberInfo],
         store: Store | None,
         cadence: Cadence,
+        hold_s: float = HOLD_S,
     ) -> None:
         self._runs = runs
         self._members = members
         self._store = store
         self._cadence = cadence
+        self._hold_s = hold_s
         self._waiting: deque[Wish] = deque()
         self._making: _Making | None = None
         self._numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
-        self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest and when, for the status
+        self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
         self._failures: dict[str, str] = {}
         self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
 
@@ -181,8 +201,7 @@ class Checkpoints:
             wish = self._waiting.popleft()
             run = self._runs.get(wish.job)
             if run is None or not run.startup.ready or run.lost_shard is not None:
-                error = JobError(f"the job {wish.job!r} has ended before its checkpoint began")
-                return [*self._tell(wish, error), *self._next(now)]
+                return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
             making = self._making = _Making(wish, run, next(self._numbers), now)
             clock = run.steps.clock
             self._last[run.name] = now, self._steps_of(run)
@@ -211,38 +230,43 @@ class Checkpoints:
         return mode == "ssp" or (mode == "async" and making.wish.consistent)
 
     def _hold(self, making: _Making, now: float) -> list[Action]:
-        workers = {w.incarnation: w for w in making.run.workers if w.incarnation in making.run.startup.told}
-        making.stage, making.heard_at = "held", now
-        making.holding, making.awaited = dict(workers), dict(workers)
+        """Let workers begin no push, those as well that come meanwhile; once none does, the cut is made."""
+        if making.cut_by is None:
+            making.cut_by = now + self._hold_s
+        workers = {worker.incarnation: worker for worker in making.newcomers()}
         if not workers:
             return self._save(making, now)
+        making.stage, making.again_at = "held", now + AGAIN_S
+        making.holding |= workers
+        making.awaited |= workers
         return [Send(worker.peer, Hold(making.number)) for worker in workers.values()]
 
     def holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         """A worker has no push under way, and begins none."""
         making = self._making
-        if making is None or message.number != making.number or making.stage != "held":
+        if making is None or message.number != making.number or member.incarnation not in making.holding:
             return [Send(member.peer, GoOn(message.number))]
-        making.awaited.pop(member.incarnation, None)
-        return [] if making.awaited else self._save(making, now)
+        if making.awaited.pop(member.incarnation, None) is None or making.awaited:
+            return []
+        return self._hold(making, now)
 
     def _save(self, making: _Making, now: float) -> list[Action]:
         """Let all servers keep what they have: in the synchronous mode, what they have at the end of the last step."""
         run = making.run
         exact = run.mode == "sync"
-        making.stage, making.heard_at, making.version = "saved", now, run.steps.clock
+        making.stage, making.again_at, making.version = "saved", now + AGAIN_S, run.steps.clock
         making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
-        consistent = exact or bool(making.holding)
+        making.heard = {epoch: (now, now) for epoch in making.servers}
         making.manifest = {
             **run.saved(),
             "version": making.version,
-            "consistent": consistent,
+            "consistent": exact or self._needs_hold(making),
             "state": dict(making.wish.state),
         }
-        return [
-            Send(server.peer, Save(epoch, making.number, int(exact), making.version, making.path))
-            for epoch, (_, server) in making.servers.items()
-        ]
+        return [Send(server.peer, self._order(making, epoch)) for epoch, (_, server) in making.servers.items()]
+
+    def _order(self, making: _Making, epoch: int) -> Save:
+        return Save(epoch, making.number, int(making.run.mode == "sync"), making.version, making.path)
 
     def saved(self, server: MemberInfo, message: Saved, now: float) -> list[Action]:
         """A server says how far it is."""
@@ -250,20 +274,24 @@ class Checkpoints:
         if making is None or message.number != making.number or message.epoch not in making.servers:
             late = message.stage != FAILED
             return [Send(server.peer, Unsave(message.epoch, message.number))] if late else []
-        making.heard_at = now
         nbytes = message.facts.get("nbytes", 0)
-        making.nbytes[message.epoch] = nbytes if isinstance(nbytes, int) else 0
+        nbytes = nbytes if type(nbytes) is int else 0
+        before, (_, moved_at) = making.nbytes.get(message.epoch), making.heard[message.epoch]
+        making.nbytes[message.epoch] = nbytes
+        making.heard[message.epoch] = now, moved_at if before == nbytes else now
         if message.stage == FAILED:
             return self._fail(f"{server.title}: {printable(str(message.facts.get('why', ''))[:MAX_WHY_CHARS])}", now)
         actions: list[Action] = []
         making.kept.add(message.epoch)
-        if len(making.kept) == len(making.servers):
+        if making.cut_by is not None and making.kept >= set(making.servers):
+            if making.newcomers():  # they may have pushed between what two servers keep
+                return self._again(now)
             actions += self._let_go(making)
         if message.stage == WRITTEN:
             shard, _ = making.servers[message.epoch]
             making.written[shard] = message.facts
-            if len(making.written) == len(making.servers) and making.stage == "saved":
-                making.stage = "published"
+            if not making.unwritten and making.stage == "saved":
+                making.stage, making.moved_at = "published", now
                 shards = [making.written[shard] for shard in sorted(making.written)]
                 assert self._store is not None
                 work = partial(self._store.publish, making.path, {**making.manifest, "shards": shards})
@@ -272,15 +300,23 @@ class Checkpoints:
 
     def _let_go(self, making: _Making) -> list[Action]:
         told: list[Action] = [Send(worker.peer, GoOn(making.number)) for worker in making.holding.values()]
-        making.holding, making.awaited = {}, {}
+        making.holding, making.awaited, making.cut_by = {}, {}, None
         return told
+
+    def _again(self, now: float) -> list[Action]:
+        """No cut was made, through nobody's fault: begin once more."""
+        making = self._making
+        assert making is not None
+        self._waiting.appendleft(making.wish)
+        return [*self._drop(making), *self._next(now)]
 
     def _published(self, making: _Making, path: str, nbytes: int, now: float) -> list[Action]:
         seconds, name = now - making.begun_at, making.run.name
         self._making = None
-        self._failures.pop(name, None)
-        facts = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
-        self._done[name] = now, facts
+        if self._runs.get(name) is making.run:  # it may have ended meanwhile
+            self._failures.pop(name, None)
+            done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
+            self._done[name] = now, done
         told = [
             self._answer(who, peer, n, Checkpointed(n, path, making.version, seconds, nbytes))
             for (who, n), peer in making.wish.askers.items()
@@ -291,15 +327,19 @@ class Checkpoints:
     def _fail(self, why: str, now: float) -> list[Action]:
         making = self._making
         assert making is not None
-        self._making = None
         error = CheckpointFailedError(job=making.run.name, why=why)
         self._failures[making.run.name] = why
-        actions: list[Action] = [Log("error", str(error))]
-        actions += self._let_go(making)
+        actions = [Log("error", str(error)), *self._drop(making)]
+        return [*actions, *self._tell(making.wish, error), *self._next(now)]
+
+    def _drop(self, making: _Making) -> list[Action]:
+        """Let nobody do anything more for a checkpoint, and leave nothing of it."""
+        self._making = None
+        actions = self._let_go(making)
         actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, (_, s) in making.servers.items()]
         if making.path and self._store is not None:
             actions.append(Run(Storing(0, "abandon"), partial(self._store.abandon, making.path)))
-        return [*actions, *self._tell(making.wish, error), *self._next(now)]
+        return actions
 
     def _tell(self, wish: Wish, error: PSError) -> list[Action]:
         return [self._answer(who, peer, n, Error.of(n, error)) for (who, n), peer in wish.askers.items()]
@@ -322,21 +362,31 @@ class Checkpoints:
         making = self._making
         if making is None:
             return []
-        if any(server is member for _, server in making.servers.values()):
-            return self._fail(f"{member.title} has gone while it wrote its part", now)
+        begins = making.stage in ("opened", "held") and making.run.is_on(member)
+        if begins or any(server.incarnation == member.incarnation for _, server in making.unwritten):
+            return self._fail(f"{member.title} has gone before it had written its part", now)
+        for epoch in [e for e, (_, s) in making.servers.items() if s.incarnation == member.incarnation]:
+            del making.servers[epoch]  # what it has written stays
+        if making.cut_by is not None and any(w.incarnation == member.incarnation for w in making.newcomers()):
+            return self._again(now)  # it may have pushed
+        making.gone.add(member.incarnation)
         making.holding.pop(member.incarnation, None)
         if making.awaited.pop(member.incarnation, None) is not None and not making.awaited:
-            return self._save(making, now)
+            return self._hold(making, now)
         return []
 
     def ended(self, run: JobRun, now: float) -> list[Action]:
-        """A job has ended."""
-        self._last.pop(run.name, None)
-        self._done.pop(run.name, None)
-        self._failures.pop(run.name, None)
-        if self._making is not None and self._making.run is run:
-            return self._fail("the job has ended", now)
-        return []
+        """A job has ended: nothing more is saved of it, but what is written already."""
+        actions: list[Action] = []
+        for wish in [wish for wish in self._waiting if wish.job == run.name]:
+            self._waiting.remove(wish)
+            actions += self._tell(wish, _ended(run.name))
+        making = self._making
+        if making is not None and making.run is run and making.stage != "published":
+            actions += self._fail("the job has ended", now)
+        for known in (self._last, self._done, self._failures):
+            known.pop(run.name, None)
+        return actions
 
     def _steps_of(self, run: JobRun) -> int:
         """Return how many steps a job has made, as far as the coordinator knows: clocks, or pushes of its workers."""
@@ -364,8 +414,10 @@ class Checkpoints:
             if run.name not in self._last:
                 self._last[run.name] = now, self._steps_of(run)
             begun_at, steps = self._last[run.name]
+            if (there := self._steps_of(run)) < steps:  # some of those who have made them have gone
+                self._last[run.name] = begun_at, (steps := there)
             by_time = self._cadence.seconds is not None and now >= begun_at + self._cadence.seconds
-            by_steps = self._cadence.steps is not None and self._steps_of(run) >= steps + self._cadence.steps
+            by_steps = self._cadence.steps is not None and there >= steps + self._cadence.steps
             if by_time or by_steps:
                 self._waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
         return [*actions, *self._next(now)]
@@ -375,19 +427,42 @@ class Checkpoints:
         dues = [due for run in self._runs.values() if (due := self._due_at(run)) is not None]
         making = self._making
         if making is not None and making.stage in ("held", "saved"):
-            dues.append(making.heard_at + (HOLD_S if making.stage == "held" else SILENT_S))
+            dues += [
+                making.again_at,
+                *(making.heard[epoch][1] + STUCK_S for epoch, _ in making.unwritten),
+            ]
+            if making.cut_by is not None:
+                dues.append(making.cut_by)
+        elif making is not None:
+            dues.append(making.moved_at + STUCK_S)
         return min(dues, default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Give up what takes too long, begin what is due."""
+        """Give up what takes too long, ask again, begin what is due."""
         making, actions = self._making, list[Action]()
-        if making is not None and making.stage == "held" and now >= making.heard_at + HOLD_S:
-            names = listed([worker.title for worker in making.awaited.values()], MOST_NAMED)
-            actions = self._fail(f"{names} did not pause for it in {HOLD_S:g} s", now)
-        elif making is not None and making.stage == "saved" and now >= making.heard_at + SILENT_S:
-            silent = [s.title for shard, s in making.servers.values() if shard not in making.written]
-            actions = self._fail(f"{listed(silent, MOST_NAMED)} said nothing of it for {SILENT_S:g} s", now)
+        if making is not None and making.cut_by is not None and now >= making.cut_by:
+            servers = [server for epoch, (_, server) in making.servers.items() if epoch not in making.kept]
+            names = listed([member.title for member in [*making.awaited.values()] or servers], MOST_NAMED)
+            actions = self._fail(f"{names} did not pause for it in {self._hold_s:g} s", now)
+        elif making is not None and making.stage in ("held", "saved"):
+            actions = self._chase(making, now)
+        elif making is not None and now >= making.moved_at + STUCK_S:
+            actions = self._fail(f"the coordinator's disk has not answered for {STUCK_S:g} s", now)
         return [*actions, *self.look(now)]
+
+    def _chase(self, making: _Making, now: float) -> list[Action]:
+        """Ask those again who have not answered; give up who gets no further."""
+        stuck = [s.title for epoch, s in making.unwritten if now >= making.heard[epoch][1] + STUCK_S]
+        if stuck:
+            return self._fail(f"{listed(stuck, MOST_NAMED)} got no further with it for {STUCK_S:g} s", now)
+        if now < making.again_at:
+            return []
+        making.again_at = now + AGAIN_S
+        silent = [(e, s) for e, s in making.unwritten if now >= making.heard[e][0] + AGAIN_S]
+        return [
+            *(Send(worker.peer, Hold(making.number)) for worker in making.awaited.values()),
+            *(Send(server.peer, self._order(making, epoch)) for epoch, server in silent),
+        ]
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -395,8 +470,7 @@ class Checkpoints:
         """Return what the status shows of a job's checkpoints."""
         shown: dict[str, Any] = {}
         if (done := self._done.get(run.name)) is not None:
-            made_at, facts = done
-            shown["last"] = {**facts, "ago_s": round(now - made_at, 3)}
+            shown["last"] = {**done[1], "ago_s": round(now - done[0], 3)}
         if why := self._failures.get(run.name):
             shown["failed"] = why
         if self._making is not None and self._making.run is run:
@@ -413,7 +487,12 @@ class Checkpoints:
         """Assert that what is being made is of a job that is there."""
         making = self._making
         if making is not None:
-            assert self._runs.get(making.run.name) is making.run
+            assert self._runs.get(making.run.name) is making.run or making.stage == "published"
             assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
-            assert making.kept <= set(making.servers)
+            assert not making.holding or making.cut_by is not None
+            assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
         assert len(self._waiting) <= MAX_WAITING + len(self._runs)
+
+
+def _ended(job: str) -> PSError:
+    return JobError(f"the job {job!r} has ended before its checkpoint began")

@@ -178,10 +178,12 @@ class DataSets:
             data = DataSet(spec, member)
             if (saved := self._saved.get(spec.name)) is not None:
                 _described(saved).check_same(spec, "the checkpoint")
-                data.resume(self._saved.pop(spec.name))
+                data.resume(saved)
             self.by_name[spec.name] = data
         data.spec.check_same(spec, data.owner)
         data.lasts |= counts
+        if data.lasts:
+            self._saved.pop(spec.name, None)  # not before: one that does not last takes its place with it
         data.here.add(member.incarnation)
         if len(message.done) == 2:
             data.done(member.incarnation, (message.done[0], message.done[1]))

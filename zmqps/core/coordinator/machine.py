@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
-from zmqps.core.coordinator.checkpoints import Cadence, Checkpoints, Store, Wish
+from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
@@ -112,7 +112,8 @@ class CoordinatorMachine:
         )  # fmt: skip
         self.runs = self._jobs.runs
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
-        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence)
+        hold_s = min(HOLD_S, options.heartbeat_timeout)
+        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, hold_s)
         self.ended = self._jobs.ended
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self._jobs.on_end = self.checkpoints.ended
@@ -281,7 +282,7 @@ class CoordinatorMachine:
         pushes = message.counters.get("pushes")
         member.num_pushes = pushes if type(pushes) is int else 0
         run = self.runs.get(member.job)
-        return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
+        return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0)), *self.checkpoints.look(now)]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())

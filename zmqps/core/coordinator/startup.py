@@ -137,7 +137,8 @@ class Startup:
             offered = resumption.offered() if self.job is None and resumption is not None else self.job
             job = attached(offered)
         first, self.job = self.job is None, job
-        actions = self._count(member, bool(message.job), first)  # before it is told how many there are
+        # before it is told how many there are; of a restored job nobody has to say what it is
+        actions = self._count(member, bool(message.job) or resumption is not None, first)
         if first:
             self.owner = member.title  # by the rank that it has now
         has_values = bool(message.job) and member.role == "worker"

@@ -90,6 +90,7 @@ class Builds:
             if self._files is None:
                 raise JobError("this server was started without a place for checkpoints, and cannot restore one")
             self._files.read(shard, job, assign.restore)
+            shard.begin_at(assign.restore["version"])
         return shard
 
 

@@ -21,6 +21,7 @@ from zmqps.errors import JobError, ProtocolError, PSError
 IN_HAND = 2
 #: So often the coordinator hears how far a save is, at most.
 REPORT_S = 1.0
+MAX_WHY_CHARS = 500
 
 
 class Writer(Protocol):
@@ -88,6 +89,7 @@ class Saves:
     def __init__(self, files: Files | None) -> None:
         self._files = files
         self._under_way: dict[int, _Save] = {}  # by epoch
+        self._said: dict[int, Saved] = {}  # how the last one of each has ended, in case that the coordinator asks again
         self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
         self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
 
@@ -96,6 +98,9 @@ class Saves:
         under_way = self._under_way.get(message.epoch)
         if under_way is not None and under_way.key == (message.epoch, message.number):
             return [self._report(under_way, KEPT, now)]
+        said = self._said.get(message.epoch)
+        if said is not None and said.number == message.number:
+            return [Send(COORDINATOR, said)]
         try:
             if tenant is None:
                 raise JobError("this server has no shard of that job")
@@ -105,12 +110,13 @@ class Saves:
             if message.exact and message.version > shard.version:
                 self._awaited[message.epoch] = message
                 return []
-            if message.exact and message.version != shard.version:
-                raise ProtocolError(f"version {message.version} is over: this shard is at {shard.version}")
-            actions = [] if under_way is None else self._give_up(under_way, "another checkpoint has begun")
+            if message.exact and any(state.version != message.version for state in shard.slices):  # a part, perhaps
+                raise ProtocolError(f"version {message.version} is over: this shard goes on to {shard.version + 1}")
+            earlier = [save for save in self._under_way.values() if save.message.number != message.number]
+            actions = [action for save in earlier for action in self._give_up(save, "another checkpoint has begun")]
             snapshot = Snapshot(shard.slices, shard.memory, shard.version)
         except (MemoryError, PSError) as error:
-            return [_failed(message, str(error) or type(error).__name__)]
+            return [self._ended(message, FAILED, {"why": (str(error) or type(error).__name__)[:MAX_WHY_CHARS]})]
         save = self._under_way[message.epoch] = _Save(message, tenant, snapshot)
         opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index)
         save.busy = True
@@ -140,7 +146,8 @@ class Saves:
             save.snapshot.done(tag.index)
         else:
             del self._under_way[tag.epoch]
-            return [_said(save.message, WRITTEN, {**value, "nbytes": save.nbytes, "version": save.snapshot.version})]
+            facts = {**value, "nbytes": save.nbytes, "version": save.snapshot.version}
+            return [self._ended(save.message, WRITTEN, facts)]
         return self._go_on(save, now)
 
     def _go_on(self, save: _Save, now: float) -> list[Action]:
@@ -172,13 +179,19 @@ class Saves:
     def end(self, epoch: int, number: int | None = None, why: str = "") -> list[Action]:
         """Keep nothing more for a save, or for any of an epoch: the job has ended, or the checkpoint has failed."""
         self._awaited.pop(epoch, None)
+        if number is None:
+            self._said.pop(epoch, None)
         save = self._under_way.get(epoch)
         if save is None or number not in (None, save.message.number):
             return []
         return self._let_go(save)
 
     def _give_up(self, save: _Save, why: str) -> list[Action]:
-        return [*self._let_go(save), _failed(save.message, why)]
+        return [*self._let_go(save), self._ended(save.message, FAILED, {"why": why[:MAX_WHY_CHARS]})]
+
+    def _ended(self, message: Save, stage: int, facts: Mapping[str, Any]) -> Action:
+        said = self._said[message.epoch] = Saved(message.epoch, message.number, stage, facts)
+        return Send(COORDINATOR, said)
 
     def _let_go(self, save: _Save) -> list[Action]:
         save.snapshot.release()
@@ -190,7 +203,7 @@ class Saves:
 
     def _report(self, save: _Save, stage: int, now: float) -> Action:
         save.reported_at = now
-        return _said(save.message, stage, {"nbytes": save.nbytes})
+        return Send(COORDINATOR, Saved(save.message.epoch, save.message.number, stage, {"nbytes": save.nbytes}))
 
     def counters(self, epoch: int) -> Mapping[str, int]:
         """Return what the status shows of a shard that is being saved."""
@@ -211,11 +224,3 @@ class Saves:
 def _closed(save: _Save) -> list[Action]:
     """Give the files of a save back that was given up."""
     return [] if save.writer is None else [Run(Saving(0, 0), save.writer.abandon)]
-
-
-def _said(message: Save, stage: int, facts: Mapping[str, Any]) -> Action:
-    return Send(COORDINATOR, Saved(message.epoch, message.number, stage, facts))
-
-
-def _failed(message: Save, why: str) -> Action:
-    return _said(message, FAILED, {"why": why[:500]})

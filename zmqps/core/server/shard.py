@@ -140,7 +140,7 @@ class Shard:
         steps
             How many updates each of its parameters has had.
         version
-            Of the slice; in the synchronous mode of the whole shard.
+            Of the slice; in the synchronous mode that which `begin_at` is told.
         """
         state = self.slices[index]
         state.value[:] = self.memory.take(value)
@@ -148,10 +148,13 @@ class Shard:
             slot[:] = self.memory.take(saved)
         state.steps[:] = steps
         state.version = version
-        if self.steps is not None:
-            self.steps.version = version
         self._missing.discard(index)
         self.loaded = not self._missing
+
+    def begin_at(self, version: int) -> None:
+        """Go on with a step: the shard was restored, if only without a slice of its own."""
+        if self.steps is not None:
+            self.steps.version = version
 
     def push(
         self,

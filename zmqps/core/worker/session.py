@@ -190,7 +190,7 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
-        dues.append(self.transfers.pace.resumes_at)
+        dues.append(self.transfers.pause_due)
         for link in self.links.by_shard:
             dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
@@ -212,9 +212,8 @@ class SessionMachine:
             if self._stopping:
                 actions.append(Exit(0, ""))
         actions += self.questions.on_deadline(now)
-        resumes_at = self.transfers.pace.resumes_at
-        if resumes_at is not None and now >= resumes_at:
-            actions += self.transfers.unpause(now)
+        if (pause_due := self.transfers.pause_due) is not None and now >= pause_due:
+            actions += self.transfers.on_pause_due(now)
         if self._waits.due is not None and now >= self._waits.due:
             actions += self._waits.remind(now)
         if self._orphaned.due is not None and now >= self._orphaned.due:
@@ -390,8 +389,7 @@ class SessionMachine:
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._orphaned.error(now)
-        self.transfers.pace.unpause()  # nobody is left to say so
-        actions: list[Action] = [Log("error", str(error))]
+        actions: list[Action] = [Log("error", str(error)), *self.transfers.unpause(now)]  # nobody is left to say so
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)
         return actions

@@ -51,6 +51,8 @@ from zmqps.errors import (
 
 #: A worker that has paused for a checkpoint goes on after so long by itself: the coordinator has given up before.
 PAUSE_S = 15.0
+#: So often it says that it has paused, until it is told to go on: a connection that broke may have lost either.
+AGAIN_S = 2.0
 
 
 class Host(Protocol):
@@ -92,7 +94,7 @@ class Transfers:
         self.pace = Pace()
         self._host = host
         self._all_finite = all_finite
-        self._paused_said = False
+        self._says_at: float | None = None  # when it is to say again that it has paused
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
@@ -125,24 +127,38 @@ class Transfers:
             elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
-                return actions + self._say_paused()
+                return actions + self._say_paused(now)
 
     def pause(self, message: Hold, now: float) -> list[Action]:
         """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
-        self._paused_said = False
+        self._says_at = None
         self.pace.pause(message.number, now + PAUSE_S)
-        return self._say_paused()
+        return self._say_paused(now)
 
     def unpause(self, now: float) -> list[Action]:
         """The cut is made, or was given up."""
         self.pace.unpause()
         return self.go_on(now)
 
-    def _say_paused(self) -> list[Action]:
+    @property
+    def pause_due(self) -> float | None:
+        """When a pause ends by itself, or is to be told again."""
+        if self.pace.paused is None:
+            return None
+        return min(due for due in (self.pace.resumes_at, self._says_at) if due is not None)
+
+    def on_pause_due(self, now: float) -> list[Action]:
+        """End a pause that nobody ends, or tell of it again."""
+        if self.pace.resumes_at is not None and now >= self.pace.resumes_at:
+            return self.unpause(now)
+        self._says_at = None
+        return self._say_paused(now)
+
+    def _say_paused(self, now: float) -> list[Action]:
         number = self.pace.paused
-        if number is None or self._paused_said or any(isinstance(transfer, Push) for transfer in self._asked):
+        if number is None or self._says_at is not None or any(isinstance(transfer, Push) for transfer in self._asked):
             return []
-        self._paused_said = True
+        self._says_at = now + AGAIN_S
         return [Send(COORDINATOR, Holding(number))]
 
     def validate(self) -> None:

@@ -1,0 +1,77 @@
+"""A cluster that is saved while it trains, loses its power, and goes on from the disk with other servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.testing.network import Faults
+from zmqps.testing.simulation import Report, Simulation
+from zmqps.testing.stores import Disk
+from zmqps.testing.training import Training
+
+#: When the power fails.
+POWER_FAILS_S = (1.5, 9.0)
+#: Servers afterwards.
+MOST_SERVERS = 4
+
+
+class Restored:
+    """Two simulations, of which the second one has nothing of the first but its disk.
+
+    Parameters
+    ----------
+    seed
+        Of both.
+    servers, workers, faults, training, calm_s
+        As for `Simulation`; the second has another number of servers.
+    """
+
+    def __init__(
+        self, seed: int, servers: int, workers: int, faults: Faults, training: Training, *, calm_s: float
+    ) -> None:
+        self.seed = seed
+        self.disk = Disk()
+        self.training = training
+        self._rng = Random(seed)
+        self._servers, self._workers, self._faults, self._calm_s = servers, workers, faults, calm_s
+
+    def run(self) -> Report:
+        """Run both until all workers of the second one are done.
+
+        Raises
+        ------
+        SimulationError
+            An invariant was violated.
+        """
+        rng = self._rng
+        first = self._simulation(self.seed, self._servers, power_fails_s=rng.uniform(*POWER_FAILS_S))
+        before = first.run()
+        # as if found by its manifest
+        saved = self.disk.published[-1] if self.disk.published else None
+        second = self._simulation(
+            self.seed + (1 << 32), rng.randint(1, MOST_SERVERS), resumed=saved, first_worker=first.num_started
+        )
+        after = second.run()
+        return replace(after, seed=self.seed, digest=before.digest ^ after.digest)
+
+    def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
+        return Simulation(
+            seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
+            options=saved_often(self._rng, self.training, servers, self._workers, self._faults), disk=self.disk,
+            **options,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def saved_often(rng: Random, training: Training, servers: int, workers: int, faults: Faults) -> CoordinatorOptions:
+    """Return what a coordinator is told that saves its jobs without being asked, too."""
+    seconds, steps = rng.choice(((None, None), (0.7, None), (2.0, None), (None, 1), (None, 3)))
+    return CoordinatorOptions(
+        servers=servers,
+        workers=workers,
+        once=not faults.server_crash and not faults.saving,  # else it ends with the first server
+        slice_nbytes=training.slice_nbytes,
+        checkpoint_seconds=seconds,
+        checkpoint_steps=steps,
+    )

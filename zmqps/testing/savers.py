@@ -1,0 +1,128 @@
+"""Simulated clusters that are saved while they train: who asks for checkpoints, what goes wrong, and what must hold."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from zmqps.core.protocol.messages import Assign, Checkpointed, GoOn, Hold, Holding, Message, Save, Saved, Unsave
+from zmqps.core.worker.operations import Checkpoint, Exchange, SaveJob
+from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfers import PAUSE_S
+from zmqps.errors import PSError
+from zmqps.testing.engine import Node, Program
+from zmqps.testing.stores import Disk, SavedJob
+from zmqps.testing.training import Life, Training
+
+if TYPE_CHECKING:
+    from zmqps.testing.cluster import SimulatedCluster
+
+#: What a checkpoint is made of.
+MESSAGES = (Save, Saved, Unsave, Hold, Holding, GoOn, Checkpointed)
+#: Probability that a worker asks for a checkpoint before it reads or pushes.
+ASKS = 0.15
+#: Those who ask wait for so long.
+ASKED_S = 30.0
+#: A worker is paused for no longer, whatever is lost: it may be asked for once more just before it goes on by itself.
+LONGEST_PAUSE_S = 2 * PAUSE_S
+
+
+class Savers:
+    """Lets workers ask for checkpoints, breaks what makes them, and looks at each that is published.
+
+    Parameters
+    ----------
+    simulation
+        Whose.
+    disk
+        Where they are.
+    crash
+        Probability that a node dies as it sends or takes a message of a checkpoint.
+    training
+        What is trained.
+    """
+
+    def __init__(self, simulation: SimulatedCluster, disk: Disk, crash: float, training: Training) -> None:
+        self._simulation = simulation
+        self._training = training
+        self._disk = disk
+        self._crash = crash
+        self._lives: dict[str, Life] = {}  # by path: of the job that is saved there
+        self._paused_at: dict[str, float] = {}
+        disk.on_publish = self._published
+        simulation.on_send.append(self._sent)
+        simulation.on_receive.append(self._received)
+
+    def program(self, worker: Node, program: Program) -> Program:
+        """Let a worker ask for checkpoints now and then."""
+        rng, value = self._simulation.rng, None
+        ask = partial(next, program)
+        while True:
+            try:
+                item = ask()
+            except StopIteration:
+                return
+            if isinstance(item, tuple) and isinstance(item[0], Exchange) and rng.random() < ASKS:
+                yield from self._save(worker)
+            try:
+                value = yield item
+            except Exception as error:
+                ask = partial(program.throw, error)
+            else:
+                ask = partial(program.send, value)
+
+    def _save(self, worker: Node) -> Program:
+        state = {"saved by": worker.name}
+        consistent = self._simulation.rng.random() < 0.7
+        try:
+            made: Checkpoint = yield SaveJob(0.0, consistent=consistent, state=state), ASKED_S
+        except PSError:
+            return
+        saved = next((saved for saved in self._disk.published if saved.path == made.path), None)
+        assert saved is not None, f"{worker.name} is told of a checkpoint that is not there: {made.path}"
+        assert saved.manifest["state"] == state, f"{worker.name} finds another's state: {saved.manifest['state']}"
+        assert saved.version == made.version, f"{worker.name} is told of version {made.version}, not {saved.version}"
+
+    # --- what goes wrong ----------------------------------------------------------------------
+
+    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+        if isinstance(message, Save):
+            first = message.path not in self._lives
+            ours = self._simulation.life_of_copy(sender.identity.incarnation, message.epoch)
+            life = self._lives.setdefault(message.path, ours)
+            assert life == ours, "two jobs are saved to one place"
+            if first:
+                self._training.saving(self._simulation, message.path, life)
+        elif isinstance(message, Assign) and message.restore:
+            saved = next(saved for saved in self._disk.published if saved.path == message.restore["path"])
+            life = self._simulation.life_of_copy(sender.identity.incarnation, message.epoch)
+            self._training.resume(life, saved)
+        self._perhaps(sender, message)
+
+    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+        self._perhaps(receiver, message)
+
+    def _perhaps(self, node: Node, message: Message) -> None:
+        if isinstance(message, MESSAGES) and self._simulation.network.happens(self._crash):
+            self._simulation.kill(node)
+
+    # --- what must hold -----------------------------------------------------------------------
+
+    def _published(self, saved: SavedJob) -> None:
+        self._training.check_saved(self._simulation, saved, self._lives[saved.path])
+
+    def check(self, node: Node) -> None:
+        """Assert that nobody stays paused."""
+        assert isinstance(node.machine, SessionMachine)
+        if node.machine.transfers.pace.paused is None:
+            self._paused_at.pop(node.name, None)
+            return
+        now = self._simulation.now
+        paused_at = max(self._paused_at.setdefault(node.name, now), node.stopped_until)
+        assert now - paused_at <= LONGEST_PAUSE_S, f"{node.name} stays paused for a checkpoint"
+
+    def check_end(self) -> None:
+        """Assert that all cuts were cuts, now that it is known what became of the pushes."""
+        for saved in self._disk.published:
+            if saved.path in self._lives:
+                self._training.check_cut(self._simulation, saved, self._lives[saved.path])

@@ -1,0 +1,191 @@
+"""A simulated disk, which all nodes share and which outlives them: the checkpoints on it, and those on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zmqps.core.coordinator.files import Served
+from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.snapshot import Piece
+from zmqps.errors import CheckpointStorageError
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+
+@dataclass(slots=True)
+class SavedSlice:
+    """A slice on the disk."""
+
+    version: int
+    steps: list[int]
+    arrays: list[Array]  # its value, then its slots
+
+
+@dataclass(slots=True)
+class Part:
+    """What one server has written."""
+
+    slices: dict[int, SavedSlice] = field(default_factory=dict)
+    whole: bool = False
+
+
+class SavedJob:
+    """A published checkpoint.
+
+    Attributes
+    ----------
+    path, manifest
+        As the coordinator names it, and what it says of it.
+    values, slots, steps
+        By parameter: flat arrays, those of each slot, and how many updates it has had, in each segment.
+    """
+
+    def __init__(self, path: str, manifest: Mapping[str, Any], parts: Mapping[int, Part]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.job = JobSpec.from_wire(manifest["job"])
+        self.placement = Placement.from_wire(KeySpace(self.job.parameters), manifest["placement"])
+        self.versions: set[int] = set()
+        self.values = [np.full(p.size, np.nan, p.storage_dtype) for p in self.job.parameters]
+        self.slots: list[list[Array]] = []
+        self.steps: list[set[int]] = [set() for _ in self.job.parameters]
+        for shard, slices in enumerate(self.placement.slices):
+            assert set(parts[shard].slices) == {slice_.index for slice_ in slices}, f"{path} lacks a part of {shard}"
+            for slice_ in slices:
+                saved = parts[shard].slices[slice_.index]
+                self.versions.add(saved.version)
+                while len(self.slots) < len(saved.arrays) - 1:
+                    self.slots.append([np.full(p.size, np.nan, p.storage_dtype) for p in self.job.parameters])
+                for segment, steps in zip(slice_.segments, saved.steps, strict=True):
+                    self.steps[segment.parameter].add(steps)
+                    here = slice(segment.position, segment.position + segment.size)
+                    there = slice(segment.start, segment.start + segment.size)
+                    for of, array in zip([self.values, *self.slots], saved.arrays, strict=True):
+                        of[segment.parameter][there] = array[here]
+
+    @property
+    def version(self) -> int:
+        """The clock to go on with."""
+        return int(self.manifest["version"])
+
+    @property
+    def consistent(self) -> bool:
+        """Whether it is a cut between pushes, or between steps."""
+        return bool(self.manifest["consistent"])
+
+    def resumption(self) -> Resumption:
+        """Return what a coordinator is told that begins with it."""
+        return Resumption(
+            path=self.path, job=self.job, version=self.version, data=self.manifest["data"], state=self.manifest["state"]
+        )
+
+
+class Disk:
+    """Where simulated nodes save and restore (`zmqps.core.server.saves.Files`, `...coordinator.checkpoints.Store`).
+
+    Parameters
+    ----------
+    fails
+        Whether what is asked for next does.
+    """
+
+    serves = False
+
+    def __init__(self, fails: Callable[[], bool] = lambda: False) -> None:
+        self.fails = fails
+        self.published: list[SavedJob] = []  # the latest last
+        #: Called with each checkpoint that is published.
+        self.on_publish: Callable[[SavedJob], None] = lambda saved: None
+        self._parts: dict[str, dict[int, Part]] = {}  # of those on their way
+        self._numbers = count(1)
+
+    def _work(self, path: str) -> None:
+        if self.fails():
+            raise CheckpointStorageError(path=path, what="the simulated disk fails", good="", advice="try again")
+
+    def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
+        """Nobody has to ask: all have this disk."""
+        raise AssertionError("a server asks for files that it has")
+
+    # --- what servers do ----------------------------------------------------------------------
+
+    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
+        """Open the files of a shard; each only once."""
+        self._work(path)
+        parts = self._parts.get(path)
+        if parts is None:
+            raise CheckpointStorageError(path=path, what="it was removed", good="", advice="try again")
+        assert index not in parts, f"shard {index} is written twice to {path}"
+        part = parts[index] = Part()
+        return _Writer(self, path, part)
+
+    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
+        """Fill a shard with what a checkpoint has for it."""
+        self._work(source["path"])
+        saved = next(saved for saved in self.published if saved.path == source["path"])
+        for slice_ in shard.placement.slices[shard.index]:
+            found = []
+            for of in [saved.values, *saved.slots]:
+                pieces = [of[s.parameter][s.start : s.start + s.size] for s in slice_.segments]
+                found.append(np.concatenate(pieces))
+            steps = [min(saved.steps[s.parameter]) for s in slice_.segments]
+            version = source["version"] if job.mode == "sync" else max(steps)
+            shard.restore(slice_.index, found[0], found[1:], steps, version)
+
+    # --- what coordinators do -----------------------------------------------------------------
+
+    def begin(self, job: str, version: int) -> str:
+        """Make room for a checkpoint."""
+        path = f"/{job}/{next(self._numbers)}"
+        self._work(path)
+        self._parts[path] = {}
+        return path
+
+    def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
+        """Let what was written be the newest checkpoint."""
+        self._work(path)
+        parts = self._parts.pop(path)
+        assert all(part.whole for part in parts.values()), f"{path} is published before all is written"
+        saved = SavedJob(path, manifest, parts)
+        self.on_publish(saved)
+        self.published.append(saved)
+        return path, sum(value.nbytes for value in saved.values), saved.version
+
+    def abandon(self, path: str) -> None:
+        """Remove what was written."""
+        self._parts.pop(path, None)
+
+
+class _Writer:
+    """A server's part (`zmqps.core.server.saves.Writer`)."""
+
+    def __init__(self, disk: Disk, path: str, part: Part) -> None:
+        self._disk = disk
+        self._path = path
+        self._part = part
+
+    def write(self, piece: Piece) -> None:
+        """Write a slice, as it is at this moment."""
+        self._disk._work(self._path)
+        assert piece.number not in self._part.slices, f"slice {piece.number} is written twice"
+        arrays = [array.copy() for array in (piece.value, *piece.slots)]
+        self._part.slices[piece.number] = SavedSlice(piece.version, piece.steps.tolist(), arrays)
+
+    def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Bring all to the disk."""
+        self._disk._work(self._path)
+        self._part.whole = True
+        return {"lowest": min((saved.version for saved in self._part.slices.values()), default=None)}
+
+    def abandon(self) -> None:
+        """Close the files."""
