@@ -131,6 +131,10 @@ class Clients:
         if peer in self._barred_peers:
             raise self._barred_peers[peer].again()
 
+    def bars(self, incarnation: bytes) -> bool:
+        """Whether an incarnation was lost or has left."""
+        return incarnation in self._barred
+
     def of_epoch(self, epoch: int) -> Iterable[bytes]:
         """Return the clients of a job."""
         return [who for who, client in self.by_incarnation.items() if client.epoch == epoch]
