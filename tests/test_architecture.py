@@ -226,6 +226,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/jobs.py",
     "zmqps/core/protocol/steps.py",
     "zmqps/core/protocol/training.py",
+    "zmqps/core/protocol/replication.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",
 }

@@ -48,7 +48,8 @@ class Assign(Message):
 
     ``epoch`` stands for this copy of the shard from now on; no other one of the cluster ever has it.
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
-    host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
+    host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with. ``backup`` is 1
+    for a copy that follows a primary, which has ``backups`` as in `Replicas`; both are of this ``generation``.
     """
 
     kind: ClassVar[int] = 12
@@ -60,6 +61,9 @@ class Assign(Message):
     job: Plain
     placement: Plain
     key: Key = field(repr=False)
+    generation: U64 = 0
+    backup: U8 = 0
+    backups: Plain = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from zmqps.core.protocol.membership import (
     Welcome,
 )
 from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.steps import (
     Arrive,
     Commit,
@@ -71,11 +72,17 @@ __all__ = [
     "Lost",
     "Message",
     "Proceed",
+    "Promote",
+    "Promoted",
     "Pull",
     "Push",
     "Range",
     "Ready",
     "Released",
+    "Replicas",
+    "Replicate",
+    "Replicated",
+    "Replicating",
     "Shutdown",
     "Status",
     "StatusRequest",
