@@ -19,6 +19,7 @@ class _Move:
     """One shard's last move, and who does not follow it yet."""
 
     copy: Copy
+    generation: int  # when it moved
     version: int
     lost: int
     due: float
@@ -48,7 +49,7 @@ class Moves:
         self, epoch: int, copies: Copies, copy: Copy, told: Iterable[bytes], now: float, version: int = 0, lost: int = 0
     ) -> list[Action]:
         """A shard has moved to the server of a copy: tell those who have been told the job."""
-        move = _Move(copy, version, lost, now + RETRY_S, {who for who in told if who in self._members})
+        move = _Move(copy, copy.generation, version, lost, now + RETRY_S, {who for who in told if who in self._members})
         if move.awaited:
             self._moves[copy.shard] = move
         return self._tell(epoch, copies, move)
@@ -58,14 +59,14 @@ class Moves:
         for who in sorted(move.awaited):
             member = self._members[who]
             row = copies.row(copy, member)
-            moved = Moved(epoch, copy.shard, copy.generation, row, move.version, move.lost)
+            moved = Moved(epoch, copy.shard, move.generation, row, move.version, move.lost)
             actions.append(Send(member.peer, moved))
         return actions
 
     def followed(self, member: MemberInfo, message: Retargeted) -> bool:
         """A member talks to the new server of a shard; return whether that is news of its last move."""
         move = self._moves.get(message.shard)
-        if move is None or message.generation != move.copy.generation or member.incarnation not in move.awaited:
+        if move is None or message.generation != move.generation or member.incarnation not in move.awaited:
             return False
         self.leave(member, message.shard)
         return True

@@ -419,6 +419,6 @@ class JobRun:
 def _torn(shard: int, member: MemberInfo) -> PSError:
     """Return the error of a job whose step cannot be completed on one shard."""
     return JobError(
-        f"the server of shard {shard} was lost in mid-step, and so was {member.title} before it could bring its gradients "
-        "to the backup: other shards have that step; begin the job again, from a checkpoint if there is one"
+        f"the server of shard {shard} was lost in mid-step, and so was {member.title} before it could bring its "
+        "gradients to the backup: other shards have that step; begin the job again, from a checkpoint if there is one"
     )
