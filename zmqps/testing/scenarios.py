@@ -68,6 +68,8 @@ class Scenario:
         After so many seconds nothing goes wrong any more.
     bandwidth
         Bytes a second that a node sends; where it is little, nothing may be sent twice.
+    replicas
+        How many backups each shard has.
     """
 
     faults: Faults
@@ -80,13 +82,14 @@ class Scenario:
     succeeded: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
+    replicas: int = 0
 
     def simulation(self, seed: int) -> Simulation:
         """Return the run of a seed."""
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
-            bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH,
+            bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
         )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
+from zmqps.testing.replicas import OneAtATime
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -105,6 +106,8 @@ class Simulation(SimulatedCluster):
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
+    replicas
+        How many backups each shard has.
 
     Examples
     --------
@@ -133,6 +136,7 @@ class Simulation(SimulatedCluster):
         orphaned: bool = False,
         succeeded: bool = False,
         thrifty: bool = False,
+        replicas: int = 0,
     ) -> None:
         self.seed = seed
         self._keyed = keyed
@@ -144,6 +148,8 @@ class Simulation(SimulatedCluster):
             workers=workers // self.training.num_jobs,
             once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
+            replicas=replicas,
+            **({"heartbeat_interval": 0.5, "heartbeat_timeout": 2.0} if replicas else {}),
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
@@ -160,6 +166,7 @@ class Simulation(SimulatedCluster):
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
+        self._replicas = OneAtATime(self) if options.replicas else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -313,8 +320,12 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
+            if node.role == "coordinator" and self.options.replicas:
+                self.note_copies()
             check_told(node, self.now)
             self.training.check(self, node)
+            if self._replicas is not None:
+                self._replicas.check(node)
             if self._attackers is not None:
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
@@ -387,7 +398,9 @@ class Simulation(SimulatedCluster):
 
     def _crash_somebody(self, role: str) -> None:
         if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
-            self.kill(self.rng.choice(alive))
+            node = self.rng.choice(alive)
+            if self._replicas is None or role != "server" or self._replicas.may_lose(node):
+                self.kill(node)
 
     def _stop_somebody(self) -> None:
         if alive := [node for node in self.workers if node.alive]:
@@ -406,4 +419,9 @@ class Simulation(SimulatedCluster):
 
     def _cut_somebody(self) -> None:
         if alive := [node for node in self.nodes.values() if node.alive]:
-            self.partition(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s)))
+            node, seconds = self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
+            if self._replicas is not None and node.role != "worker":
+                if node.role == "coordinator" or not self._replicas.may_lose(node):
+                    return
+                self._replicas.cut(seconds)
+            self.partition(node, seconds)

@@ -222,6 +222,12 @@ class Replication:
 
     # --- what others may look at ---------------------------------------------------------------
 
+    @property
+    def settled(self) -> bool:
+        """Whether every shard has a primary and all its backups, and every member knows where."""
+        waits = self._degraded or self._promoting or self._unanswered
+        return not waits and self.moves.next_deadline() is None
+
     def texts(self, now: float) -> Iterator[str]:
         """Yield which shards have too few backups, since when and why, and what one more loss would cost."""
         copies = self._startup.copies
