@@ -65,7 +65,7 @@ def training() -> Iterator[tuple[InProcessCluster, zmqps.Worker, str, bytes, byt
     with InProcessCluster(heartbeat_interval=0.2) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
         machine = worker._thread.machine
-        (link,) = machine.links.by_rank
+        (link,) = machine.links.by_shard
         assert link.handshake.welcome is not None
         endpoint = link.handshake.endpoint.split()[0]
         yield cluster, worker, endpoint, link.handshake.welcome.incarnation, machine.member.identity.incarnation

@@ -187,7 +187,7 @@ class Member:
         self._until = Until()
         welcome = self._stranger.ask(hello(role, self.incarnation), Welcome, Error)
         assert welcome is not None, "no answer"
-        self.epoch = 0
+        self.epochs: list[int] = []  # for each server that of its shard
         if isinstance(welcome, Welcome):
             self.take_job()
         self._thread = threading.Thread(target=self._beat, daemon=True)
@@ -202,12 +202,17 @@ class Member:
         placement = Placement.from_wire(KeySpace(job.parameters), dict(answer.placement))
         self.slices = [{slice_.index: slice_.size for slice_ in slices} for slices in placement.slices]
         self._tickets = [bytes.fromhex(server["ticket"]) for server in answer.placement["servers"]]
-        self.epoch = answer.epoch
+        self.epochs = [server["epoch"] for server in answer.placement["servers"]]
+
+    @property
+    def epoch(self) -> int:
+        """Of the first server's shard; 0: there is no job."""
+        return self.epochs[0] if self.epochs else 0
 
     def hello(self, server: int) -> Hello:
         """Return what it says to a server."""
-        ticket = self._tickets[server] if self._tickets else self.incarnation
-        return hello(self.role, self.incarnation, secret=ticket, epoch=self.epoch)
+        ticket, epoch = (self._tickets[server], self.epochs[server]) if self._tickets else (self.incarnation, 0)
+        return hello(self.role, self.incarnation, secret=ticket, epoch=epoch)
 
     def _beat(self) -> None:
         while self._until.pause(BEAT_S):
@@ -242,7 +247,7 @@ class Target:
     incarnations
         What they tell whoever says hello.
     epoch
-        Of the job; 0: there is none yet.
+        Of the job, and of the first server's shard; 0: there is none yet.
     slices
         For each server the sizes of its slices, by their index.
     insider
@@ -259,6 +264,11 @@ class Target:
     slices: Sequence[Mapping[int, int]]
     insider: Sequence[bytes]
     member: Member
+
+    def epoch_at(self, server: int) -> int:
+        """Return the epoch of a server's shard."""
+        epochs = self.member.epochs
+        return epochs[server] if epochs else self.epoch
 
 
 def scout(coordinator: str, insider: Sequence[bytes] = ()) -> Target:

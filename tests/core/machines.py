@@ -137,9 +137,18 @@ class Coordinator:
     def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
         return self.take(name, Init(request, spec.to_wire() if spec else {}))
 
+    def epochs(self, name: str, job: str = "default") -> list[int]:
+        """Return the numbers of the copies of a job's shards that a server has."""
+        return [copy.epoch for copy in self.run(job).startup.copies if copy.server.hello.name == name]
+
     def ready(self, *names: str, loaded: bool = True, epoch: int | None = None, job: str = "default") -> list[Action]:
-        epoch = self.run(job).startup.epoch if epoch is None else epoch
-        return [action for name in names for action in self.take(name, Ready(epoch, int(loaded)))]
+        """Let servers be ready with their shards; ``epoch``: with this one, whoever has it."""
+        return [
+            action
+            for name in names
+            for number in (self.epochs(name, job) if epoch is None else [epoch])
+            for action in self.take(name, Ready(number, int(loaded)))
+        ]
 
     def train(self, *names: str) -> None:
         """Bring servers and workers to a job that is trained."""

@@ -105,7 +105,10 @@ BACKUP = {
     "ticket": KEY.hex(),
     "proof": KEY.hex(),
 }
-TO_REACH = {"name": "server-b", "endpoint": "tcp://10.0.0.2:5571", "ticket": TICKET.hex(), "proof": PROOF.hex()}
+TO_REACH = {
+    "name": "server-b", "endpoint": "tcp://10.0.0.2:5571", "rank": 0, "epoch": 1, "ticket": TICKET.hex(),
+    "proof": PROOF.hex(),
+}  # fmt: skip
 W, B = np.array([1, -2, 0.5, 0, 3, 4], "<f4"), np.array([0.25, -1], "<f8")
 LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
 

@@ -581,7 +581,9 @@ def test_a_worker_that_does_not_ask_what_a_silent_server_has(monkeypatch: Patch)
 
 def test_a_worker_that_takes_a_push_for_applied_that_a_server_had_no_memory_for(monkeypatch: Patch) -> None:
     def handle(original: Any, transfers: Transfers, peer: bytes, message: Any, now: float) -> list[Action]:
-        request = transfers._links.by_peer[peer].in_flight.get(message.request) if isinstance(message, Error) else None
+        request = (
+            transfers._links.by_peer[peer][0].in_flight.get(message.request) if isinstance(message, Error) else None
+        )
         if request is not None and request.transfer.target is None and message.code == ServerMemoryError.code:
             message = Ack(message.request, [0] * len(request.cargoes), [0] * len(request.cargoes))
         return list(original(transfers, peer, message, now))

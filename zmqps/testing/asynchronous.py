@@ -17,7 +17,7 @@ from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.training import Life, Training, life_of, loaded_shard
+from zmqps.testing.training import Life, Training, life_of, life_on, loaded_shard
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -128,19 +128,19 @@ class AsyncTraining(Training):
 
     def attempt(self, worker: Node, push: int) -> None:
         """A push begins: from now on it may be applied."""
-        self._attempted[life_of(worker, self.name)][worker.number] += int(self._base**push)
+        self._attempted[life_of(worker)][worker.number] += int(self._base**push)
 
     def acknowledge(self, worker: Node, push: int) -> None:
         """A push was acknowledged by all servers: from now on it must be applied."""
-        self._applied[life_of(worker, self.name)][worker.number] += int(self._base**push)
+        self._applied[life_of(worker)][worker.number] += int(self._base**push)
 
     def acknowledged(self, worker: Node) -> Any:
         """Return what must have been applied by now, by worker."""
-        return self._applied[life_of(worker, self.name)].copy()
+        return self._applied[life_of(worker)].copy()
 
     def check_pulled(self, worker: Node, out: Sequence[Array | None], seen: Any) -> None:
         """Assert that what a worker reads is made of pushes there were, and of all acknowledged before it asked."""
-        attempted = self._attempted[life_of(worker, self.name)]
+        attempted = self._attempted[life_of(worker)]
         for array in out:
             assert array is not None
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
@@ -152,7 +152,7 @@ class AsyncTraining(Training):
         shard = loaded_shard(node, self.name)
         if shard is not None:
             updates = sum(state.version for state in shard.slices)
-            life = life_of(node, self.name)
+            life = life_on(simulation, node, self.name)
             if self._checked.get((node.name, life)) != updates:
                 self._checked[node.name, life] = updates
                 attempted = self._attempted[life]
@@ -178,7 +178,7 @@ class AsyncTraining(Training):
         """Assert that every push that was acknowledged has been applied."""
         shard = loaded_shard(server, self.name)
         for values, owners in self._values(shard) if shard is not None else ():
-            applied = self._applied[life_of(server, self.name)][owners]
+            applied = self._applied[life_on(simulation, server, self.name)][owners]
             assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:

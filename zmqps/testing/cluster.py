@@ -6,6 +6,7 @@ from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.messages import Assign, Message
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
 
@@ -31,6 +32,17 @@ class SimulatedCluster(Engine):
         self.restarting = False  # the coordinator is dead and will be started again
         self.workers_to_come = workers
         self.num_started = 0  # workers
+        self._jobs_of_copies: dict[tuple[bytes, int], int] = {}  # by incarnation of the coordinator and epoch
+        self.on_send.append(self._note_copy)
+
+    def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
+        if isinstance(message, Assign):
+            job = self.coordinator.runs[message.name].startup.epoch
+            self._jobs_of_copies[sender.identity.incarnation, message.epoch] = job
+
+    def life_of_copy(self, coordinator: bytes, epoch: int) -> tuple[bytes, int]:
+        """Return the life of the job that has the copy of a shard of this number: its coordinator, and its epoch."""
+        return coordinator, self._jobs_of_copies.get((coordinator, epoch), 0)
 
     @property
     def num_workers(self) -> int:

@@ -68,7 +68,7 @@ class Departures:
         for departure in machine.membership.gone:
             who = departure.member.incarnation
             run = epochs.get(self._reached.get(who, 0))
-            there = [] if run is None else [server.hello.name for server in run.startup.servers]
+            there = [] if run is None else [copy.server.hello.name for copy in run.startup.copies]
             for name in {*servers} & {*there}:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 

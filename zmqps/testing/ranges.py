@@ -47,7 +47,7 @@ class RangeWitness:
             life, used = life_of(worker), (message.done[0], message.done[1])
             if self._holders.get((life, used)) == who:
                 self._done.setdefault(life, set()).add(used)
-        elif isinstance(message, Leave) and message.reason == "finished":
+        elif isinstance(message, Leave) and message.reason == "finished" and worker.role == "worker":
             life = life_of(worker)
             held = [number for (where, number), holder in self._holders.items() if (where, holder) == (life, who)]
             self._done.setdefault(life, set()).update(held)

@@ -19,7 +19,7 @@ def check_told(node: Node, now: float) -> None:
     since = node.stopped_until
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"
     if isinstance(machine, SessionMachine):
-        for link in machine.links.by_rank:
+        for link in machine.links.by_shard:
             assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
             # what the network knows, whatever the node has made of it
             missed_since = node.connections[link.peer].missed_since

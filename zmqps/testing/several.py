@@ -83,7 +83,7 @@ class SeveralJobs(Training):
         if not simulation.nodes["coordinator"].alive or simulation.restarting:
             return
         coordinator = simulation.coordinator
-        epochs = {run.startup.epoch for run in coordinator.runs.values()}
+        epochs = {epoch for run in coordinator.runs.values() for epoch in run.startup.copies.by_epoch}
         for server in simulation.servers:
             machine = server.machine
             assert isinstance(machine, ServerMachine)

@@ -21,7 +21,7 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Life, Training, life_of, loaded_shard
+from zmqps.testing.training import Life, Training, life_of, life_on, loaded_shard
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class SyncTraining(Training):
         (version,) = versions
         assert isinstance(worker.machine, SessionMachine)
         if self.witness is not None:
-            reference = self.witness.reference(life_of(worker, self.name))
+            reference = self.witness.reference(life_of(worker))
             reference.compare(version, f"what {worker.name} reads", enumerate(out))
         return version
 
@@ -204,7 +204,7 @@ class SyncTraining(Training):
         shard = loaded_shard(node, self.name)
         if shard is None or self.witness is None:
             return
-        life = life_of(node, self.name)
+        life = life_on(simulation, node, self.name)
         if self._checked.get((node.name, life)) == shard.version:
             return
         self._checked[node.name, life] = shard.version

@@ -142,12 +142,18 @@ def loaded_shard(node: Node, job: str = DEFAULT) -> Shard | None:
     return tenant.shard if tenant is not None and tenant.loaded else None
 
 
-def life_of(node: Node, job: str = DEFAULT) -> Life:
-    """Return the life of the job that a server keeps or a worker trains."""
-    machine = node.machine
-    assert isinstance(machine, (ServerMachine, SessionMachine))
+def life_of(worker: Node) -> Life:
+    """Return the life of the job that a worker trains."""
+    machine = worker.machine
+    assert isinstance(machine, SessionMachine)
     assert machine.member.welcome is not None
-    if isinstance(machine, SessionMachine):
-        return machine.member.welcome.incarnation, machine.epoch
-    tenant = tenant_of(node, job)
-    return machine.member.welcome.incarnation, tenant.assign.epoch if tenant is not None else 0
+    return machine.member.welcome.incarnation, machine.epoch
+
+
+def life_on(simulation: SimulatedCluster, server: Node, job: str = DEFAULT) -> Life:
+    """Return the life of the job that a server keeps a shard of."""
+    machine = server.machine
+    assert isinstance(machine, ServerMachine)
+    assert machine.member.welcome is not None
+    tenant = tenant_of(server, job)
+    return simulation.life_of_copy(machine.member.welcome.incarnation, tenant.assign.epoch if tenant is not None else 0)

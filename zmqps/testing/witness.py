@@ -30,7 +30,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.reference import Gradient, Reference
-from zmqps.testing.training import Life, life_of, loaded_shard
+from zmqps.testing.training import Life, life_of, life_on, loaded_shard
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -91,7 +91,7 @@ class StepWitness:
         ended = coordinator.ended.by_name.get(self._name)
         if shard is None or ended is None or not ended.how.startswith(FINISHED):
             return
-        life = life_of(server, self._name)
+        life = life_on(self._simulation, server, self._name)
         if life == (coordinator.identity.incarnation, ended.epoch):
             num_steps = len(self._commits[life])
             assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
@@ -134,7 +134,7 @@ class StepWitness:
 
     def _committed(self, coordinator: Node, commit: Commit) -> None:
         """Assert that a step is made of whole contributions to it, none of them used before."""
-        life, step = (coordinator.identity.incarnation, commit.epoch), commit.step
+        life, step = self._simulation.life_of_copy(coordinator.identity.incarnation, commit.epoch), commit.step
         commits, contributors = self._commits[life], tuple((who, tuple(a)) for who, a in commit.contributors)
         if step < len(commits):
             assert contributors == commits[step], f"step {step} is committed with other contributors than before"
@@ -192,7 +192,7 @@ def _meant(worker: Node, push: Push) -> Pushed:
     """Return what the worker's script asked for by the transfer that a push belongs to."""
     machine = worker.machine
     assert isinstance(machine, SessionMachine)
-    requests = (link.in_flight.get(push.request) for link in machine.links.by_rank)
+    requests = (link.in_flight.get(push.request) for link in machine.links.by_shard)
     transfer = next(request.transfer for request in requests if request is not None)
     assert isinstance(transfer, Pushing)
     pushed = {extent.parameter for cargoes in transfer.cargoes for cargo in cargoes for extent in cargo.extents}

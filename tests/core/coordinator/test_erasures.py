@@ -33,13 +33,14 @@ def again(erasures: Erasures, now: float) -> list[tuple[Peer, int | bytes]]:
 def asked(*epochs: int, of: tuple[MemberInfo, ...] = (A, B)) -> Erasures:
     erasures = Erasures()
     for epoch in epochs:
-        assert receivers(erasures.discard(epoch, of, 0.0), Discard) == [server.peer for server in of]
+        for server in of:
+            assert receivers(erasures.discard(epoch, server, 0.0), Discard) == [server.peer]
         erasures.validate()
     return erasures
 
 
 def depart(erasures: Erasures, who: bytes, *servers: MemberInfo, epoch: int = 3, now: float = 0.0) -> list[Action]:
-    actions = erasures.depart(who, epoch, servers or (A, B), now, how="lost")
+    actions = erasures.depart(who, [(server, {epoch}) for server in servers or (A, B)], now, how="lost")
     erasures.validate()
     return actions
 
@@ -99,7 +100,8 @@ def test_the_end_of_a_job_makes_the_departures_from_it_moot() -> None:
     erasures = Erasures()
     depart(erasures, W, epoch=3)
     depart(erasures, V, epoch=4)
-    erasures.discard(3, [A, B], 0.0)
+    for server in (A, B):
+        erasures.discard(3, server, 0.0)
     assert again(erasures, RETRY_S) == [(peer("a"), 3), (peer("a"), V), (peer("b"), 3), (peer("b"), V)]
     for server in (A, B):
         erasures.discarded(server, 3)
@@ -107,19 +109,27 @@ def test_the_end_of_a_job_makes_the_departures_from_it_moot() -> None:
     assert erasures.next_deadline() is None
 
 
+def test_a_departure_is_moot_when_the_last_shard_of_the_job_goes() -> None:
+    erasures = Erasures()
+    erasures.depart(W, [(A, {3, 4})], 0.0, how="lost")
+    erasures.discard(3, A, 0.0)
+    assert again(erasures, RETRY_S) == [(peer("a"), 3), (peer("a"), W)]
+    erasures.discard(4, A, RETRY_S)
+    assert again(erasures, 2 * RETRY_S) == [(peer("a"), 3), (peer("a"), 4)]
+
+
 @pytest.mark.parametrize("others", [(), (4,)])
 def test_nobody_to_ask_is_nothing_to_wait_for(others: tuple[int, ...]) -> None:
     erasures = asked(*others)
     before = erasures.next_deadline()
-    assert erasures.discard(7, [], 0.5) == []
-    assert erasures.depart(W, 7, [], 0.5, how="closed") == []
+    assert erasures.depart(W, [], 0.5, how="closed") == []
     erasures.validate()
     assert erasures.next_deadline() == before
 
 
 def test_one_more_does_not_put_off_those_who_are_late() -> None:
     erasures = asked(3)
-    erasures.discard(5, [A], 0.9 * RETRY_S)
+    erasures.discard(5, A, 0.9 * RETRY_S)
     assert erasures.next_deadline() == RETRY_S
     assert again(erasures, RETRY_S) == [(peer("a"), 3), (peer("b"), 3)]
 
@@ -142,6 +152,6 @@ def test_thousands_that_nobody_has_confirmed_are_said_again_a_few_at_a_time() ->
 def test_of_too_many_departures_a_server_is_not_told_of_the_oldest_again() -> None:
     erasures = Erasures()
     for i in range(MAX_DEPARTURES + 1):
-        erasures.depart(i.to_bytes(16, "big"), 3, [A], 0.0, how="closed")
+        erasures.depart(i.to_bytes(16, "big"), [(A, {3})], 0.0, how="closed")
     erasures.validate()
     assert again(erasures, RETRY_S)[0] == (peer("a"), (1).to_bytes(16, "big"))

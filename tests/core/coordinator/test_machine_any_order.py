@@ -122,8 +122,8 @@ class AnyOrder(RuleBasedStateMachine):
     def build(self, name: str, job_name: str) -> None:
         """All servers have built and loaded what they were asked to."""
         run = self.coordinator.machine.runs.get(job_name)
-        for server in run.startup.servers if run else ():
-            self.take(server.hello.name, Ready(run.startup.epoch, 1))
+        for copy in list(run.startup.copies) if run else ():
+            self.take(copy.server.hello.name, Ready(copy.epoch, 1))
 
     @rule(name=names, epoch=st.integers(0, 4))
     def fail(self, name: str, epoch: int) -> None:
@@ -134,7 +134,7 @@ class AnyOrder(RuleBasedStateMachine):
     def discarded(self, name: str, epoch: int) -> None:
         name = self.now(name)
         self.take(name, Discarded(epoch))
-        if epoch not in {run.startup.epoch for run in self.coordinator.machine.runs.values()}:
+        if not any(epoch in run.startup.copies.by_epoch for run in self.coordinator.machine.runs.values()):
             self.kept.get(name, set()).discard(epoch)
 
     @rule(name=st.sampled_from([*NAMES, "anybody"]), job_name=st.sampled_from(JOBS))
@@ -181,7 +181,7 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def no_server_keeps_what_is_of_no_job(self) -> None:
         machine = self.coordinator.machine
-        epochs = {run.startup.epoch for run in machine.runs.values()}
+        epochs = {epoch for run in machine.runs.values() for epoch in run.startup.copies.by_epoch}
         for server in machine.servers:
             awaited = machine._erasures._awaited.get(server.incarnation)
             asked = set(awaited.jobs) if awaited else set()

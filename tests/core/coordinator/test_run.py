@@ -87,16 +87,17 @@ def test_two_jobs_are_placed_and_answered_apart() -> None:
     coordinator.join("s0")
     placed = sent(coordinator.join("s1"), Assign)
     assert [(a.name, a.epoch, a.shard, a.num_workers, a.sharing) for a in placed] == [
-        ("default", 1, 0, 2, 2), ("default", 1, 1, 2, 2), ("b", 2, 0, 2, 2), ("b", 2, 1, 2, 2),
+        ("default", 1, 0, 2, 2), ("default", 2, 1, 2, 2), ("b", 3, 0, 2, 2), ("b", 4, 1, 2, 2),
     ]  # fmt: skip
     assert [a.job for a in placed] == [ASYNC.to_wire()] * 2 + [SYNC.to_wire()] * 2
-    (load,) = sent(coordinator.ready("s0", "s1", epoch=2, loaded=False), Job)
-    assert (load.load, load.epoch) == (1, 2)
-    done = coordinator.ready("s0", "s1", epoch=2)
+    (load,) = sent(coordinator.ready("s0", "s1", job="b", loaded=False), Job)
+    assert (load.load, load.epoch) == (1, 3)
+    assert sent(coordinator.ready("s1", epoch=3), Job) == [], "that is the copy of another server"
+    done = coordinator.ready("s0", "s1", job="b")
     assert receivers(done, Job) == [peer("w3.b")]
-    assert [(m.epoch, m.job, m.num_workers, m.note) for m in sent(done, Job)] == [(2, SYNC.to_wire(), 2, "")]
+    assert [(m.epoch, m.job, m.num_workers, m.note) for m in sent(done, Job)] == [(3, SYNC.to_wire(), 2, "")]
     assert not coordinator.run().startup.ready
-    assert receivers(coordinator.ready("s0", "s1", epoch=1), Job) == [peer("w0")]
+    assert receivers(coordinator.ready("s0", "s1"), Job) == [peer("w0")]
 
 
 def test_each_job_expects_the_workers_it_names_or_those_of_the_cluster() -> None:
@@ -198,11 +199,11 @@ def test_steps_of_one_job_wait_for_its_own_workers_and_are_committed_under_its_e
     assert ["worker 1 (w3.b" in m.text for m in sent(coordinator.wait(0.5), Waiting, peer("w2.b"))] == [True]
     assert sent(waits, Commit) == []
     actions = coordinator.take("w3.b", Arrive(9, 0, (1,)))
-    assert [(c.epoch, c.step) for c in sent(actions, Commit)] == [(2, 0)] * 2
+    assert [(c.epoch, c.step) for c in sent(actions, Commit)] == [(3, 0), (4, 0)]
     assert receivers(actions, Proceed) == [peer("w2.b"), peer("w3.b")]
     for server in ("s0", "s1"):
         coordinator.take(server, Committed(1, 0))  # of the other job: confirms nothing here
-    coordinator.take("s0", Committed(2, 0))
+        coordinator.take(server, Committed(3, 0))  # … and for the other server: nothing either
     assert receivers(coordinator.wait(2.0, "s0", "s1", "w0"), Commit) == [peer("s1")]
 
 
@@ -259,7 +260,8 @@ def test_a_server_without_the_memory_for_one_job_fails_its_inits_with_the_facts_
     coordinator.init("w1.b", SYNC)
     coordinator.init("w2.c", SYNC)
     small = JobMemoryError(server="s1", what="shard 1 of 2", needed_nbytes=100, free_nbytes=40)
-    failed = coordinator.take("s1", Error(2, small.code, str(small), small.facts()))
+    assert sent(coordinator.take("s0", Error(4, small.code, str(small), small.facts())), Error) == [], "not its own"
+    failed = coordinator.take("s1", Error(4, small.code, str(small), small.facts()))
     (message,) = sent(failed, Error)
     assert receivers(failed, Error) == [peer("w1.b")]
     error = from_wire(message.code, message.text, message.facts)
@@ -267,10 +269,10 @@ def test_a_server_without_the_memory_for_one_job_fails_its_inits_with_the_facts_
     assert (error.server, error.needed_nbytes, error.free_nbytes) == ("s1", 100, 40)
     assert "end another job (zmqps jobs end NAME)" in str(error)
     assert receivers(failed, Discard) == [peer("s0"), peer("s1")], "the other server has built its shard of it"
-    assert {m.epoch for m in sent(failed, Discard)} == {2}
+    assert [m.epoch for m in sent(failed, Discard)] == [3, 4]
     assert coordinator.run().state == "training"
     assert receivers(begin(coordinator, "c", spec=SYNC), Job) == [peer("w2.c")]
-    assert [a.epoch for a in sent(coordinator.init("w1.b", SYNC, request=2), Assign)] == [4, 4]
+    assert [a.epoch for a in sent(coordinator.init("w1.b", SYNC, request=2), Assign)] == [7, 8]
 
 
 def test_a_server_that_is_lost_fails_the_jobs_it_has_shards_of_and_a_new_one_lets_them_begin_anew() -> None:
@@ -289,7 +291,7 @@ def test_a_server_that_is_lost_fails_the_jobs_it_has_shards_of_and_a_new_one_let
     assert receivers(ended, Discard) == [peer("s0")], "the other one's shard has gone with it"
     assert set(coordinator.machine.runs) == {"b", "c"}
     coordinator.join("w5")
-    assert [(a.epoch, a.shard) for a in sent(coordinator.init("w5", ASYNC), Assign)] == [(4, 0), (4, 1)]
+    assert [(a.epoch, a.shard) for a in sent(coordinator.init("w5", ASYNC), Assign)] == [(7, 0), (8, 1)]
 
 
 def test_a_server_that_is_lost_ends_the_jobs_that_nobody_is_there_for() -> None:
@@ -448,7 +450,7 @@ def test_a_job_ends_when_its_last_member_has_left_and_a_worker_has_finished() ->
     assert sent(coordinator.take("w0", Leave("finished")), Discard) == []
     ended = coordinator.take("w1", Leave("closed"))
     assert receivers(ended, Discard) == [peer("s0"), peer("s1")]
-    assert {m.epoch for m in sent(ended, Discard)} == {1}
+    assert {m.epoch for m in sent(ended, Discard)} == {1, 2}
     assert "job 'default' has ended: its workers have finished" in logged(ended)
     assert set(coordinator.machine.runs) == {"b"}
     assert coordinator.run("b").state == "training"
@@ -484,7 +486,7 @@ def test_a_job_ends_with_its_lease_which_begins_when_the_last_has_gone() -> None
     coordinator.take("w4", Leave("closed"))
     assert sent(coordinator.wait(168.0, "s0", "s1", "w2.b", "w3.b"), Discard) == [], "it was renewed"
     ended = coordinator.wait(170.0, "s0", "s1", "w2.b", "w3.b")
-    assert {m.epoch for m in sent(ended, Discard)} == {1}
+    assert {m.epoch for m in sent(ended, Discard)} == {1, 2}
     assert "job 'default' has ended: no worker for 60 s" in logged(ended)
     assert set(coordinator.machine.runs) == {"b"}
 
@@ -535,7 +537,7 @@ def test_a_name_that_is_used_again_begins_another_job_and_says_how_the_one_befor
 
 def test_the_status_shows_every_job_and_those_that_have_ended() -> None:
     coordinator = two_jobs()
-    coordinator.take("s0", Heartbeat({"pushes": 9, "jobs": {"1": {"pushes": 7}, "2": {"pushes": 2}, "x": 1}}))
+    coordinator.take("s0", Heartbeat({"pushes": 9, "jobs": {"1": {"pushes": 7}, "3": {"pushes": 2}, "x": 1}}))
     coordinator.take("w0", Leave("closed"))
     coordinator.take("w1", Leave("closed"))
     coordinator.join("w4.c")

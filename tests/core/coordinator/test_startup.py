@@ -143,11 +143,11 @@ def test_what_servers_say_of_a_job_that_failed_does_not_touch_the_next_one() -> 
     coordinator.join("s0", "s1", "s2", "w0")
     coordinator.init("w0", job())
     fail_to_build(coordinator, "s0", epoch=1)
-    coordinator.ready("s1", epoch=1, loaded=False)
+    coordinator.ready("s1", epoch=2, loaded=False)
     coordinator.init("w0", job(learning_rate=0.5), request=2)
-    assert errors(fail_to_build(coordinator, "s2", epoch=1)) == [], "the second init is not to blame"
-    assert sent(coordinator.ready("s0", "s2", epoch=2, loaded=False), Job) == [], "s1 is still building"
-    assert [m.load for m in sent(coordinator.ready("s1", epoch=2, loaded=False), Job)] == [1]
+    assert errors(fail_to_build(coordinator, "s2", epoch=3)) == [], "the second init is not to blame"
+    assert sent(coordinator.ready("s0", "s2", loaded=False), Job) == [], "s1 is still building"
+    assert [m.load for m in sent(coordinator.ready("s1", loaded=False), Job)] == [1]
 
 
 def test_a_mismatch_names_both_sides() -> None:

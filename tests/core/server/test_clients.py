@@ -19,7 +19,6 @@ from zmqps.errors import (
     NotJoinedError,
     ProtocolError,
     PSError,
-    StaleEpochError,
 )
 
 OTHER_KEY = b"of other servers"
@@ -46,8 +45,8 @@ class AnyOrder(RuleBasedStateMachine):
         self.limits = module.MAX_CLIENTS, module.MAX_BARRED
         module.MAX_CLIENTS, module.MAX_BARRED = MOST_CLIENTS, MOST_BARRED
         self.peers: dict[str, bytes] = {}  # of each client
-        self.epochs: dict[str, int] = {}
-        self.loads: set[str] = set()
+        self.epochs: dict[str, set[int]] = {}  # that it has shown a ticket for
+        self.loads: dict[str, set[int]] = {}
         self.barred: dict[str, tuple[bytes | None, PSError]] = {}  # the oldest first
         self.pushed: set[str] = set()  # of the clients
         self.past: set[bytes] = set()  # who has pushed and has gone
@@ -55,7 +54,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         module.MAX_CLIENTS, module.MAX_BARRED = self.limits
 
-    def refusal(self, name: str, at: bytes, epoch: int) -> type[PSError] | None:
+    def refusal(self, name: str, at: bytes) -> type[PSError] | None:
         """Return how one with a good ticket is refused."""
         if name in self.barred:
             return type(self.barred[name][1])
@@ -64,26 +63,22 @@ class AnyOrder(RuleBasedStateMachine):
             return ProtocolError
         if name not in self.peers and who(name) in self.past:
             return NotJoinedError
-        if name not in self.peers and len(self.peers) == MOST_CLIENTS:
-            return LimitError
-        return StaleEpochError if epoch < self.epochs.get(name, 0) else None
+        return LimitError if name not in self.peers and len(self.peers) == MOST_CLIENTS else None
 
     @rule(name=st.sampled_from(NAMES), at=st.sampled_from(PEERS), epoch=st.sampled_from([1, 2]), loads=st.booleans())
     def comes(self, name: str, at: bytes, epoch: int, loads: bool) -> None:
         """With the ticket that the coordinator made for it, perhaps over another connection than before."""
         said = ticketed("worker", name, epoch=epoch, loads=loads)
-        refused = self.refusal(name, at, epoch)
+        refused = self.refusal(name, at)
         if refused is not None:
             with pytest.raises(refused):
                 self.clients.welcome(at, said, KEY, past=self.past)
             return
         assert name not in self.pushed or name in self.peers, "what was applied of it may be applied again"
         assert self.clients.welcome(at, said, KEY, past=self.past) == proof_of(KEY, "worker", who(name))
-        if self.epochs.get(name) != epoch:
-            self.loads.discard(name)
-        if loads:
-            self.loads.add(name)
-        self.peers[name], self.epochs[name] = at, epoch
+        self.peers[name] = at
+        self.epochs.setdefault(name, set()).add(epoch)
+        self.loads.setdefault(name, set()).update({epoch} if loads else ())
 
     @rule(
         name=st.sampled_from(NAMES), at=st.sampled_from(PEERS), epoch=st.sampled_from([1, 2, 3]),
@@ -119,27 +114,37 @@ class AnyOrder(RuleBasedStateMachine):
             del self.barred[next(iter(self.barred))]
         self.has_gone(name)
 
+    @rule(epoch=st.sampled_from([1, 2]))
+    def shard_goes(self, epoch: int) -> None:
+        """A client of another shard stays."""
+        there = {name for name, epochs in self.epochs.items() if epoch in epochs}
+        for name in self.peers:
+            self.epochs[name].discard(epoch)
+            self.loads[name].discard(epoch)
+        gone = self.clients.drop(epoch)
+        assert set(gone) == {who(name) for name in there if not self.epochs[name]}
+        for name in [name for name in there if who(name) in gone]:
+            self.clients.forget(who(name))
+            self.has_gone(name)
+
     def has_gone(self, name: str) -> None:
         if name in self.pushed:
             self.past.add(who(name))
         self.peers.pop(name, None)
         self.epochs.pop(name, None)
-        self.loads.discard(name)
+        self.loads.pop(name, None)
 
     @invariant()
     def nobody_else_speaks_for_a_client(self) -> None:
-        self.clients.validate(self.epochs.values())
+        self.clients.validate(set().union(*self.epochs.values()))
         assert len(self.clients) == len(self.peers)
         for name, at in self.peers.items():
             client = self.clients.find(at)
             assert client is self.clients.by_incarnation[who(name)]
             assert client is not None
-            assert (client.peer, client.epoch, client.loads) == (at, self.epochs[name], name in self.loads)
+            assert (client.peer, client.epochs, client.loads) == (at, self.epochs[name], self.loads[name])
         for at in set(PEERS) - set(self.peers.values()):
             assert self.clients.find(at) is None
-        for epoch in (1, 2):
-            there = {who(name) for name, its in self.epochs.items() if its == epoch}
-            assert set(self.clients.of_epoch(epoch)) == there
 
     @invariant()
     def a_connection_is_told_what_bars_the_last_one_behind_it(self) -> None:

@@ -106,7 +106,10 @@ class Session:
 
     def job(self, request: int, load: int = 0, epoch: int = 1, names: str = "01") -> Job:
         keys = {"ticket": (b"t" * 16).hex(), "proof": PROOF.hex()}
-        servers = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1", **keys} for n in names]
+        servers = [
+            {"name": f"s{n}", "endpoint": f"tcp://s{n}:1", "rank": rank, "epoch": epoch, **keys}
+            for rank, n in enumerate(names)
+        ]
         where = {**self.placement.to_wire(), "servers": servers}
         return Job(request, epoch, self.spec.to_wire(), where, load, 0, 2, "", 3)
 

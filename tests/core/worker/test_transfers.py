@@ -524,7 +524,7 @@ def test_a_deadline_says_that_a_server_lacks_the_memory() -> None:
     assert isinstance(late, DeadlineError)
     assert "to have the memory for it" in str(late)
     assert sent(training.wait(training.now + 5.0, hear=True), Push) == [], "it was given up"
-    assert training.machine.links.by_rank[0].in_flight == {}
+    assert training.machine.links.by_shard[0].in_flight == {}
 
 
 def test_a_pull_waits_for_a_push_before_it_that_was_put_off() -> None:

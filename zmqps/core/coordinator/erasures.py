@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from zmqps.core.coordinator.membership import MemberInfo
@@ -24,7 +24,7 @@ EVICTED = {"lost": 1, "revoked": 2}
 @dataclass(slots=True)
 class _Departure:
     message: Departed
-    epoch: int
+    epochs: Set[int]
     due: float
 
 
@@ -49,22 +49,22 @@ class Erasures:
         self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
         self._not_before = 0.0
 
-    def discard(self, epoch: int, servers: Iterable[MemberInfo], now: float) -> list[Action]:
-        """A job has ended, or was given up; who had left it goes with it."""
-        actions: list[Action] = []
-        for server in servers:
-            self._of(server).jobs[epoch] = now + RETRY_S
-            actions.append(Send(server.peer, Discard(epoch)))
-        return actions
+    def discard(self, epoch: int, server: MemberInfo, now: float) -> list[Action]:
+        """A copy of a shard is not wanted any more; who had left the job goes with its last one."""
+        self._of(server).jobs[epoch] = now + RETRY_S
+        return [Send(server.peer, Discard(epoch))]
 
     def depart(
-        self, incarnation: bytes, epoch: int, servers: Iterable[MemberInfo], now: float, how: str
+        self, incarnation: bytes, servers: Iterable[tuple[MemberInfo, Set[int]]], now: float, how: str
     ) -> list[Action]:
-        """A member of the job of an epoch has left or was lost; what is sent after this was possible without it."""
+        """A member of a job has left or was lost; what is sent after this was possible without it.
+
+        ``servers`` come with the epochs of what they have of that job.
+        """
         message, actions = Departed(incarnation, EVICTED.get(how, 0)), list[Action]()
-        for server in servers:
+        for server, epochs in servers:
             members = self._of(server).members
-            members[incarnation] = _Departure(message, epoch, now + RETRY_S)
+            members[incarnation] = _Departure(message, epochs, now + RETRY_S)
             if len(members) > MAX_DEPARTURES:
                 members.popitem(last=False)
             actions.append(Send(server.peer, message))
@@ -118,7 +118,7 @@ class Erasures:
             awaited.jobs.move_to_end(epoch)
             return [Send(peer, Discard(epoch))]
         incarnation, departure = awaited.members.popitem(last=False)
-        if departure.epoch in awaited.jobs:
+        if departure.epochs <= awaited.jobs.keys():
             return []
         departure.due = now + RETRY_S
         awaited.members[incarnation] = departure

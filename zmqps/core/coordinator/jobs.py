@@ -73,10 +73,12 @@ class Jobs:
         before = self.ended.how(name)
         return JobRun(name, self._options, self._servers, lambda: next(self._epochs), before, self._root)
 
-    def of_epoch(self, epoch: int) -> JobRun | None:
-        """Return the job that was placed under this epoch."""
-        runs = (run for run in self.runs.values() if run.startup.placement is not None and run.startup.epoch == epoch)
-        return next(runs, None)
+    def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
+        """Return the job of which a server has the copy of this number."""
+        for run in self.runs.values():
+            if (copy := run.startup.copies.by_epoch.get(epoch)) is not None:
+                return run if copy.server is server else None
+        return None
 
     def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
@@ -106,12 +108,9 @@ class Jobs:
     def _discard(self, run: JobRun, now: float) -> list[Action]:
         """Let servers free the shards of what a job was given up as."""
         given_up, run.startup.given_up = run.startup.given_up, []
-        there = set(self._membership.members)
-        return [
-            action
-            for epoch, servers in given_up
-            for action in self._erasures.discard(epoch, [s for s in servers if s.incarnation in there], now)
-        ]
+        there = self._membership.members
+        copies = [copy for copy in given_up if copy.server.incarnation in there]
+        return [action for copy in copies for action in self._erasures.discard(copy.epoch, copy.server, now)]
 
     def replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
         """A worker begins another job under the name of one that was left alone; the others there move with it."""
@@ -149,8 +148,8 @@ class Jobs:
         return [*actions, Send(peer, self.ended.answer(peer, message, text))]
 
     def validate(self) -> None:
-        """Assert that each is in order, and each that was placed has an epoch of its own."""
+        """Assert that each is in order, and each copy of a shard has a number of its own."""
         for run in self.runs.values():
             run.validate()
-        epochs = [run.startup.epoch for run in self.runs.values() if run.startup.placement is not None]
+        epochs = [epoch for run in self.runs.values() for epoch in run.startup.copies.by_epoch]
         assert len(set(epochs)) == len(epochs)

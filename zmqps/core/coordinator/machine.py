@@ -254,14 +254,14 @@ class CoordinatorMachine:
         return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
-        run = self._jobs.of_epoch(message.epoch)
-        return self._telling.space(run.progress(member, message, now), now) if run else []
+        run = self._jobs.of_epoch(message.epoch, member)
+        return self._telling.space(run.progress(message, now), now) if run else []
 
     def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
-        run = self._jobs.of_epoch(message.epoch)
+        run = self._jobs.of_epoch(message.epoch, member)
         if run is None:
             return []
-        run.committed(member, message)
+        run.committed(message)
         return self._jobs.end(run, run.losses.outcome, now) if run.finished else []
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
@@ -275,7 +275,7 @@ class CoordinatorMachine:
     def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
         error = from_wire(message.code, message.text, message.facts)
         actions: list[Action] = [Log("error", f"{member.title}: {error}")]
-        runs = self.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request)]
+        runs = self.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request, member)]
         for run in runs:
             if run is not None:  # else about the shard of a job that was given up
                 actions += run.fail(error)

@@ -71,9 +71,9 @@ class Partings:
         else:
             if member.incarnation in run.startup.told:  # of others servers know nothing
                 # before a step that is complete without it: servers take nothing more of it from then on
-                there = [server for server in run.startup.servers if server.incarnation in self._membership.members]
-                gone, epoch = member.incarnation, run.startup.epoch
-                actions += self._erasures.depart(gone, epoch, there, now, how)
+                servers, members = run.startup.copies.epochs_by_server(), self._membership.members
+                there = [servers[who] for who in servers if who in members]
+                actions += self._erasures.depart(member.incarnation, there, now, how)
             actions += run.depart(member, how, now, error)
             if run.finished:
                 actions += self._jobs.end(run, run.losses.outcome, now)

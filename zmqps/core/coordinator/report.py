@@ -42,7 +42,6 @@ def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
 def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[str, Any]:
     """Return the state of a job for the status."""
     job = run.startup.status()
-    epoch = str(run.startup.epoch)
     return {
         "state": run.state,
         "mode": job.get("mode", ""),
@@ -56,9 +55,24 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),
         "data": run.data.status(),
-        "servers": {server.hello.name: dict(server.counters_of.get(epoch, {})) for server in servers},
+        "servers": {server.hello.name: _counted(run, server) for server in servers},
     }
 
 
 def _idle(run: JobRun, worker: MemberInfo) -> str:
     return f"{'spare ' * (worker.incarnation in run.attendance.spares)}{worker.title}"
+
+
+def _counted(run: JobRun, server: MemberInfo) -> dict[str, Any]:
+    """Return what a server counts of a job: sums over its copies, and the newest version."""
+    total: dict[str, Any] = {}
+    for copy in run.startup.copies.of(server):
+        for name, value in server.counters_of.get(str(copy.epoch), {}).items():
+            before = total.get(name, value)
+            if name not in total or type(value) is not type(before) or type(value) is str:
+                total[name] = value
+            elif type(value) is bool:
+                total[name] = before and value
+            else:
+                total[name] = max(before, value) if name == "version" else before + value
+    return total

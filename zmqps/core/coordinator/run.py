@@ -32,7 +32,7 @@ class JobRun:
     servers
         The cluster's.
     new_epoch
-        Returns a number that no job has had.
+        Returns a number that no copy of a shard has had.
     before
         How the job that had this name before has ended; empty where there was none.
     root
@@ -141,8 +141,8 @@ class JobRun:
         """Place the job as soon as all servers are here."""
         actions = self.startup.place(list(self._servers))
         if actions and self.startup.job is not None:
-            job, epoch, servers = self.startup.job, self.startup.epoch, self.startup.servers
-            self.steps.start(job, epoch, servers, waits_for_all=self.places.expected is not None)
+            job, copies = self.startup.job, self.startup.copies
+            self.steps.start(job, copies, waits_for_all=self.places.expected is not None)
         return actions
 
     def _begin(self, member: MemberInfo) -> Beginning:
@@ -274,16 +274,16 @@ class JobRun:
 
     def is_on(self, server: MemberInfo) -> bool:
         """Whether a server has a shard of this job."""
-        return any(other.incarnation == server.incarnation for other in self.startup.servers)
+        return bool(self.startup.copies.of(server))
 
-    def progress(self, server: MemberInfo, message: Ready, now: float) -> list[Action]:
+    def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its shard, or has all its values."""
         self.waits.tell_soon(now)
-        return self.startup.progress(server, bool(message.loaded))
+        return self.startup.progress(message.epoch, bool(message.loaded))
 
-    def committed(self, server: MemberInfo, message: Committed) -> None:
+    def committed(self, message: Committed) -> None:
         """A server has applied a step."""
-        self.steps.confirmed(server, message.step)
+        self.steps.confirmed(message.epoch, message.step)
 
     def fail(self, error: PSError) -> list[Action]:
         """A server could not build its shard: tell every parked init; a job that runs already is not touched."""
@@ -299,7 +299,8 @@ class JobRun:
         self.lost_shard = error
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
-        self.steps.leave(server)
+        for copy in self.startup.copies.of(server):
+            self.steps.lose(copy.epoch)
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
         return [Log("error", f"job {self.name!r}: {error}"), *told]
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from zmqps.core.coordinator.copies import Copies, Copy
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.errors import LimitError, PSError, counted
 
@@ -54,7 +54,7 @@ class Startup:
     slice_nbytes
         Size of a slice.
     new_epoch
-        Returns a number that no job has had.
+        Returns a number that no copy of a shard has had.
     begin
         Called when a member is told the job.
     count
@@ -89,11 +89,11 @@ class Startup:
         self._count = count
         self._new_epoch = new_epoch
         self._slice_nbytes = slice_nbytes
-        self.given_up: list[tuple[int, Sequence[MemberInfo]]] = []  # epochs that servers still have shards of
+        self.given_up: list[Copy] = []  # what servers still have
         self._forget()
 
     def _forget(self) -> None:
-        self.epoch = 0
+        self.epoch = 0  # stands for the job as a whole: the first number of its first shard
         self.job: JobSpec | None = None
         self.owner = ""
         self.placement: Placement | None = None
@@ -101,13 +101,17 @@ class Startup:
         # what travels of job and placement: one object for all who are told, and for all that is remembered of that
         self._wire: dict[str, Any] = {}
         self._cuts: dict[str, Any] = {}
-        self.servers: Sequence[MemberInfo] = ()
-        self.built: set[int] = set()
+        self.copies = Copies(self._root, self._new_epoch)
+        self.built: set[int] = set()  # shards
         self.loaded: set[int] = set()
         self.parked: Parked = {}
         self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
         self.loader: tuple[bytes, int] | None = None
         self.told: set[bytes] = set()  # members that have tickets for the servers
+
+    def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
+        """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
+        return self.copies.primaries()
 
     @property
     def ready(self) -> bool:
@@ -143,29 +147,26 @@ class Startup:
         """Place the job as soon as all servers have joined."""
         if self.job is None or self.placement is not None or len(servers) < self.num_servers:
             return []
-        self.servers = servers
         self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
         self._rows = self.placement.rows()
         self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
-        self.epoch = self._new_epoch()
+        self.epoch = self.copies.place(servers)
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
-        return [Log("info", text), *self._assign(servers)]
+        return [Log("info", text), *self._assign(self.copies)]
 
-    def _assign(self, servers: Sequence[MemberInfo]) -> list[Action]:
+    def _assign(self, copies: Iterable[Copy]) -> list[Action]:
         assert self.placement is not None
-        wire, cuts = self._wire, self._cuts
-        hosts, workers = Counter(server.hello.host for server in self.servers), self.num_workers()
-        return [
-            Send(
-                server.peer,
-                Assign(
-                    self.epoch, self.name, workers, hosts[server.hello.host], server.rank, wire, cuts, self._key(server)
-                ),
-            )
-            for server in servers
-        ]
+        wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        hosts = Counter(copy.server.hello.host for copy in self.copies)
+        actions: list[Action] = []
+        for copy in copies:
+            server, sharing = copy.server, hosts[copy.server.hello.host]
+            key = self.copies.key(copy)
+            assign = Assign(copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key)
+            actions.append(Send(server.peer, assign))
+        return actions
 
     def _say_again(self) -> list[Action]:
         """Repeat what is not answered yet, as a connection that broke may have lost it or the answer.
@@ -175,16 +176,17 @@ class Startup:
         """
         if self.placement is None or self.ready:
             return []
-        actions = self._assign([server for server in self.servers if server.rank not in self.loaded])
+        actions = self._assign([copy for copy in self.copies if copy.shard not in self.loaded])
         if self.loader in self.parked:
             actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
         return actions
 
-    def progress(self, server: MemberInfo, loaded: bool) -> list[Action]:
-        """A server has built its shard, or has all its values."""
-        self.built.add(server.rank)
+    def progress(self, epoch: int, loaded: bool) -> list[Action]:
+        """A server has built a copy of a shard, or has all its values."""
+        shard = self.copies.by_epoch[epoch].shard
+        self.built.add(shard)
         if loaded:
-            self.loaded.add(server.rank)
+            self.loaded.add(shard)
         if len(self.built) < self.num_servers:
             return []
         return self._answer() or ([] if self.loader else self._choose_loader())
@@ -214,7 +216,7 @@ class Startup:
     def give_up(self) -> None:
         """Forget the job; what servers have built of it is in `given_up`."""
         if self.placement is not None:
-            self.given_up.append((self.epoch, self.servers))
+            self.given_up += self.copies
         self._forget()
 
     def _choose_loader(self) -> list[Action]:
@@ -238,24 +240,12 @@ class Startup:
         assert self.placement is not None
         before = None if load else member.answer_with(self._wire)
         placement: Mapping[str, Any] = (
-            {**self._cuts, "servers": [self._to_reach(s, member, load) for s in self.servers]}
-            if before is None
-            else before.placement
+            {**self._cuts, "servers": self.copies.rows(member, load=bool(load))} if before is None else before.placement
         )
         self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
         job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank)
         return Send(member.peer, job) if load else member.answer(request, job)
-
-    def _key(self, server: MemberInfo) -> bytes:
-        return shard_key(self._root, self.epoch, server.incarnation)
-
-    def _to_reach(self, server: MemberInfo, member: MemberInfo, load: int) -> dict[str, str]:
-        """Return what a member needs to talk to a server: where it is, and how they know each other."""
-        key, hello = self._key(server), server.hello
-        ticket = ticket_of(key, LOADER if load else member.role, member.incarnation).hex()
-        proof = proof_of(key, member.role, member.incarnation).hex()
-        return {"name": hello.name, "endpoint": hello.endpoint, "ticket": ticket, "proof": proof}
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:
         """Yield whose init is parked, with the request, and what says whom it waits for."""
@@ -268,7 +258,7 @@ class Startup:
         if len(servers) < self.num_servers:
             return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
         if self.placement is not None and len(self.built) < self.num_servers:
-            names = [server.title for server in self.servers if server.rank not in self.built]
+            names = [server.title for shard, _, server in self.copies.primaries() if shard not in self.built]
             return f"{', '.join(names)} to build {'its shard' if len(names) == 1 else 'their shards'}"
         if self.loader is not None and self.loader in self.parked:
             return f"{self.parked[self.loader].member.title} to upload the initial values"

@@ -8,6 +8,7 @@ from typing import Any
 
 from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.consistency import Commitment, Decision, Policy, make_policy
+from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.spec import JobSpec
@@ -37,25 +38,23 @@ class Steps:
         self._members = members
         self._attendance = attendance
         self._training: set[bytes] = set()  # the live ones that have begun; all of them count
-        self._epoch = 0
-        self._servers: dict[bytes, MemberInfo] = {}
+        self._copies: dict[int, Copy] = {}  # of the shards, by epoch
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
         self._told: dict[bytes, int] = {}  # the clocks that those began with who did not count yet
         self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
         self._waits_for_all = False
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
-        self._unconfirmed: dict[bytes, list[Commit]] = {}  # by server, in order
+        self._unconfirmed: dict[int, list[Commit]] = {}  # by copy, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
 
-    def start(self, job: JobSpec, epoch: int, servers: Iterable[MemberInfo], *, waits_for_all: bool = False) -> None:
+    def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False) -> None:
         """A job was placed; ``waits_for_all``: the first step is not complete before all have begun to train."""
         self.policy = make_policy(job)
         self._waits_for_all = waits_for_all
-        self._epoch = epoch
-        self._servers = {server.incarnation: server for server in servers}
-        self._unconfirmed = {incarnation: [] for incarnation in self._servers}
+        self._copies = {copy.epoch: copy for copy in copies}
+        self._unconfirmed = {epoch: [] for epoch in self._copies}
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
@@ -120,12 +119,15 @@ class Steps:
         step = message.step + self._behind.get(member.incarnation, 0)
         self.policy.arrive(member.incarnation, step, tuple(message.attempts), now)
 
+    def lose(self, epoch: int) -> None:
+        """A copy is lost with its server, which confirms nothing any more."""
+        self._unconfirmed.pop(epoch, None)
+
     def leave(self, member: MemberInfo) -> None:
-        """A member has gone."""
+        """A worker or observer has gone."""
         self._requests.pop(member.incarnation, None)
         self._training.discard(member.incarnation)
         self._paused.pop(member.incarnation, None)
-        self._unconfirmed.pop(member.incarnation, None)
         self._told.pop(member.incarnation, None)
         self._behind.pop(member.incarnation, None)
         if self.policy is not None and member.incarnation in self._ranks:
@@ -165,11 +167,10 @@ class Steps:
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
         # in the order of ranks: the sum does not depend on the order of arrival
         contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
-        commit = Commit(self._epoch, commitment.step, tuple(contributors))
         actions: list[Action] = []
-        for incarnation, commits in self._unconfirmed.items():
-            commits.append(commit)
-            actions.append(Send(self._servers[incarnation].peer, commit))
+        for epoch, commits in self._unconfirmed.items():
+            commits.append(Commit(epoch, commitment.step, tuple(contributors)))
+            actions.append(Send(self._copies[epoch].server.peer, commits[-1]))
         self._retry_due = now + COMMIT_RETRY_S
         return actions
 
@@ -185,9 +186,9 @@ class Steps:
                 actions.append(member.fail(request, error))
         return actions
 
-    def confirmed(self, server: MemberInfo, step: int) -> None:
-        """A server has applied a step."""
-        commits = self._unconfirmed.get(server.incarnation, [])
+    def confirmed(self, epoch: int, step: int) -> None:
+        """A server has applied a step to its copy of a shard."""
+        commits = self._unconfirmed.get(epoch, [])
         commits[:] = [commit for commit in commits if commit.step > step]
         if self.settled:
             self._retry_due = None
@@ -215,8 +216,8 @@ class Steps:
         actions: list[Action] = []
         if self._retry_due is not None and now >= self._retry_due:
             self._retry_due = now + COMMIT_RETRY_S
-            for incarnation, commits in self._unconfirmed.items():
-                actions += [Send(self._servers[incarnation].peer, commit) for commit in commits]
+            for epoch, commits in self._unconfirmed.items():
+                actions += [Send(self._copies[epoch].server.peer, commit) for commit in commits]
         return actions + self.advance(missing, now)
 
     def status(self, missing: int, now: float) -> dict[str, Any]:

@@ -24,9 +24,10 @@ class Init(Message):
 class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
-    ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives, and ``servers``: a map a shard, of
-    ``name``, ``endpoint``, the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to
-    begin with, ``num_workers`` how many the job counts on, ``rank`` the receiver's. ``note`` is for the user.
+    ``epoch`` stands for the job as a whole. ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives,
+    and ``servers``: a map a shard, of ``name``, ``endpoint`` and ``rank`` of its server, the ``epoch`` of that copy,
+    the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to begin with,
+    ``num_workers`` how many the job counts on, ``rank`` the receiver's. ``note`` is for the user.
     """
 
     kind: ClassVar[int] = 11
@@ -45,7 +46,7 @@ class Job(Message):
 class Assign(Message):
     """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
 
-    ``epoch`` stands for this job on all servers from now on; no other job of the cluster ever has it.
+    ``epoch`` stands for this copy of the shard from now on; no other one of the cluster ever has it.
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with. ``backup`` is 1
     for a copy that follows a primary, which has ``backups`` as in `Replicas`; both are of this ``generation``.
@@ -76,7 +77,7 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True)
 class Discard(Message):
-    """A job has ended: the server frees what it keeps of it."""
+    """A job has ended: the server frees its copy of a shard."""
 
     kind: ClassVar[int] = 26
     epoch: U32
@@ -84,7 +85,7 @@ class Discard(Message):
 
 @dataclass(frozen=True, slots=True)
 class Discarded(Message):
-    """A server keeps nothing of a job any more."""
+    """A server does not keep this copy of a shard any more."""
 
     kind: ClassVar[int] = 27
     epoch: U32

@@ -16,7 +16,6 @@ from zmqps.errors import (
     NotJoinedError,
     ProtocolError,
     PSError,
-    StaleEpochError,
 )
 
 #: A worker is a few hundred bytes and a ledger here. The coordinator has no more members.
@@ -38,14 +37,14 @@ class Client:
         Whose key it has shown, where there are keys.
     """
 
-    __slots__ = ("epoch", "hello", "holder", "loads", "name", "peer", "puller")
+    __slots__ = ("epochs", "hello", "holder", "loads", "name", "peer", "puller")
 
     def __init__(self, hello: Hello, peer: Peer, holder: KeyHolder | None = None) -> None:
         self.hello = hello
         self.holder = holder
         self.peer = peer
-        self.epoch = hello.epoch  # of the job it trains
-        self.loads = False  # whether it was asked to upload the initial values
+        self.epochs: set[int] = set()  # of the shards here of the job it trains: it has shown a ticket for each
+        self.loads: set[int] = set()  # those of which it was asked to upload the initial values
         self.name = f"{hello.name} ({hello.host}, pid {hello.pid})"  # in errors and logs
         # whose copies a treatment keeps; an observer pushes nothing
         self.puller = hello.incarnation if hello.role == "worker" else b""
@@ -84,9 +83,10 @@ class Clients:
     def welcome(
         self, peer: Peer, hello: Hello, key: bytes, holder: KeyHolder | None = None, past: Container[bytes] = ()
     ) -> bytes:
-        """Take a member of the job of this key; return what proves to it who this server is.
+        """Take a member of the job that has the shard of this key; return what proves to it who this server is.
 
-        The same incarnation may come on another connection: that one speaks for it from then on. A ticket does not
+        The same incarnation may come on another connection: that one speaks for it from then on. It may show tickets
+        for several shards, one after the other, over one connection. A ticket does not
         expire before its job: ``past`` are those who pushed to that and have gone, however long ago.
 
         Raises
@@ -94,7 +94,7 @@ class Clients:
         IdentityError
             Its ticket is not one that the coordinator made for it, and for this server; or its key does not allow that.
         PSError
-            It was lost, or has left; or it goes back to an earlier job.
+            It was lost, or has left.
         """
         who = hello.incarnation
         check_role(holder, hello.role, keyed=self._keyed)
@@ -117,12 +117,12 @@ class Clients:
             if len(self) >= MAX_CLIENTS:
                 raise LimitError(what="number of workers", got=len(self) + 1, limit=MAX_CLIENTS)
             client = self.by_incarnation[who] = Client(hello, peer, holder)
-        elif hello.epoch < client.epoch:
-            raise StaleEpochError(ours=client.epoch, theirs=hello.epoch)
         elif client.peer != peer:
             del self._by_peer[client.peer]
-        loads |= client.loads and client.epoch == hello.epoch
-        client.peer, client.epoch, client.loads = peer, hello.epoch, loads
+        client.peer = peer
+        client.epochs.add(hello.epoch)
+        if loads:
+            client.loads.add(hello.epoch)
         self._by_peer[peer] = client
         return proof_of(key, hello.role, who)
 
@@ -131,13 +131,19 @@ class Clients:
         if peer in self._barred_peers:
             raise self._barred_peers[peer].again()
 
+    def drop(self, epoch: int) -> list[bytes]:
+        """A shard is not here any more: return the clients that had shown a ticket for no other one."""
+        gone = list[bytes]()
+        for who, client in self.by_incarnation.items():
+            client.loads.discard(epoch)
+            if epoch in client.epochs:
+                client.epochs.remove(epoch)
+                gone += [] if client.epochs else [who]
+        return gone
+
     def bars(self, incarnation: bytes) -> bool:
         """Whether an incarnation was lost or has left."""
         return incarnation in self._barred
-
-    def of_epoch(self, epoch: int) -> Iterable[bytes]:
-        """Return the clients of a job."""
-        return [who for who, client in self.by_incarnation.items() if client.epoch == epoch]
 
     def forget(self, incarnation: bytes) -> Client | None:
         """Return a client that is one no more."""
@@ -170,11 +176,13 @@ class Clients:
         return peer
 
     def validate(self, epochs: Iterable[int]) -> None:
-        """Assert that both directions agree, and that all are members of jobs of these epochs."""
+        """Assert that both directions agree, and that all have shown tickets for shards of these epochs."""
         assert len(self) <= MAX_CLIENTS
         assert {c.peer: c for c in self.by_incarnation.values()} == self._by_peer
         assert all(who == client.hello.incarnation for who, client in self.by_incarnation.items())
-        assert {client.epoch for client in self._by_peer.values()} <= set(epochs)
+        assert set().union(*(client.epochs for client in self._by_peer.values())) <= set(epochs)
+        assert all(client.loads <= client.epochs for client in self._by_peer.values())
+        assert all(client.epochs for client in self._by_peer.values())
         assert not set(self._barred) & set(self.by_incarnation)
         assert len(self._barred) <= MAX_BARRED
         assert set(self._barred_peers) <= {peer for peer, _ in self._barred.values()}

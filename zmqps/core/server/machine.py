@@ -73,6 +73,7 @@ from zmqps.errors import (
     PSError,
     ShardBrokenError,
     StaleEpochError,
+    listed,
 )
 
 #: Messages about a copy: its number stands in the error that answers them.
@@ -141,7 +142,8 @@ class ServerMachine:
             if self.replication.takes(event.peer):
                 return self.replication.disconnected(event, now)
             if (client := self.clients.find(event.peer)) is not None:
-                self.tenants[client.epoch].parked.drop(client.hello.incarnation)
+                for epoch in client.epochs:
+                    self.tenants[epoch].parked.drop(client.hello.incarnation)
             return []
         if isinstance(event, Connected):
             if self.replication.takes(event.peer):
@@ -204,7 +206,7 @@ class ServerMachine:
         self.replication.validate()
 
     def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
-        """Return the job of an epoch, for one of its clients."""
+        """Return the shard of an epoch, for one of its clients."""
         tenant = self.tenants.get(epoch)
         if tenant is None:
             if epoch in self.discarded:
@@ -212,8 +214,9 @@ class ServerMachine:
             if not self.tenants:
                 raise JobError("this server has no shard yet; call worker.init(...) first")
             raise StaleEpochError(ours=max(self.tenants), theirs=epoch)
-        if client is not None and client.epoch != epoch:
-            raise NotJoinedError(f"this connection is for epoch {client.epoch}; say Hello with the ticket of {epoch}")
+        if client is not None and epoch not in client.epochs:
+            known = listed(sorted(map(str, client.epochs)), 4)
+            raise NotJoinedError(f"this connection is for epoch {known}; say Hello with the ticket of {epoch}")
         return tenant
 
     # --- workers -------------------------------------------------------------------------------
@@ -272,7 +275,7 @@ class ServerMachine:
 
     def _load(self, client: Client, message: Load) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
-        if not client.loads:
+        if message.epoch not in client.loads:
             raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
         shard = tenant.built()
         already = shard.loaded

@@ -170,7 +170,7 @@ class Orders:
         return [Send(COORDINATOR, committed), *due]
 
     def _discard(self, message: Discard, now: float) -> list[Action]:
-        """Free what is kept of a job that has ended; its workers have been told by the coordinator."""
+        """Free a shard of a job that has ended; its workers have been told by the coordinator."""
         discarded, clients = self._host.discarded, self._host.clients
         tenant = self._host.tenants.pop(message.epoch, None)
         actions: list[Action] = []
@@ -180,7 +180,7 @@ class Orders:
             error = discarded.error(message.epoch)
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
-            for incarnation in clients.of_epoch(message.epoch):
+            for incarnation in clients.drop(message.epoch):
                 self._host.forget(incarnation)
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
         discarded.add(message.epoch)

@@ -1,4 +1,4 @@
-"""A worker's connection to one server: what is queued, in flight, and when to send it again."""
+"""What a worker and one shard's server say to each other: what is queued, in flight, and when to send it again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Link:
-    """The connection to one server.
+    """What is said to one server about one of its shards; links to others there share the connection.
 
     Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any
     order. All that is in flight is sent again when the connection broke and the server has welcomed us over the new
@@ -56,11 +56,13 @@ class Link:
     proof
         What only the server that the coordinator means can answer it with.
     epoch, num_slices
-        Of the job, and of the server's shard.
+        Of the server's copy of the shard.
     numbers
         Of the requests: never one twice on a connection, even if the job on it is another one now.
     coding
         The door to the codecs.
+    rank
+        The server's.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Link:
         num_slices: int,
         numbers: Iterator[int] | None = None,
         coding: Coding = CODING,
+        rank: int = 0,
     ) -> None:
         self.peer = handshake.peer
+        self.rank = rank
         self.title = title
         self.handshake = handshake
         self.proof = proof
@@ -260,6 +264,10 @@ class Link:
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
         return transfer
+
+    def awaits(self, number: int) -> bool:
+        """Whether a request of this number left over this link and is not answered."""
+        return number in self.in_flight or number in self.probe
 
     def _note_overtaken(self, request: Request, now: float) -> bool:
         """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""

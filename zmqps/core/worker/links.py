@@ -1,17 +1,18 @@
-"""A worker's links to the servers of its job: by rank and by connection, opened, watched and parted with."""
+"""A worker's links to the shards of its job: by shard and by connection, opened, watched and parted with."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from itertools import count
+from typing import Any
 
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.node.handshake import LOOK_S, Handshake
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send, server_peer
-from zmqps.core.protocol.keys import key_of
+from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import Job, Leave
 from zmqps.core.worker.link import Link
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
@@ -21,7 +22,7 @@ MOST_UNREACHED = 4
 
 
 class Links:
-    """The links of one session.
+    """The links of one session; those to shards of one server share a connection.
 
     Parameters
     ----------
@@ -32,15 +33,15 @@ class Links:
 
     Attributes
     ----------
-    by_rank
+    by_shard
         The links, in the order of the shards.
     by_peer
         The same, by connection.
     """
 
     def __init__(self, member: Member, coding: Coding) -> None:
-        self.by_rank: list[Link] = []
-        self.by_peer: dict[Peer, Link] = {}
+        self.by_shard: list[Link] = []
+        self.by_peer: dict[Peer, list[Link]] = {}
         self._member = member
         self._coding = coding
         self._endpoints: dict[str, Peer] = {}  # connections to servers
@@ -49,17 +50,17 @@ class Links:
     @property
     def counts(self) -> Counter[str]:
         """What the links have counted."""
-        return sum((link.counts for link in self.by_rank), Counter())
+        return sum((link.counts for link in self.by_shard), Counter())
 
     @property
     def in_flight_nbytes(self) -> int:
         """Bytes sent or asked for and not yet answered."""
-        return sum(link.in_flight_nbytes for link in self.by_rank)
+        return sum(link.in_flight_nbytes for link in self.by_shard)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
         actions: list[Action] = []
-        for link in self.by_rank:
+        for link in self.by_shard:
             due = link.next_deadline()
             if due is not None and now >= due:
                 actions += link.on_deadline(now)
@@ -67,79 +68,98 @@ class Links:
 
     def title_of(self, peer: Peer) -> str:
         """Return how a server is called, by its connection; all others are the coordinator's."""
-        link = self.by_peer.get(peer)
-        return "the coordinator" if link is None else link.title
+        links = self.by_peer.get(peer)
+        return links[0].title if links else "the coordinator"
+
+    def of_answer(self, peer: Peer, request: int) -> Link | None:
+        """Return the link over which the request left that is answered; None if that was given up long ago."""
+        return next((link for link in self.by_peer.get(peer, ()) if link.awaits(request)), None)
+
+    def of_proof(self, peer: Peer, proof: bytes) -> Link | None:
+        """Return the link that only this proof welcomes; None if a server shows another one."""
+        return next((link for link in self.by_peer.get(peer, ()) if same(proof, link.proof)), None)
 
     def connect(self, placement: Placement, message: Job, now: float) -> list[Action]:
-        """Open the links to the servers of a job."""
+        """Open the links to the shards of a job."""
         servers = message.placement.get("servers")
         if type(servers) is not list or len(servers) != placement.num_shards:
             raise ProtocolError("a job names one server a shard")
         for server in servers:
-            keys = ("name", "endpoint", "ticket", "proof")
-            if type(server) is not dict or any(type(server.get(key)) is not str for key in keys):
-                raise ProtocolError("a server has a name and an endpoint, a ticket and a proof")
-        endpoints = [server["endpoint"] for server in servers]
-        if twice := [endpoint for endpoint in endpoints if endpoints.count(endpoint) > 1]:
+            _check(server)
+        endpoints = {(server["rank"], server["endpoint"]) for server in servers}
+        if twice := [e for e, number in Counter(endpoint for _, endpoint in endpoints).items() if number > 1]:
             raise ConfigurationError(
                 f"two servers of this job advertise {printable(twice[0])}; give each an address of its own: "
                 "zmqps server --advertise HOST:PORT"
             )
         actions: list[Action] = []
-        self.by_rank = []
-        for rank, server in enumerate(servers):
-            endpoint = server["endpoint"]
+        self.by_shard = []
+        for shard, server in enumerate(servers):
+            endpoint, rank, epoch = server["endpoint"], server["rank"], server["epoch"]
             title = printable(f"server {rank} ({server['name']}, {endpoint.partition(' ')[0]})")
             is_open = endpoint in self._endpoints  # a second connection would take the first one's place
             peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
             ticket, proof = key_of(server["ticket"]), key_of(server["proof"])
-            handshake = Handshake(self._member.identity.hello(ticket, message.epoch), peer, endpoint)
-            num_slices = len(placement.slices[rank])
-            self.by_rank.append(Link(title, handshake, proof, message.epoch, num_slices, self._numbers, self._coding))
+            handshake = Handshake(self._member.identity.hello(ticket, epoch), peer, endpoint)
+            num_slices = len(placement.slices[shard])
+            link = Link(title, handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank)
+            self.by_shard.append(link)
             actions += handshake.on_deadline(now) if is_open else handshake.start(now)
-        self.by_peer = {link.peer: link for link in self.by_rank}
+        self.by_peer = {}
+        for link in self.by_shard:
+            self.by_peer.setdefault(link.peer, []).append(link)
         return actions
 
     @property
     def lost_server(self) -> PSError | None:
         """The error of a server that is lost, and with it a part of the job; None: all are there."""
-        errors = (link.lost for link in self.by_rank)
+        errors = (link.lost for link in self.by_shard)
         return next((e for e in errors if isinstance(e, PeerLostError) and e.role == "server"), None)
 
     def connected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server is there, perhaps again."""
-        link = self.by_peer.get(peer)
-        return [] if link is None else link.on_connected(now)
+        return [action for link in self.by_peer.get(peer, ()) for action in link.on_connected(now)]
 
     def disconnected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server has ended; it comes back by itself."""
-        link = self.by_peer.get(peer)
-        if link is not None:
+        for link in self.by_peer.get(peer, ()):
             link.on_disconnected(now)
         return []
 
     def part(self, reason: str) -> list[Action]:
         """Say goodbye to the servers that know us."""
-        known = [link for link in self.by_rank if link.handshake.welcome is not None and link.lost is None]
+        known = {link.peer for link in self.by_shard if link.handshake.welcome is not None and link.lost is None}
         self.forget_servers()
-        return [Send(link.peer, Leave(reason)) for link in known]
+        return [Send(peer, Leave(reason)) for peer in self.by_peer if peer in known]
 
     def forget_servers(self) -> None:
         """Wait for no server any more: who ends now is not missed."""
-        for link in self.by_rank:
+        for link in self.by_shard:
             link.handshake.stop()
 
     def looked(self, looked: Looked, now: float) -> list[Action]:
         """Say why a server does not answer, here and to the coordinator."""
-        link = self.by_peer.get(looked.peer)
-        if link is None or not link.handshake.looked(looked.why):
+        news = [link for link in self.by_peer.get(looked.peer, ()) if link.handshake.looked(looked.why)]
+        if not news:
             return []
         self._member.report(now)
-        silent_s, why = link.handshake.silence(now), link.handshake.why
-        return [Log("warning", f"cannot reach {link.title} for {silent_s:.0f} s: {why}")]
+        silent_s, why = news[0].handshake.silence(now), news[0].handshake.why
+        return [Log("warning", f"cannot reach {news[0].title} for {silent_s:.0f} s: {why}")]
 
     def unreached(self, now: float) -> Mapping[str, str]:
         """Return the servers that cannot be reached, for how long and why, as a counter for the status."""
-        silent = [(link, link.handshake.silence(now), link.handshake.because) for link in self.by_rank]
+        silent = [(link, link.handshake.silence(now), link.handshake.because) for link in self.by_shard]
         texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
+        texts = list(dict.fromkeys(texts))  # a server with several shards is named once
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
+
+
+def _check(server: Any) -> None:
+    """Raise `ProtocolError` unless this names a server, and what is needed to talk to it about its shard."""
+    texts, numbers = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
+    if (
+        type(server) is not dict
+        or any(type(server.get(key)) is not str for key in texts)
+        or any(type(server.get(key)) is not int or not 0 <= server[key] < 1 << 32 for key in numbers)
+    ):
+        raise ProtocolError("a server has a name, a rank and an endpoint, an epoch, a ticket and a proof")

@@ -23,6 +23,10 @@ class Probe:
         self.wait_s = PROBE_S  # the silence before it
         self._out: dict[int, int] = {}  # question -> how much was sent before it
 
+    def __contains__(self, number: int) -> bool:
+        """Whether this is a question whose answer may be on its way."""
+        return number in self._out
+
     def ask(self, now: float, number: int, num_sent: int) -> None:
         """Note that a question leaves, after so many messages."""
         if len(self._out) >= MAX_OUT:

@@ -139,7 +139,7 @@ class SessionMachine:
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
-        requests = [link.in_flight.get(request) for link in self.links.by_rank if link.peer == peer]
+        requests = [link.in_flight.get(request) for link in self.links.by_shard if link.peer == peer]
         return next((self.transfers.operation(found.transfer) for found in requests if found), None)
 
     @property
@@ -186,7 +186,7 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
-        for link in self.links.by_rank:
+        for link in self.links.by_shard:
             dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
         return min([due for due in dues if due is not None], default=None)

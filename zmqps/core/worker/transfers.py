@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Action, Landed, Log, Peer
-from zmqps.core.protocol.keys import same
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
 from zmqps.core.protocol.messages import Ack, Error, Lost, Message, Proceed, Values, Waiting, Welcome
 from zmqps.core.protocol.wire import MAX_FRAMES
@@ -83,7 +82,7 @@ class Transfers:
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
-        texts = [link.waiting_for(transfer, now) for link in self._links.by_rank]
+        texts = [link.waiting_for(transfer, now) for link in self._links.by_shard]
         return "; ".join(text for text in texts if text) or "nobody"
 
     def operation(self, transfer: Push | Pull | Load) -> Operation | None:
@@ -116,8 +115,8 @@ class Transfers:
     def validate(self) -> None:
         """Assert the invariants."""
         self.pace.validate()
-        requests = [request for link in self._links.by_rank for request in [*link.queue, *link.in_flight.values()]]
-        for link in self._links.by_rank:
+        requests = [request for link in self._links.by_shard for request in [*link.queue, *link.in_flight.values()]]
+        for link in self._links.by_shard:
             link.validate()
         for operation in self._host.operations:
             if (transfer := operation.transfer) is not None:
@@ -190,7 +189,7 @@ class Transfers:
             self.pace.start(transfer)
         if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
-        for link, cargoes in zip(self._links.by_rank, transfer.cargoes, strict=True):
+        for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
                 return self._host.resolve(operation, link.lost)
         if isinstance(transfer, Push) and (error := self._nonfinite(transfer.source)) is not None:
@@ -202,7 +201,7 @@ class Transfers:
                 too_much = LimitError(what="pieces of a shard in an atomic push", got=most, limit=MAX_FRAMES)
                 return self._host.resolve(operation, too_much)
         actions: list[Action] = []
-        for link, cargoes in zip(self._links.by_rank, transfer.cargoes, strict=True):
+        for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if cargoes:
                 link.enqueue(transfer, cargoes)
                 actions += link.pump(now)
@@ -259,8 +258,8 @@ class Transfers:
         for cargo in outdated:
             pull.target.forget(cargo)
         actions: list[Action] = []
-        for rank, link in enumerate(self._links.by_rank):
-            link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == rank))
+        for shard, link in enumerate(self._links.by_shard):
+            link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == shard))
             actions += link.pump(self._host.now)
         return actions
 
@@ -273,7 +272,7 @@ class Transfers:
             return True
         if not isinstance(transfer, Push):
             return False
-        queued = sum(len(r.cargoes) for link in self._links.by_rank for r in link.queue if r.transfer is transfer)
+        queued = sum(len(r.cargoes) for link in self._links.by_shard for r in link.queue if r.transfer is transfer)
         return queued == sum(map(len, transfer.cargoes))
 
     def drop(self, transfer: Push | Pull | Load) -> None:
@@ -283,22 +282,24 @@ class Transfers:
         if isinstance(transfer, Push) and transfer.attempt:  # it belongs to a step
             self.pace.forget(transfer)
         if transfer.remaining:
-            for link in self._links.by_rank:
+            for link in self._links.by_shard:
                 link.queue.drop(transfer)
 
     def lose_server(self, lost: Lost) -> list[Action]:
         """A server vanished: what needs it fails."""
-        if lost.rank >= len(self._links.by_rank):
+        links = [link for link in self._links.by_shard if link.rank == lost.rank]
+        if not links:
             return []
-        link = self._links.by_rank[lost.rank]
         advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
-        error = PeerLostError(role="server", name=link.title, silent_s=round(lost.silent_s, 3), advice=advice)
-        return [Log("error", str(error)), *self._fail_link(link, error)]
+        error = PeerLostError(role="server", name=links[0].title, silent_s=round(lost.silent_s, 3), advice=advice)
+        return [Log("error", str(error)), *self._fail_links(links, error)]
 
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
         """A server cannot be talked to."""
-        link = self._links.by_peer.get(peer)
-        return [] if link is None else self._fail_link(link, error)
+        return self._fail_links(self._links.by_peer.get(peer, ()), error)
+
+    def _fail_links(self, links: Iterable[Link], error: PSError) -> list[Action]:
+        return [action for link in links for action in self._fail_link(link, error)]
 
     def _fail_link(self, link: Link, error: PSError) -> list[Action]:
         actions: list[Action] = []
@@ -309,15 +310,13 @@ class Transfers:
 
     def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
         """Take a server's message."""
-        link = self._links.by_peer.get(peer)
-        if link is None:
+        links = self._links.by_peer.get(peer)
+        if links is None:
             return []
-        if isinstance(message, Welcome):
-            if not same(message.proof, link.proof):
-                wrong = WrongPeerError(server=link.title, why="it does not prove to be that one")
-                return [Log("error", str(wrong)), *self._fail_link(link, wrong)]
-            return link.on_welcome(message, now)
         if isinstance(message, (Ack, Values)):
+            link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
+            if link is None:
+                return []
             try:
                 transfer = link.on_answer(message, now)
             except ProtocolError as broken:
@@ -330,25 +329,40 @@ class Transfers:
                 if not transfer.remaining:
                     actions += self._complete(transfer)
             return actions
-        if isinstance(message, Error):
-            error = from_wire(message.code, message.text, message.facts)
-            if message.request == 0 and _is_stranger(error):
-                wrong = WrongPeerError(server=link.title, why=f"it says: {error}"[:MAX_FACT_CHARS])
-                return [Log("error", str(wrong)), *self._fail_link(link, wrong)]
-            if message.request == 0:
-                return self._fail_link(link, error)
-            if isinstance(error, NonFiniteGradientError):
-                self._host.tally.refused()
-            is_news = not link.is_short
-            if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
-                text = f"{link.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
-                return [Log("warning", text)] if is_news else []
-            request = link.answered(message.request, now)
-            actions = link.pump(now)
-            if request is not None and not request.transfer.done:
-                actions += self._host.resolve(self._asked[request.transfer], error)
-            return actions
-        return []
+        if isinstance(message, Welcome):
+            welcomed = self._links.of_proof(peer, message.proof)
+            if welcomed is not None:
+                return welcomed.on_welcome(message, now)
+            return self._mistaken(links, "it does not prove to be that one")
+        return self._refused(peer, links, message, now) if isinstance(message, Error) else []
+
+    def _mistaken(self, links: Sequence[Link], why: str) -> list[Action]:
+        """Somebody else answers where a server is to be: nothing that this one was to do can be done."""
+        fresh = [link for link in links if link.handshake.welcome is None] or links  # it has answered one of these
+        wrong = WrongPeerError(server=links[0].title, why=why)
+        return [Log("error", str(wrong)), *self._fail_links(fresh, wrong)]
+
+    def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
+        """Take an error of a server."""
+        error = from_wire(message.code, message.text, message.facts)
+        if message.request == 0 and _is_stranger(error):
+            return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
+        if message.request == 0:
+            return self._fail_links(links, error)
+        if isinstance(error, NonFiniteGradientError):
+            self._host.tally.refused()
+        link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
+        if link is None:
+            return []
+        is_news = not link.is_short
+        if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
+            text = f"{link.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
+            return [Log("warning", text)] if is_news else []
+        request = link.answered(message.request, now)
+        actions = link.pump(now)
+        if request is not None and not request.transfer.done:
+            actions += self._host.resolve(self._asked[request.transfer], error)
+        return actions
 
 
 def _is_stranger(error: PSError) -> bool:
