@@ -9,7 +9,7 @@ from zmqps.core.coordinator.admission import check_admission, check_ending
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
+from zmqps.core.coordinator.membership import SPARE, MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -48,7 +48,10 @@ from zmqps.core.protocol.messages import (
     Leave,
     Left,
     Message,
+    Promoted,
     Ready,
+    Replicating,
+    Retargeted,
     Shutdown,
     Status,
     StatusRequest,
@@ -196,7 +199,8 @@ class CoordinatorMachine:
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
-            if not known and len(roster) >= self.options.servers:
+            spare = SPARE in hello.capabilities
+            if not known and not spare and sum(not s.is_spare for s in roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
         member = self.membership.join(hello, event.peer, roster, now, event.holder)
         actions: list[Action] = []
@@ -261,8 +265,17 @@ class CoordinatorMachine:
         run = self._jobs.of_epoch(message.epoch, member)
         if run is None:
             return []
-        run.committed(message)
-        return self._jobs.end(run, run.losses.outcome, now) if run.finished else []
+        actions = run.committed(message)
+        return [*actions, *(self._jobs.end(run, run.losses.outcome, now) if run.finished else [])]
+
+    def _promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
+        run = self._jobs.of_epoch(message.epoch, member)
+        return run.promoted(message, now) if run else []
+
+    def _replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
+        if (run := self._jobs.of_epoch(message.epoch, member)) is not None:
+            run.replicating(message)
+        return []
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         self._erasures.discarded(member, message.epoch)
@@ -278,7 +291,7 @@ class CoordinatorMachine:
         runs = self.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request, member)]
         for run in runs:
             if run is not None:  # else about the shard of a job that was given up
-                actions += run.fail(error)
+                actions += run.fail(error, now, message.request)
         return actions
 
     # --- failures ------------------------------------------------------------------------------
@@ -331,12 +344,15 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Leave): CoordinatorMachine._server_leaves,
     ("server", Ready): CoordinatorMachine._ready,
     ("server", Committed): CoordinatorMachine._committed,
+    ("server", Promoted): CoordinatorMachine._promoted,
+    ("server", Replicating): CoordinatorMachine._replicating,
     ("server", Discarded): CoordinatorMachine._discarded,
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
+    **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),

@@ -16,6 +16,8 @@ from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, JobError, LimitError, ProtocolError, PSError, listed
 
 MAX_MEMBERS = 4096
+#: A server with this capability is taken beyond those that the cluster waits for, and gets what others lose.
+SPARE = "spare"
 #: After so many heartbeats that have not come a member is called silent.
 SILENT_BEATS = 2.5
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
@@ -67,6 +69,11 @@ class MemberInfo:
     def role(self) -> str:
         """Its role."""
         return self.hello.role
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is a server beyond those that the cluster waits for."""
+        return SPARE in self.hello.capabilities
 
     @property
     def job(self) -> str:

@@ -27,6 +27,8 @@ class CoordinatorOptions:
         End the cluster when its first job has ended; how it ended decides the exit code.
     slice_nbytes
         Size of a slice.
+    replicas
+        How many servers have a copy of each shard, beside the one that answers for it.
     """
 
     servers: int = 1
@@ -37,3 +39,4 @@ class CoordinatorOptions:
     idle_timeout: float = 0.0
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
+    replicas: int = 0

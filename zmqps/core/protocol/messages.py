@@ -26,6 +26,7 @@ from zmqps.core.protocol.membership import (
     Welcome,
 )
 from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.steps import (
     Arrive,
@@ -71,6 +72,7 @@ __all__ = [
     "Load",
     "Lost",
     "Message",
+    "Moved",
     "Proceed",
     "Promote",
     "Promoted",
@@ -83,6 +85,7 @@ __all__ = [
     "Replicate",
     "Replicated",
     "Replicating",
+    "Retargeted",
     "Shutdown",
     "Status",
     "StatusRequest",

@@ -113,6 +113,8 @@ class Asked:
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
             actions += host.links.connect(placement, message, now)
             host.attached, host.epoch = Attached(job, placement), message.epoch
+            replicas = message.placement.get("replicas", 0)
+            host.transfers.moves.attach(replicas if type(replicas) is int else 0)
         host.member.rank = message.rank
         if not message.load:
             host.member.num_workers = message.num_workers

@@ -29,12 +29,14 @@ from zmqps.core.protocol.messages import (
     Left,
     Lost,
     Message,
+    Moved,
     Shutdown,
     Waiting,
     Welcome,
 )
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.links import Links
+from zmqps.core.worker.moves import Bring
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -105,6 +107,7 @@ class SessionMachine:
         self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
             Welcome: self._on_welcome,
             Lost: self._on_lost,
+            Moved: self.transfers.follow,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
         }
@@ -261,6 +264,8 @@ class SessionMachine:
         operation.done = True
         self.operations.pop(operation, None)
         actions = self._asked.end(operation, value) if isinstance(operation, Question) else []
+        if isinstance(operation, Bring):
+            actions += self.transfers.moves.brought(operation, value)
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace
         if operation.transfer is not None or pace.held or pace.closing is not None:
@@ -283,7 +288,10 @@ class SessionMachine:
         if finishing is None or finishing.done:
             return []
         busy = any(isinstance(operation, (Exchange, Advance)) for operation in self.operations)
-        unheard = self.member.joined and self.transfers.pace.unheard
+        pace = self.transfers.pace
+        # where shards have backups a step may need us until it is committed
+        needed = pace.arrive is not None and pace.mode == "sync" and self.transfers.moves.replicas > 0
+        unheard = self.member.joined and (pace.unheard or needed)
         if busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)
