@@ -19,6 +19,7 @@ from zmqps.optim import adam, sgd
 WORKERS = ("v", "w")
 SLICES = 4
 BACKUPS = {"b": 2, "c": 3}
+SETS = st.sets(st.integers(0, SLICES - 1), min_size=1)
 
 
 def spec(optimizer: Any, **options: Any) -> Any:
@@ -38,35 +39,61 @@ class Links(RuleBasedStateMachine):
         self.generation = 1
         self.promoted = ""
 
-    @initialize(backups=st.sampled_from([(), ("b",), ("b", "c")]))
-    def begin(self, backups: tuple[str, ...]) -> None:
+    @initialize(backups=st.sampled_from([(), ("b",), ("b", "c")]), filled=st.sampled_from([True, True, False]))
+    def begin(self, backups: tuple[str, ...], filled: bool) -> None:
         self.copies = Copies(spec(self.optimizer, **self.options))
         self.backups = list(backups)
         self.copies.begin(*[(name, BACKUPS[name]) for name in backups])
         for worker in WORKERS:
             self.copies.join(worker)
+        if filled:
+            self.copies.settle()
 
-    @rule(number=st.integers(0, 9))
-    def deliver(self, number: int) -> None:
-        if self.copies.busy:
-            self.copies.deliver(self.copies.busy[number % len(self.copies.busy)])
+    @rule(numbers=st.lists(st.integers(0, 3), min_size=1, max_size=8))
+    def deliver(self, numbers: list[int]) -> None:
+        """Messages arrive: each the oldest of some wire."""
+        for number in numbers:
+            if self.copies.busy:
+                self.copies.deliver(self.copies.busy[number % len(self.copies.busy)])
 
-    @rule(number=st.integers(0, 9))
-    def lose(self, number: int) -> None:
-        """There was no memory for a message."""
-        if self.copies.busy:
-            self.copies.wires[self.copies.busy[number % len(self.copies.busy)]].popleft()
+    @rule()
+    def settle(self) -> None:
+        self.copies.settle()
 
-    @rule(name=st.sampled_from("bc"))
-    def cut(self, name: str) -> None:
-        self.copies.cut("p", name)
+    @rule(
+        what=st.sampled_from(["lose", "lose its answer", "break", "cut", "mend", "pause", "remove"]),
+        name=st.sampled_from("bbc"),
+    )
+    def trouble(self, what: str, name: str) -> None:
+        """A message is lost, for there was no memory for it; a connection breaks; time passes, and nothing arrives."""
+        if what.startswith("lose"):
+            wire = ("p", name) if what == "lose" else (name, "p")
+            if self.copies.wires.get(wire):
+                self.copies.wires[wire].popleft()
+        elif what == "break":
+            self.copies.cut("p", name)
+            self.copies.mend("p", name)
+        elif what == "cut":
+            self.copies.cut("p", name)
+        elif what == "mend":
+            self.copies.mend("p", name)
+        elif what == "pause":
+            self._pause(4.0 if name == "b" else 0.2)
+        elif what == "remove" and not self.promoted and len(self.backups) > 1:
+            self.backups.pop()
+            self._retarget()
 
-    @rule(name=st.sampled_from("bc"))
-    def mend(self, name: str) -> None:
-        self.copies.mend("p", name)
+    @rule()
+    @precondition(lambda self: not self.promoted and len(self.backups) < 2)
+    def add(self) -> None:
+        for name in "bc":
+            if name not in self.backups and BACKUPS[name] not in self.copies.nodes[name].machine.tenants:
+                self.copies.assign_backup(name, BACKUPS[name])
+                self.backups.append(name)
+                self._retarget()
+                return
 
-    @rule(seconds=st.sampled_from([0.01, 0.3, 5.0]))
-    def pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float) -> None:
         """Time passes; nothing arrives."""
         self.copies.now += seconds
         for name in "pbc":
@@ -74,20 +101,6 @@ class Links(RuleBasedStateMachine):
             due = node.machine.next_deadline()
             if due is not None and due <= self.copies.now:
                 self.copies.carry(node, node.machine.on_deadline(self.copies.now))
-
-    @rule(name=st.sampled_from("bc"))
-    @precondition(lambda self: not self.promoted)
-    def add_backup(self, name: str) -> None:
-        if name not in self.backups and BACKUPS[name] not in self.copies.nodes[name].machine.tenants:
-            self.copies.assign_backup(name, BACKUPS[name])
-            self.backups.append(name)
-            self._retarget()
-
-    @rule()
-    @precondition(lambda self: not self.promoted and len(self.backups) > 1)
-    def lose_backup(self) -> None:
-        self.backups.pop()
-        self._retarget()
 
     def _retarget(self) -> None:
         self.generation += 1
@@ -101,7 +114,7 @@ class Links(RuleBasedStateMachine):
         return [(node, epoch) for node, tenant, epoch in tenants if tenant.backup and tenant.built().loaded]
 
     @rule()
-    @precondition(lambda self: not self.promoted)
+    @precondition(lambda self: not self.promoted and self.whole)
     def promote(self) -> None:
         """The primary is given up, whether it is gone or not."""
         if self.whole:
@@ -110,6 +123,10 @@ class Links(RuleBasedStateMachine):
             self.generation += 1
             self.copies.promote(node.name, epoch, self.generation)
             assert len(self.copies.told(node.name, Promoted)) == 1
+            self.promoted_now()
+
+    def promoted_now(self) -> None:
+        """The workers are told."""
 
     @invariant()
     def no_backup_is_broken(self) -> None:
@@ -119,7 +136,7 @@ class Links(RuleBasedStateMachine):
             backup = self.copies.nodes[name].machine.tenants[BACKUPS[name]].backup
             assert backup is None or backup.broken is None
 
-    def settle(self) -> None:
+    def end(self) -> None:
         for name in "bc":
             self.copies.mend("p", name)
         self.copies.wait(60.0)
@@ -133,15 +150,14 @@ class Asynchronous(Links):
         self.pushes: dict[str, list[Push]] = {worker: [] for worker in WORKERS}
         self.asked: dict[str, list[int]] = {worker: [] for worker in WORKERS}
         self.requests = 1000
-        self.history: list[tuple[Any, Any]] = []  # what the primary was after each push, and what it remembered
+        self.history: dict[Any, list[Any]] = {}  # what the primary was after each push, and what it remembered then
 
-    @rule(
-        worker=st.sampled_from(WORKERS),
-        slices=st.sets(st.integers(0, SLICES - 1), min_size=1),
-        value=st.integers(-8, 8),
-        reply=st.integers(0, 1),
-    )
-    def push(self, worker: str, slices: set[int], value: int, reply: int) -> None:
+    @rule(pushes=st.lists(st.tuples(st.sampled_from(WORKERS), SETS, st.integers(-8, 8), st.booleans()), max_size=4))
+    def push(self, pushes: list[tuple[str, set[int], int, bool]]) -> None:
+        for worker, slices, value, reply in pushes:
+            self._push(worker, slices, value, int(reply))
+
+    def _push(self, worker: str, slices: set[int], value: int, reply: int) -> None:
         message = push(len(self.pushes[worker]) + 1, float(value), *sorted(slices), reply=reply)
         self.pushes[worker].append(message)
         self.asked[worker].append(message.request)
@@ -161,9 +177,10 @@ class Asynchronous(Links):
         self.copies.from_worker("p", worker, pull(self.requests, 0, 1))
 
     def _note(self) -> None:
-        now = self.copies.nodes["p"].state(PRIMARY), self.copies.nodes["p"].remembered(PRIMARY)
-        if not self.history or self.history[-1] != now:
-            self.history.append(now)
+        node = self.copies.nodes["p"]
+        of_state, remembered = self.history.setdefault(node.state(PRIMARY), []), node.remembered(PRIMARY)
+        if not of_state or of_state[-1] != remembered:
+            of_state.append(remembered)
 
     def acknowledged(self, server: str = "p") -> set[tuple[bytes, int]]:
         """Return the pushes that workers know to be applied."""
@@ -183,7 +200,7 @@ class Asynchronous(Links):
         acknowledged = self.acknowledged()
         for node, epoch in self.whole:
             state, remembered = node.state(epoch), node.remembered(epoch)
-            assert (state, remembered) in self.history, "bit for bit what the primary was"
+            assert remembered in self.history.get(state, ()), "bit for bit what the primary was"
             assert acknowledged <= set(remembered)
 
     @invariant()
@@ -199,7 +216,7 @@ class Asynchronous(Links):
         if not hasattr(self, "copies"):
             return
         if not self.promoted:
-            self.settle()
+            self.end()
             state = self.copies.nodes["p"].state(PRIMARY)
             assert all(self.copies.nodes[name].state(BACKUPS[name]) == state for name in self.backups)
             assert len(self.whole) == len(self.backups)
@@ -213,7 +230,7 @@ class Asynchronous(Links):
         """Workers send what was not acknowledged, and more: each push counts once."""
         name, epoch = self.promoted, BACKUPS[self.promoted]
         before = self.acknowledged()
-        self.settle()
+        self.end()
         late = self.acknowledged() - before
         assert late <= set(self.copies.nodes[name].remembered(epoch)), "two primaries never both acknowledge"
         for worker in WORKERS:
@@ -295,22 +312,18 @@ class Synchronous(Links):
             self.step += 1
             self.brought = []
 
-    @rule()
-    @precondition(lambda self: not self.promoted)
-    def promote_and_bring_again(self) -> None:
-        self.promote()
-        if self.promoted:
-            for worker in WORKERS:
-                self.copies.join(worker, *self.server)
-            for worker, message in self.brought:
-                self._bring(worker, message)
+    def promoted_now(self) -> None:
+        for worker in WORKERS:
+            self.copies.join(worker, *self.server)
+        for worker, message in self.brought:
+            self._bring(worker, message)
 
     @invariant()
     def every_copy_is_at_a_step_or_between_two(self) -> None:
         if not hasattr(self, "copies"):
             return
         self._look()
-        for node, epoch in self.whole:
+        for node, epoch in self.whole if not self.promoted else ():
             version, slices = node.state(epoch)
             assert version >= self.step, "what was reported all backups have"
             for index, state in enumerate(slices):
@@ -319,11 +332,11 @@ class Synchronous(Links):
     def teardown(self) -> None:
         if not hasattr(self, "copies"):
             return
-        self.settle()
+        self.end()
         self._look()
         if self.brought:
             self.commit()
-            self.settle()
+            self.end()
             self._look()
         assert not self.brought
         name, epoch = self.server

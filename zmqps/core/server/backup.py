@@ -67,7 +67,7 @@ class Backup:
             raise
         except PSError as error:
             self.broken = ShardBrokenError(why=f"it cannot follow its primary: {error}"[:300])
-            raise self.broken from error
+            raise self.broken.again() from error
         self.number, self._asked = record.number, None
         return self.position
 

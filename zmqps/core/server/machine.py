@@ -165,11 +165,14 @@ class ServerMachine:
 
     def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
-        of_copy = isinstance(message, OF_COPY) or (isinstance(message, Hello) and message.role == "server")
+        of_primary = isinstance(message, Hello) and message.role == "server"
+        of_copy = of_primary or isinstance(message, OF_COPY)
         number = message.epoch if of_copy else getattr(message, "request", 0)  # type: ignore[attr-defined]
         if isinstance(error, MemoryError):
             error = as_error(self.member.identity.name, message, error)
         assert isinstance(error, PSError)
+        if of_primary and isinstance(error, JobError | StaleEpochError):
+            return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
         actions = self.refuse(peer, number, error)
         if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (Push, Pull)):
             tenant = self.tenants[message.epoch]

@@ -50,6 +50,7 @@ from zmqps.errors import (
     ProtocolError,
     PSError,
     ServerMemoryError,
+    StaleEpochError,
     counted,
     from_wire,
     listed,
@@ -259,7 +260,8 @@ class Replication:
         if isinstance(error, DeposedError):
             return [] if tenant is None else self._depose(tenant, error.generation)
         news = follower.on_error(error, now)
-        if not news or isinstance(error, ServerMemoryError):
+        early = follower.handshake.welcome is None and isinstance(error, JobError | StaleEpochError)
+        if not news or early or isinstance(error, ServerMemoryError):
             return []
         return [Log("warning", f"{follower.title} cannot follow as a backup yet: {error}")]
 
