@@ -99,7 +99,10 @@ class Stream:
                 return None
             return state_of(shard.slices[index], shard.version, shard.memory)
 
-        follower.fill(ledgers_of(self._ledgers), record_of)
+        first = ledgers_of(self._ledgers)
+        if shard.steps is not None and shard.version and not shard.slices:  # no slice will tell it the step
+            first = iter([stepped(shard.version - 1)])
+        follower.fill(first, record_of)
 
     def lose(self, epoch: int) -> None:
         """A copy is no backup any more: nothing waits for it."""
