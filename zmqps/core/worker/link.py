@@ -229,7 +229,7 @@ class Link:
         return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
 
     def _break(self) -> None:
-        self._broken = self.handshake.welcome is not None
+        self._broken = self.handshake.welcome is not None or bool(self.in_flight)
         self._overtaken.clear()  # with all the others, then
         self._clear_put_off()
         self.probe.due = None
