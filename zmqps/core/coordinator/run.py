@@ -133,7 +133,7 @@ class JobRun:
         self.steps.leave(member)
         self.replication.leave(member)
         if self.steps.torn is not None and self.lost_shard is None:
-            actions += self._lose_shards(_torn(self.steps.torn, member))
+            actions += self._lose_shards(_torn(self.steps.torn))
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
         if not self.members:
@@ -311,6 +311,8 @@ class JobRun:
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
         actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
+        if self.steps.torn is not None and self.lost_shard is None:
+            actions += self._lose_shards(_torn(self.steps.torn))
         return [*actions, *self.move_on(now)]
 
     def replicating(self, message: Replicating) -> None:
@@ -416,9 +418,9 @@ class JobRun:
         assert self._returned <= set(self.members)
 
 
-def _torn(shard: int, member: MemberInfo) -> PSError:
+def _torn(shard: int) -> PSError:
     """Return the error of a job whose step cannot be completed on one shard."""
     return JobError(
-        f"the server of shard {shard} was lost in mid-step, and so was {member.title} before it could bring its "
-        "gradients to the backup: other shards have that step; begin the job again, from a checkpoint if there is one"
+        f"the server of shard {shard} was lost in mid-step, and so was a worker that can no longer bring its gradients "
+        "to the backup, while other shards have that step; begin the job again, from a checkpoint if there is one"
     )

@@ -145,15 +145,25 @@ class Steps:
         self._copies[heir.epoch] = heir
         commits = self._unconfirmed.pop(old, [])
         self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
-        if self.policy is not None and self.policy.mode == "sync":
-            self._behind_moves[heir.shard] = {who for who in told if who in self._members}
-            self._moving.add(heir.shard)
+        if self.policy is None or self.policy.mode != "sync":
+            return
+        self._behind_moves[heir.shard] = {who for who in told if who in self._members}
+        self._moving.add(heir.shard)
+        for who in [who for who in self.policy.arrived() if who not in self._members]:
+            self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+
+    def _find_torn(self, epoch: int) -> None:
+        """Note it if a shard is to have a step of which one who has gone had the gradients."""
+        commits = self._unconfirmed.get(epoch, [])
+        if any(who not in self._members for commit in commits for who, _ in commit.contributors):
+            self.torn = self._copies[epoch].shard
 
     def moved(self, heir: Copy, step: int) -> None:
         """A backup has taken over, with so many steps."""
         self._moving.discard(heir.shard)
         commits = self._unconfirmed.get(heir.epoch, [])
         commits[:] = [commit for commit in commits if commit.step >= step]
+        self._find_torn(heir.epoch)
 
     def brought_again(self, worker: bytes, shard: int, missing: int, now: float) -> list[Action]:
         """A worker has brought again what it has of the open step to a shard that has moved."""
@@ -193,7 +203,8 @@ class Steps:
                 continue
             behind.discard(worker)
             for epoch, commits in self._unconfirmed.items():
-                if self._copies[epoch].shard == shard and any(worker in dict(c.contributors) for c in commits):
+                at_stake = self._copies[epoch].shard == shard and shard not in self._moving  # else it may have the step
+                if at_stake and any(worker in dict(commit.contributors) for commit in commits):
                     self.torn = shard
             if self.policy is not None:
                 self.policy.retract(worker)
