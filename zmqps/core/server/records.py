@@ -15,6 +15,7 @@ import numpy as np
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.fields import Part
+from zmqps.core.protocol.loans import Borrowed
 from zmqps.core.protocol.messages import Push, Replicate
 from zmqps.core.protocol.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.server.ledger import Ledger, Result
@@ -58,8 +59,17 @@ def nbytes_beside(parts: Sequence[Part]) -> int:
 
 
 def owned(payload: Sequence[Buffer]) -> list[Buffer]:
-    """Return a payload that stays as it is: a worker may write to its memory again as soon as it gives up."""
-    return [np.frombuffer(buffer, np.uint8).copy() for buffer in payload]
+    """Return a payload that stays as it is.
+
+    A frame that came does so as long as somebody refers to it, unless it lies in the worker's own arrays: to those the
+    worker may write again as soon as it gives up.
+    """
+    return [
+        buffer
+        if isinstance(buffer, memoryview) and not isinstance(buffer.obj, Borrowed)
+        else np.frombuffer(buffer, np.uint8).copy()
+        for buffer in payload
+    ]
 
 
 def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> Record:
