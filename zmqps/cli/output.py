@@ -190,7 +190,7 @@ class LogFile:
 
 
 class Pump:
-    """Moves the output of a process from its pipe into its log, line by line."""
+    """Moves the output of a process from its pipe into its log, line by line; another process may follow there."""
 
     def __init__(self, pipe: IO[bytes], log: LogFile) -> None:
         self.log = log
@@ -214,5 +214,4 @@ class Pump:
         if not self.ended.is_set():
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
             self._pipe.close()
-            self.log.close()
             self.ended.set()

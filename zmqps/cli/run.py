@@ -40,6 +40,8 @@ ASK_S = 1.0
 )
 @settings.cluster_settings
 @setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
+@settings.restart_workers
+@settings.drain_timeout
 @setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
 @setting(
     "--server-tasks", type=click.IntRange(1, 65535), metavar="N",
@@ -91,7 +93,7 @@ def run(**told: Any) -> int:
 def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.cli.task import TaskConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
-    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.config import ClusterConfig
     from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
     from zmqps.launch.reach import own_address, resolved, route_towards
 
@@ -139,11 +141,13 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
+        checkpoints=settings.checkpoint_config(told),
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
         host=socket.gethostname(), command=told["command"], env=_thread_limits(told["workers_each"], found.source),
-        name=told["name"], directory=told["directory"], timeout=told["timeout"],
+        name=told["name"], directory=told["directory"], timeout=told["timeout"], restarts=told["restart_workers"],
+        drain_timeout=told["drain_timeout"],
     )  # fmt: skip
 
 

@@ -14,14 +14,18 @@ import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from zmqps.errors import ConfigurationError
 from zmqps.launch.logs import LEVELS
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from zmqps.nodes.checkpoints import CheckpointConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -147,12 +151,62 @@ def cluster_settings(
         ),
         setting("--once", is_flag=True, help="End the cluster when its first job has ended, however it did."),
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
+        setting(
+            "--checkpoint", metavar="DIR",
+            help="Where jobs are saved, a directory that all hosts share; by default, nowhere.",
+        ),
+        setting(
+            "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
+        ),
+        setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
+        setting(
+            "--restore", metavar="PATH",
+            help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
+        ),
+        click.option(
+            "--restore-name", multiple=True, allow_from_autoenv=False, metavar="NAME=NAME THERE",
+            help="A parameter that is called otherwise in the checkpoint.  May be repeated.",
+        ),
+        setting(
+            "--restore-values-only", is_flag=True,
+            help="Do not restore the optimizer's state: the job may have another optimizer.",
+        ),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
 
 
+def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
+    """Return where jobs are saved, when, and what they begin from, of the options of a command."""
+    from zmqps.nodes.checkpoints import CheckpointConfig
+
+    return CheckpointConfig(
+        directory=told["checkpoint"],
+        every=told["checkpoint_every"] or "",
+        keep=told["keep"],
+        restore=told["restore"],
+        restore_optimizer=not told["restore_values_only"],
+        restore_names=_names(told["restore_name"]),
+    )
+
+
+def _names(told: tuple[str, ...]) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in told]
+    for name, equals, there in pairs:
+        if not (name and equals and there):
+            raise click.UsageError(f"--restore-name {name!r}: write NAME=NAME THERE")
+    return {name: there for name, _, there in pairs}
+
+
+restart_workers = setting(
+    "--restart-workers", type=click.IntRange(min=0), default=0, metavar="N",
+    help="How often each worker that fails is started again; it rejoins its job under its name and rank.",
+)  # fmt: skip
+drain_timeout = setting(
+    "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
+    help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
+)  # fmt: skip
 insecure = setting(
     "--insecure", is_flag=True, help="Allow binding beyond this host without keys: anybody there may do everything."
 )

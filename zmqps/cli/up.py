@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     "--servers-per-gpu", type=click.IntRange(1, 65535),
     help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
+@settings.restart_workers
+@settings.drain_timeout
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
 @settings.job_secret
 @settings.keys
@@ -90,7 +92,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     from zmqps.cli.supervisor import Supervisor, UpConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
-    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.config import ClusterConfig
 
     gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
     devices = spread(told["device"], told["servers_per_gpu"], gpus)
@@ -116,6 +118,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         job_secret=told["job_secret"],
         keys=told["keys"],
         io_threads=told["io_threads"],
+        checkpoints=settings.checkpoint_config(told),
     )
     config = UpConfig(
         cluster=cluster,
@@ -125,6 +128,8 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         directory=told["directory"],
         timeout=told["timeout"],
         gpus=gpus if told["pin_workers"] else (),
+        restarts=told["restart_workers"],
+        drain_timeout=told["drain_timeout"],
     )
     return asyncio.run(Supervisor(config, terminal, ready).run())
 

@@ -364,6 +364,8 @@ class DeviceMemory:
         outbound.record().wait()
         return buffer.view(array.dtype)
 
+    readable = copied
+
     def _fetch(self, pieces: Sequence[Any]) -> Array:
         nbytes = sum(piece.nbytes for piece in pieces)
         buffer = self._blocks.lend(nbytes)

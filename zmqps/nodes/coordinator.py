@@ -15,6 +15,7 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, resumptions
 from zmqps.nodes.endkey import kept, offer_end_key
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.trace.record import watch
@@ -42,6 +43,8 @@ class CoordinatorConfig:
         The file with what everybody who joins has to know; None: nothing.
     keys
         The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
+    checkpoints
+        Where jobs are saved, when, and what they begin from.
     own_servers
         Where there is neither a job secret nor keys, take servers of this user on this host alone.
     """
@@ -54,6 +57,7 @@ class CoordinatorConfig:
     insecure: bool = False
     job_secret: str | os.PathLike[str] | None = None
     keys: str | os.PathLike[str] | None = None
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     own_servers: bool = False
 
     def __post_init__(self) -> None:
@@ -88,8 +92,13 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     ------
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
+    CheckpointError
+        There is no usable checkpoint to begin from.
     """
     log = logging.getLogger("zmqps.coordinator")
+    resumed = resumptions(config.checkpoints)
+    for resumption in resumed.values():
+        log.info("jobs begin from the checkpoint %s, of version %d", resumption.path, resumption.version)
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
@@ -110,7 +119,11 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         identity = replace(identity, end_key=end_key)
         if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
             identity = replace(identity, server_key=end_key)
-        machine = CoordinatorMachine(identity, config.options)
+        saved = config.checkpoints
+        store = None if saved.directory is None else CheckpointStore(saved.directory, saved.keep)
+        seconds, steps = cadence(saved.every)
+        options = replace(config.options, checkpoint_seconds=seconds, checkpoint_steps=steps)
+        machine = CoordinatorMachine(identity, options, store, resumed)
         driver = Driver(*watch(machine, transport, identity), log)
         return await run_node(driver, endpoint, parent_fd)
 

@@ -29,6 +29,7 @@ EVERYTHING = Faults(
 )
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
+RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
@@ -64,6 +65,8 @@ class Scenario:
         Whether the coordinator dies for good.
     succeeded
         Whether it dies once, and another one is started at its address.
+    claimed
+        Whether workers that are started again have a claim to their place.
     calm_s
         After so many seconds nothing goes wrong any more.
     bandwidth
@@ -80,6 +83,7 @@ class Scenario:
     keyed: bool = False
     orphaned: bool = False
     succeeded: bool = False
+    claimed: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
     replicas: int = 0
@@ -89,7 +93,7 @@ class Scenario:
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
-            bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
+            claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
         )  # fmt: skip
 
 
@@ -181,6 +185,17 @@ def _scenarios() -> Mapping[str, Scenario]:
     }
     for mode, training in long.items():
         found[f"{mode}-succeeded"] = Scenario(faults=Faults(delay=0.004), training=training, succeeded=True)
+    returning = {
+        "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, lives=16, compute_s=0.3),
+        "ssp": lambda: BoundedTraining(1, steps=5, parameters=4, size=32, lives=16, compute_s=0.3),
+        "sync": _synchronous(steps=5, retain=1),
+        "sync-backup": policies["backup"],
+        "sync-data": policies["data"],
+        "jobs": _several,
+    }
+    for mode, training in returning.items():
+        workers = 6 if mode == "jobs" else 3
+        found[f"{mode}-returns"] = Scenario(faults=RETURNS, training=training, workers=workers, claimed=True)
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

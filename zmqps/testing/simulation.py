@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -31,6 +31,7 @@ from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
 from zmqps.testing.replicas import OneAtATime
+from zmqps.testing.returns import Returns
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -39,6 +40,9 @@ from zmqps.testing.training import Training
 LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
+#: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
+#: than until it is missed.
+SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
 #: With it alone jobs can be ended from outside.
@@ -104,6 +108,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    claimed
+        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
     replicas
@@ -135,10 +141,12 @@ class Simulation(SimulatedCluster):
         keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        claimed: bool = False,
         thrifty: bool = False,
         replicas: int = 0,
     ) -> None:
         self.seed = seed
+        self._claimed = claimed
         self._keyed = keyed
         self.faults = faults
         self.training = training or AsyncTraining()
@@ -149,7 +157,8 @@ class Simulation(SimulatedCluster):
             once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
             replicas=replicas,
-            **({"heartbeat_interval": 0.5, "heartbeat_timeout": 2.0} if replicas else {}),
+            heartbeat_interval=0.5 if replicas else 1.0,
+            heartbeat_timeout=2.0 if replicas else 10.0,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
@@ -167,6 +176,7 @@ class Simulation(SimulatedCluster):
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
         self._replicas = OneAtATime(self) if options.replicas else None
+        self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -280,6 +290,9 @@ class Simulation(SimulatedCluster):
         before = self._again.popleft() if self._again else None
         known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
+        if self._claimed:
+            token = before.token if before else self.rng.randbytes(KEY_NBYTES)
+            identity = replace(identity, token=token, life=before.life + 1 if before else 0)
         node = Node(
             name=name,
             role="worker",
@@ -332,6 +345,8 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._successors is not None:
                 self._successors.check(node)
+            if self.returns is not None:
+                self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
                 self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
@@ -354,7 +369,9 @@ class Simulation(SimulatedCluster):
             if self.training.restarts(self, node):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
-                self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
+                late = self._claimed and self.rng.random() < LATE_RETURNS
+                pause = self.rng.uniform(*(LATE_S if late else SOON_S))
+                self.at(self.now + pause, self.start_worker)
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well

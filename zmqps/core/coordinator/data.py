@@ -9,7 +9,7 @@ when all of this one is done: until then who asks for more waits, because a rang
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -104,6 +104,18 @@ class DataSet:
             request, self.data_pass, number, start, min(start + self.spec.range_size, self.spec.num_examples), step
         )
 
+    def saved(self) -> list[Any]:
+        """Return where it stands as plain data; what a worker has and has not used is to do again."""
+        spec, out = self.spec, sorted([*self.taken.values(), *self._returned])
+        described = [spec.name, spec.num_examples, spec.range_size, spec.passes, spec.shuffle_seed]
+        return [described, self.data_pass, self._next, out]
+
+    def resume(self, saved: list[Any]) -> None:
+        """Stand where `saved` says."""
+        _, self.data_pass, self._next, out = saved
+        self._returned = deque(out)
+        self.num_done = self._next - len(out)
+
     def validate(self) -> None:
         """Assert that every range of the pass is in one place."""
         assert 0 <= self.data_pass <= self.spec.passes
@@ -139,6 +151,7 @@ class DataSets:
         resume: Callable[[MemberInfo, str], int],
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
+        self._saved: dict[str, list[Any]] = {}  # where those stand that nobody has named since the job was restored
         self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
         self._counts = counts
@@ -162,7 +175,11 @@ class DataSets:
             data = None
         if data is None:
             actions += self._check_room(member, counts=counts)
-            data = self.by_name[spec.name] = DataSet(spec, member)
+            data = DataSet(spec, member)
+            if (saved := self._saved.get(spec.name)) is not None:
+                _described(saved).check_same(spec, "the checkpoint")
+                data.resume(self._saved.pop(spec.name))
+            self.by_name[spec.name] = data
         data.spec.check_same(spec, data.owner)
         data.lasts |= counts
         data.here.add(member.incarnation)
@@ -240,6 +257,14 @@ class DataSets:
                 actions += self._serve(data)
         return actions
 
+    def saved(self) -> list[Any]:
+        """Return where all stand that last, as plain data."""
+        return [*self._saved.values(), *(data.saved() for data in self.by_name.values() if data.lasts)]
+
+    def resume(self, saved: Iterable[list[Any]]) -> None:
+        """Let data sets that are named from now on go on where they stood."""
+        self._saved = {entry[0][0]: entry for entry in saved}
+
     def begin_anew(self) -> None:
         """Another job has this name now: nobody that counts has asked for any yet."""
         for data in list(self.by_name.values()):
@@ -293,6 +318,13 @@ class DataSets:
             assert data.here or (data.lasts and not data.untouched)
         assert sum(map(len, self._of.values())) == sum(len(data.here) for data in self.by_name.values())
         assert set(self._of) <= set(self._members)
+
+
+def _described(saved: list[Any]) -> DataSpec:
+    name, num_examples, range_size, passes, shuffle_seed = saved[0]
+    return DataSpec(
+        name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
+    )
 
 
 def _more(of: Mapping[bytes, int]) -> int:

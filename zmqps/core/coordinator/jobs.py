@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from itertools import count
+from types import MappingProxyType
 
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
@@ -10,6 +12,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
@@ -37,6 +40,8 @@ class Jobs:
         Where a cluster that is there for one job ends with it.
     root
         The coordinator's secret.
+    resumptions
+        The checkpoints that jobs of these names begin from, the first time.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Jobs:
         erasures: Erasures,
         cluster_end: ClusterEnd,
         root: bytes,
+        resumptions: Mapping[str, Resumption] = MappingProxyType({}),
     ) -> None:
         self.runs: dict[str, JobRun] = {}
         self.ended = EndedJobs()
@@ -57,6 +63,9 @@ class Jobs:
         self._cluster_end = cluster_end
         self._root = root
         self._epochs = count(1)
+        self._resumptions = dict(resumptions)
+        #: Called when a job ends, before anything is freed.
+        self.on_end: Callable[[JobRun, float], list[Action]] = lambda run, now: []
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
@@ -71,7 +80,8 @@ class Jobs:
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
         before = self.ended.how(name)
-        return JobRun(name, self._options, self._servers, lambda: next(self._epochs), before, self._root)
+        resumption = self._resumptions.get(name)
+        return JobRun(name, self._options, self._servers, lambda: next(self._epochs), before, self._root, resumption)
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
         """Return the job of which a server has the copy of this number."""
@@ -82,9 +92,11 @@ class Jobs:
 
     def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
-        actions: list[Action] = []
+        actions = self.on_end(run, now)
         del self.runs[run.name]
         trained = run.startup.placement is not None
+        if run.startup.ready:
+            self._resumptions.pop(run.name, None)  # what was saved has been trained on
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
             well = run.lost_shard is None and not run.losses

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.admission import check_admission, check_ending
+from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
+from zmqps.core.coordinator.checkpoints import Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
@@ -14,6 +16,7 @@ from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
 from zmqps.core.coordinator.telling import Telling
@@ -24,7 +27,9 @@ from zmqps.core.protocol.events import (
     Exit,
     Log,
     NetworkEvent,
+    Peer,
     Received,
+    Returned,
     Send,
     Stop,
     Undecodable,
@@ -35,6 +40,7 @@ from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
+    Checkpoint,
     Committed,
     Discarded,
     EndJob,
@@ -44,6 +50,7 @@ from zmqps.core.protocol.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Holding,
     Init,
     Leave,
     Left,
@@ -52,6 +59,7 @@ from zmqps.core.protocol.messages import (
     Ready,
     Replicating,
     Retargeted,
+    Saved,
     Shutdown,
     Status,
     StatusRequest,
@@ -68,9 +76,27 @@ PIECE_S = 0.005
 
 
 class CoordinatorMachine:
-    """A coordinator process without its sockets."""
+    """A coordinator process without its sockets.
 
-    def __init__(self, identity: Identity, options: CoordinatorOptions) -> None:
+    Parameters
+    ----------
+    identity
+        Who this coordinator is.
+    options
+        What the cluster consists of, and its timeouts.
+    store
+        Where checkpoints are; None: nowhere.
+    resumptions
+        The checkpoints that jobs of these names begin from.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        options: CoordinatorOptions,
+        store: Store | None = None,
+        resumptions: Mapping[str, Resumption] = MappingProxyType({}),
+    ) -> None:
         self.identity = identity
         self.options = options
         self.membership = Membership(options.heartbeat_timeout)
@@ -82,11 +108,17 @@ class CoordinatorMachine:
             options.idle_timeout, self.membership.members, lambda: any(run.members for run in self.runs.values())
         )
         self._jobs = Jobs(
-            options, self.membership, self.servers, self._erasures, self._cluster_end, root=identity.secret
-        )
+            options, self.membership, self.servers, self._erasures, self._cluster_end, root=identity.secret,
+            resumptions=resumptions,
+        )  # fmt: skip
         self.runs = self._jobs.runs
+        cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
+        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence)
         self.ended = self._jobs.ended
-        self._partings = Partings(self.membership, self._jobs, self._erasures, self._cluster_end, once=options.once)
+        self._jobs.on_end = self.checkpoints.ended
+        self._partings = Partings(
+            self.membership, self._jobs, self._erasures, self._cluster_end, self.checkpoints, once=options.once
+        )
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
@@ -111,10 +143,12 @@ class CoordinatorMachine:
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         if isinstance(event, Stop):
             return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
+        if isinstance(event, Returned):
+            return self.checkpoints.returned(event.tag, event.value, now)
         member = self.membership.find(event.peer)
         if isinstance(event, Undecodable):
             return self._refuse(event, member, 0, event.error, now)
@@ -137,6 +171,9 @@ class CoordinatorMachine:
         if isinstance(message, EndJob):
             check_ending(self.identity, message, event.holder)
             return self._jobs.end_asked(event.peer, message, now)
+        if isinstance(message, Checkpoint) and (member is None or message.job):
+            check_saving(self.identity, message, event.holder)
+            return self._save(event.peer, message, message.job, now)
         if member is None and isinstance(message, Leave):
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
@@ -149,7 +186,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self._erasures, self._telling, self._cluster_end)
+        parts = (self._erasures, self._telling, self._cluster_end, self.checkpoints)
         dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -169,6 +206,7 @@ class CoordinatorMachine:
             if run.expired(now):
                 actions += self._jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
         actions += self._jobs.discard_given_up(now)
+        actions += self.checkpoints.on_deadline(now)
         actions += [*self._erasures.on_deadline(now), *self._telling.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
@@ -182,6 +220,7 @@ class CoordinatorMachine:
         self._erasures.validate()
         self._telling.validate()
         self._jobs.validate()
+        self.checkpoints.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
 
@@ -202,12 +241,15 @@ class CoordinatorMachine:
             spare = SPARE in hello.capabilities
             if not known and not spare and sum(not s.is_spare for s in roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
-        member = self.membership.join(hello, event.peer, roster, now, event.holder)
+        before = None if known or run is None else roster.predecessor(hello, event.holder)
+        member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
         actions: list[Action] = []
         if not known:
             member.origin = event.origin
             actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
-            if run is not None:
+            if before is not None:
+                actions += self._partings.succeed(before, member, now)
+            elif run is not None:
                 self.runs[run.name] = run
                 self._cluster_end.idle_since = None
                 actions += run.join(member, now)
@@ -235,12 +277,14 @@ class CoordinatorMachine:
         member.counters, member.counters_nbytes = packed(message.counters)
         member.unreached = unreached(message.counters) if member.role != "server" else ""
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
+        pushes = message.counters.get("pushes")
+        member.num_pushes = pushes if type(pushes) is int else 0
         run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
-        how = "finished" if message.reason == "finished" else "closed"
+        how = message.reason if message.reason in ("finished", "drained") else "closed"
         return [farewell, Log("info", f"{member.title} {how}"), *self._partings.depart(member, how, now)]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
@@ -266,7 +310,8 @@ class CoordinatorMachine:
         if run is None:
             return []
         actions = run.committed(message)
-        return [*actions, *(self._jobs.end(run, run.losses.outcome, now) if run.finished else [])]
+        ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
+        return [*actions, *self.checkpoints.look(now), *ended]
 
     def _promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
         run = self._jobs.of_epoch(message.epoch, member)
@@ -276,6 +321,22 @@ class CoordinatorMachine:
         if (run := self._jobs.of_epoch(message.epoch, member)) is not None:
             run.replicating(message)
         return []
+
+    def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
+        return self.checkpoints.saved(member, message, now)
+
+    def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
+        return self.checkpoints.holds(member, message, now)
+
+    def _save_own(self, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
+        return self._save(member.peer, message, member.job, now)
+
+    def _save(self, peer: Peer, message: Checkpoint, job: str, now: float) -> list[Action]:
+        member = self.membership.find(peer)
+        who = message.nonce or (peer if member is None else member.incarnation)
+        wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
+        wish.askers[who, message.request] = peer
+        return self.checkpoints.ask(wish, now)
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         self._erasures.discarded(member, message.epoch)
@@ -324,6 +385,7 @@ class CoordinatorMachine:
             ended=self.ended.status(now),
             gone=self.membership.gone,
             counters=self.counts,
+            checkpoint_of=self.checkpoints.status,
             now=now,
         )
 
@@ -336,7 +398,7 @@ def _of_run(
 
 
 #: Requests whose answer is remembered, so that one that was lost can be said again.
-REPEATABLE = (Init, Enter, Arrive, Take)
+REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
 
 #: (role, message) -> what is done. Anything else is a `ProtocolError`.
 HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
@@ -349,6 +411,9 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Discarded): CoordinatorMachine._discarded,
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
+    ("server", Saved): CoordinatorMachine._saved,
+    ("worker", Holding): CoordinatorMachine._holds,
+    **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},

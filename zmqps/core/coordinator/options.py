@@ -29,6 +29,8 @@ class CoordinatorOptions:
         Size of a slice.
     replicas
         How many servers have a copy of each shard, beside the one that answers for it.
+    checkpoint_seconds, checkpoint_steps
+        Save jobs without being asked every so many seconds, or steps; None: not by that.
     """
 
     servers: int = 1
@@ -40,3 +42,5 @@ class CoordinatorOptions:
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
     replicas: int = 0
+    checkpoint_seconds: float | None = None
+    checkpoint_steps: int | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Lost
+from zmqps.core.protocol.messages import Error, Lost
 from zmqps.errors import PeerLostError, PSError
 
 
@@ -24,14 +25,24 @@ class Partings:
         Lets servers forget who has gone.
     cluster_end
         Hears of everybody who has gone.
+    checkpoints
+        Hears of them, too: a checkpoint may need them.
     once
         Whether the cluster is there for one job, and ends with it.
     """
 
     def __init__(
-        self, membership: Membership, jobs: Jobs, erasures: Erasures, cluster_end: ClusterEnd, *, once: bool
+        self,
+        membership: Membership,
+        jobs: Jobs,
+        erasures: Erasures,
+        cluster_end: ClusterEnd,
+        checkpoints: Checkpoints,
+        *,
+        once: bool,
     ) -> None:
         self._membership = membership
+        self._checkpoints = checkpoints
         self._jobs = jobs
         self._erasures = erasures
         self._cluster_end = cluster_end
@@ -65,10 +76,21 @@ class Partings:
                 actions += self._jobs.end(run, str(error), now)
         return [*actions, *(Send(other.peer, lost) for other in told)]
 
+    def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
+        """A member comes in the place of an earlier life of its own, which was not known to be lost.
+
+        Nobody is told of a loss, and who waits for the one at a barrier waits for the other.
+        """
+        text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
+        self._jobs.runs[member.job].succeed(before, member)
+        actions = [Log("warning", text), *self.depart(before, "restarted", now)]
+        told = before.eviction(now, "restarted")
+        return [*actions, *([Send(before.peer, Error.of(0, told))] if told is not None else [])]
+
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""
+        actions = self._checkpoints.gone(member, now)
         self._membership.remove(member, how, now, member.eviction(now, how))
-        actions: list[Action] = []
         run = self._jobs.runs.get(member.job)
         if run is None:
             self._erasures.leave(member)

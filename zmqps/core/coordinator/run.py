@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
@@ -11,6 +12,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
 from zmqps.core.coordinator.replication import Replication
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
@@ -50,6 +52,8 @@ class JobRun:
         How the job that had this name before has ended; empty where there was none.
     root
         The coordinator's secret.
+    resumption
+        The checkpoint that the job begins from.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class JobRun:
         new_epoch: Callable[[], int],
         before: str,
         root: bytes,
+        resumption: Resumption | None = None,
     ) -> None:
         self.name = name
         self.members: dict[bytes, MemberInfo] = {}
@@ -81,12 +86,23 @@ class JobRun:
         self.steps = Steps(self.members, self.attendance, replicated=options.replicas > 0)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, options.replicas,
+            lambda: self.num_workers, options.workers, root, resumption, options.replicas,
         )  # fmt: skip
         self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas)
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
+        if resumption is not None:
+            self.data.resume(resumption.data)
+
+    @property
+    def mode(self) -> str:
+        """How it is synchronised; empty where nobody has said so yet."""
+        return "" if self.startup.job is None else self.startup.job.mode
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it beside the shards, as plain data."""
+        return {"name": self.name, **self.startup.described(), "data": self.data.saved()}
 
     @property
     def num_workers(self) -> int:
@@ -102,10 +118,11 @@ class JobRun:
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done.
 
-        Those who were expected came, one has finished, and all servers have applied every step.
+        Those who were expected came, one has finished, all servers have applied every step, and nobody who is lost is
+        to be started again: that takes as long as a program needs to start.
         """
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.lost_shard is None and self.steps.settled
+        return done and self.lost_shard is None and self.steps.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
@@ -116,11 +133,19 @@ class JobRun:
 
     def join(self, member: MemberInfo, now: float) -> list[Action]:
         """A worker or observer has joined."""
+        self._add(member)
+        return self.move_on(now)
+
+    def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
+        """A member has come in the place of another one, which is to depart next, and counts as that one did."""
+        self._add(member)
+        self.attendance.succeed(before, member)
+
+    def _add(self, member: MemberInfo) -> None:
         if self._left_alone and member.role == "worker":
             self._returned.add(member.incarnation)
         self.idle_since = None
         self.members[member.incarnation] = member
-        return self.move_on(now)
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
@@ -160,7 +185,8 @@ class JobRun:
         actions = self.startup.place(list(self._servers))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
-            self.steps.start(job, copies, waits_for_all=self.places.expected is not None)
+            clock = self.startup.resumption.version if self.startup.resumption else 0
+            self.steps.start(job, copies, waits_for_all=self.places.expected is not None, clock=clock)
         return actions
 
     def _begin(self, member: MemberInfo) -> Beginning:

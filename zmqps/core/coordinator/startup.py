@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.copies import Copies, Copy
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
@@ -66,6 +67,8 @@ class Startup:
         How many workers the cluster expects of a job that does not say; None: whoever comes.
     root
         The coordinator's secret: what keys and tickets are made of.
+    resumption
+        The checkpoint that the job begins from; None: a worker uploads the initial values.
     replicas
         How many backups each shard is to have.
     """
@@ -81,9 +84,11 @@ class Startup:
         num_workers: Callable[[], int],
         expected: int | None,
         root: bytes,
+        resumption: Resumption | None = None,
         replicas: int = 0,
     ) -> None:
         self.name = name
+        self.resumption = resumption
         self._replicas = replicas
         self.num_servers = num_servers
         self.num_workers = num_workers
@@ -99,7 +104,7 @@ class Startup:
     def _forget(self) -> None:
         self.epoch = 0  # stands for the job as a whole: the first number of its first shard
         self.job: JobSpec | None = None
-        self.owner = ""
+        self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         # what travels of job and placement: one object for all who are told, and for all that is remembered of that
@@ -120,13 +125,17 @@ class Startup:
 
     def init(self, member: MemberInfo, message: Init) -> list[Action]:
         """A worker names its job; its request is parked until the job is ready."""
+        resumption = self.resumption
         if message.job:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
             if self.job is not None:
                 self.job.check_same(job, self.owner)
+            elif resumption is not None:
+                resumption.check(job)
         else:
-            job = attached(self.job)
+            offered = resumption.offered() if self.job is None and resumption is not None else self.job
+            job = attached(offered)
         first, self.job = self.job is None, job
         actions = self._count(member, bool(message.job), first)  # before it is told how many there are
         if first:
@@ -160,6 +169,7 @@ class Startup:
         """Tell servers the copies that they are to keep."""
         assert self.placement is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        source = self.resumption.source() if self.resumption else {}
         hosts = Counter(
             server.hello.host for server in {copy.server.incarnation: copy.server for copy in self.copies}.values()
         )
@@ -170,7 +180,7 @@ class Startup:
             backups = {} if copy.backup else self.copies.rows_of_backups(copy)
             assign = Assign(
                 copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key,
-                copy.generation, int(copy.backup), backups,
+                {} if copy.backup else source, copy.generation, int(copy.backup), backups,
             )  # fmt: skip
             actions.append(Send(server.peer, assign))
         return actions
@@ -255,12 +265,17 @@ class Startup:
         )
         self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
-        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank)
+        restored = self.resumption.told() if self.resumption else {}
+        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored)
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def moved(self) -> None:
         """A shard has another server: what members were told before is not told again."""
         self._wire = dict(self._wire)
+
+    def described(self) -> dict[str, Any]:
+        """Return the job, and where it lies, as they travel."""
+        return {"job": dict(self._wire), "placement": dict(self._cuts)}
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:
         """Yield whose init is parked, with the request, and what says whom it waits for."""

@@ -58,12 +58,28 @@ class Steps:
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
 
-    def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False) -> None:
-        """A job was placed; ``waits_for_all``: the first step is not complete before all have begun to train."""
+    def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
+        """A job was placed.
+
+        Parameters
+        ----------
+        job, copies
+            Which, and where.
+        waits_for_all
+            The first step is not complete before all have begun to train.
+        clock
+            The one to begin with, where it goes on from a checkpoint.
+        """
         self.policy = make_policy(job)
+        self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
         self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
         self._unconfirmed = {epoch: [] for epoch in self._copies}
+
+    @property
+    def clock(self) -> int:
+        """Synchronous: the steps that are committed; bounded: the slowest worker's clock; else 0."""
+        return 0 if self.policy is None else self.policy.now
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""

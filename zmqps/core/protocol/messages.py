@@ -28,6 +28,7 @@ from zmqps.core.protocol.membership import (
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
+from zmqps.core.protocol.saving import Checkpoint, Checkpointed, GoOn, Hold, Holding, Save, Saved, Unsave
 from zmqps.core.protocol.steps import (
     Arrive,
     Commit,
@@ -52,6 +53,8 @@ __all__ = [
     "Ack",
     "Arrive",
     "Assign",
+    "Checkpoint",
+    "Checkpointed",
     "Commit",
     "Committed",
     "Departed",
@@ -61,9 +64,12 @@ __all__ = [
     "Enter",
     "Error",
     "Forgotten",
+    "GoOn",
     "Heartbeat",
     "HeartbeatAck",
     "Hello",
+    "Hold",
+    "Holding",
     "Init",
     "Job",
     "JobEnded",
@@ -86,11 +92,14 @@ __all__ = [
     "Replicated",
     "Replicating",
     "Retargeted",
+    "Save",
+    "Saved",
     "Shutdown",
     "Status",
     "StatusRequest",
     "Take",
     "Tensors",
+    "Unsave",
     "Values",
     "Waiting",
     "Welcome",

@@ -106,7 +106,7 @@ class Backup:
         if len(record.parts) != 1 or not shard.lacks(record.parts[0][0]):
             raise ProtocolError("one slice at a time, and each once")
         [(index, version, _)] = record.parts
-        shard.restore(index, version, record.versions, record.payload)
+        shard.adopt(index, version, record.versions, record.payload)
         if shard.steps is not None:
             shard.steps.version = record.step
 

@@ -22,7 +22,9 @@ from zmqps.core.protocol.messages import (
     Promote,
     Ready,
     Replicas,
+    Save,
     Shutdown,
+    Unsave,
     Welcome,
 )
 from zmqps.core.server.builds import Builds, build_error
@@ -30,6 +32,7 @@ from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.parked import COMMITTED, Awaited
 from zmqps.core.server.replication import Replication
+from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
@@ -72,11 +75,14 @@ class Orders:
         The machine: its jobs and clients.
     builds
         Shards to build for those jobs.
+    saves
+        Writes shards for checkpoints.
     """
 
-    def __init__(self, host: Host, builds: Builds) -> None:
+    def __init__(self, host: Host, builds: Builds, saves: Saves) -> None:
         self._host = host
         self._builds = builds
+        self._saves = saves
         self._ending = False
 
     def handle(self, message: Message, now: float) -> list[Action]:
@@ -164,10 +170,10 @@ class Orders:
         if message.step == shard.version:  # else the coordinator has not had our answer
             shard.commit(message.step, message.contributors)
         due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
-        committed = Committed(message.epoch, message.step)
+        committed, saved = Committed(message.epoch, message.step), self._saves.committed(tenant, now)
         if tenant.stream is not None:
-            return [*due, *self._host.replication.committed(tenant, committed, now)]
-        return [Send(COORDINATOR, committed), *due]
+            return [*due, *self._host.replication.committed(tenant, committed, now), *saved]
+        return [Send(COORDINATOR, committed), *due, *saved]
 
     def _discard(self, message: Discard, now: float) -> list[Action]:
         """Free a shard of a job that has ended; its workers have been told by the coordinator."""
@@ -182,6 +188,7 @@ class Orders:
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
                 self._host.forget(incarnation)
+            actions += self._saves.end(message.epoch)
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
         discarded.add(message.epoch)
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
@@ -191,6 +198,12 @@ class Orders:
 
     def _promote(self, message: Promote, now: float) -> list[Action]:
         return self._host.replication.promote(message, now)
+
+    def _save(self, message: Save, now: float) -> list[Action]:
+        return self._saves.ask(message, self._host.tenants.get(message.epoch), now)
+
+    def _unsave(self, message: Unsave, now: float) -> list[Action]:
+        return self._saves.end(message.epoch, message.number)
 
     def _depart(self, message: Departed, now: float) -> list[Action]:
         self._host.depart(message.incarnation, message.evicted)
@@ -212,6 +225,8 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Discard: Orders._discard,
     Replicas: Orders._replicas,
     Promote: Orders._promote,
+    Save: Orders._save,
+    Unsave: Orders._unsave,
     Departed: Orders._depart,
     Shutdown: Orders._shut_down,
     Error: Orders._end,

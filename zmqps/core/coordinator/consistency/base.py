@@ -52,6 +52,10 @@ class Policy(ABC):
     mode: str
 
     @abstractmethod
+    def begin_at(self, clock: int) -> None:
+        """The job goes on from a checkpoint: nobody has joined yet."""
+
+    @abstractmethod
     def join(self, worker: bytes) -> int:
         """A worker begins to train, or goes on after a pause; return the clock it begins with."""
 

@@ -47,6 +47,10 @@ class Synchronous(Policy):
         self._first_at: float | None = None
         self._patient_from = 0.0  # when those who wait began to, as far as the deadline is concerned
 
+    def begin_at(self, clock: int) -> None:
+        """The first step is this one."""
+        self.step = clock
+
     def join(self, worker: bytes) -> int:
         """A worker begins to train, at the current step."""
         self._live[worker] = None
