@@ -11,14 +11,13 @@ from typing import Any
 
 from zmqps.core.coordinator.claims import Claims
 from zmqps.core.protocol.events import Peer, Send
+from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Job, Message
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, JobError, LimitError, ProtocolError, PSError, listed
 
 MAX_MEMBERS = 4096
-#: A server with this capability is taken beyond those that the cluster waits for, and gets what others lose.
-SPARE = "spare"
 #: After so many heartbeats that have not come a member is called silent.
 SILENT_BEATS = 2.5
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
