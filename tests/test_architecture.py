@@ -230,6 +230,8 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/jobs.py",
     "zmqps/core/protocol/steps.py",
     "zmqps/core/protocol/training.py",
+    "zmqps/core/protocol/moving.py",
+    "zmqps/core/protocol/replication.py",
     "zmqps/core/protocol/saving.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",

@@ -49,12 +49,20 @@ from zmqps.core.protocol.messages import (
     Load,
     Lost,
     Message,
+    Moved,
     Proceed,
+    Promote,
+    Promoted,
     Pull,
     Push,
     Range,
     Ready,
     Released,
+    Replicas,
+    Replicate,
+    Replicated,
+    Replicating,
+    Retargeted,
     Save,
     Saved,
     Shutdown,
@@ -68,6 +76,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zmqps.core.protocol.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.protocol.wire import INLINE_NBYTES, decode, encode
 from zmqps.errors import JobEndedError, JobMemoryError, NonFiniteGradientError, ProtocolError
 
@@ -100,6 +109,14 @@ ENDED = JobEndedError(job="resnet", reason="ended by zmqps jobs end")
 MEMORY = JobMemoryError(server="server-b", what="shard 0 of 1 (values 56)", needed_nbytes=56, free_nbytes=40)
 SECRET, KEY = bytes(range(16, 32)), bytes(range(32, 48))
 TICKET, PROOF = ticket_of(KEY, "worker", WORKER), proof_of(KEY, "worker", WORKER)
+BACKUP = {
+    "name": "server-b",
+    "rank": 1,
+    "endpoint": "tcp://10.0.0.2:7000",
+    "epoch": 5,
+    "ticket": KEY.hex(),
+    "proof": KEY.hex(),
+}
 TO_REACH = {
     "name": "server-b", "endpoint": "tcp://10.0.0.2:5571", "rank": 0, "epoch": 1, "ticket": TICKET.hex(),
     "proof": PROOF.hex(),
@@ -233,6 +250,26 @@ MESSAGES: dict[str, Message] = {
     "values of a push": Values(3, "raw", (2, 2), (0, 1), (W[:4], B)),
     "values of nothing": Values(9, "raw", (), (), ()),
     "values beside the header": Values(10, "raw", (8,), (), (LARGE,)),
+    "assign of a backup": Assign(5, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 1, {}),
+    "assign of a primary": Assign(1, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 0, {"rows": [BACKUP]}),
+    "replicate a push": Replicate(
+        5, 9, PUSHED, WORKER, 7, 0, "raw", (2, 2), (0, 1), ((0, 1, ()), (1, 0, (2, 4))), (W, B)
+    ),
+    "replicate a mean": Replicate(5, 10, AVERAGED, NOBODY, 0, 3, "raw", (), (), ((0, 3, ()),), (LARGE,)),
+    "replicate the end of a step": Replicate(5, 11, STEPPED, NOBODY, 0, 3, "raw", (), (), (), ()),
+    "replicate a part of a ledger": Replicate(
+        5, 1, REMEMBERED, WORKER, 0, 0, "raw", (), (), (), (np.array([0, 7, 1, 2, 0], "<u8"),)
+    ),
+    "replicate a slice": Replicate(5, 2, STATE, NOBODY, 0, 3, "raw", (3,), (), ((0, 3, ()),), (W,)),
+    "replicated": Replicated(5, 9, 0),
+    "replicated, but for some": Replicated(5, 9, 1),
+    "replicas": Replicas(1, 2, {"rows": [BACKUP]}),
+    "replicating": Replicating(1, 2),
+    "promote": Promote(5, 3),
+    "promoted": Promoted(5, 3, 0, (2, 2)),
+    "moved": Moved(1, 0, 3, TO_REACH, 2, 0),
+    "about to move": Moved(1, 0, 3, {}, 0, 0),
+    "retargeted": Retargeted(1, 0, 3),
 }
 
 MALFORMED: dict[str, list[bytes]] = {

@@ -45,6 +45,7 @@ def coordinator(**told: Any) -> int:
         servers=told["servers"], workers=told["workers"], heartbeat_interval=told["heartbeat_interval"],
         heartbeat_timeout=told["heartbeat_timeout"], lease=told["lease"], idle_timeout=told["idle_timeout"],
         once=told["once"], slice_nbytes=told["slice_size"],
+        replicas=told["replicas"],
     )  # fmt: skip
     return _run(
         lambda: run(
@@ -80,6 +81,7 @@ def coordinator(**told: Any) -> int:
 @settings.device
 @settings.memory
 @settings.io_threads
+@setting("--spare", is_flag=True, help="Join beyond --servers, to get the copies that a lost server had.")
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
 @settings.keys
@@ -97,6 +99,7 @@ def server(
     device: str,
     memory: int | None,
     io_threads: int,
+    spare: bool,
     name: str | None,
     job_secret: Path | None,
     keys: Path | None,
@@ -126,6 +129,7 @@ def server(
                 job_secret=job_secret,
                 keys=keys,
                 io_threads=io_threads,
+                spare=spare,
             ),
             parent_fd,
         ),

@@ -139,6 +139,10 @@ def cluster_settings(
         setting(
             "--servers", type=click.IntRange(1, 65535), default=1, show_default=servers_default, help=servers
         ),
+        setting(
+            "--replicas", type=click.IntRange(0, 2), default=0,
+            help="Copies of each shard on other servers, which take over when one is lost; 0: none.",
+        ),
         setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
         setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
         setting(

@@ -8,6 +8,7 @@
     │   ├── UnresolvedNameError              a host's name that stands for no address
     │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
     ├── AddressInUseError (OSError)          the port is taken, and by whom
+    ├── DeposedError (ConnectionError)       a copy of a shard that does not answer for it; another one does, or will
     ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
     │   └── ForkedError                      it belongs to the process that this one was forked from
@@ -77,6 +78,7 @@ from zmqps.errors.configuration import (
     UnresolvedNameError,
     UnsafeFileError,
 )
+from zmqps.errors.durable import DeposedError
 from zmqps.errors.nodes import (
     ClosedError,
     CoordinatorRestartedError,
@@ -133,6 +135,7 @@ __all__ = [
     "ConfigurationError",
     "CoordinatorRestartedError",
     "DeadlineError",
+    "DeposedError",
     "DeviceError",
     "DeviceMemoryError",
     "DtypeError",

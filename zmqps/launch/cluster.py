@@ -164,6 +164,8 @@ class LocalCluster:
         Seconds without a worker or observer of any job after which the cluster ends; 0: never.
     memory : int, optional
         The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
+    replicas : int
+        Copies of each shard on other servers, up to 2, which take over when one is lost.
     checkpoint : path, optional
         Where jobs are saved; by default nowhere.
     checkpoint_every : str
@@ -221,6 +223,7 @@ class LocalCluster:
         lease: float = CoordinatorOptions().lease,
         idle_timeout: float = 0.0,
         memory: int | None = None,
+        replicas: int = 0,
         checkpoint: str | Path | None = None,
         checkpoint_every: str = "",
         keep: int = KEEP,
@@ -244,6 +247,7 @@ class LocalCluster:
         options = CoordinatorOptions(
             servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
+            replicas=replicas,
         )  # fmt: skip
         # what is wrong with them is said here, not by a process
         checkpoints = CheckpointConfig(

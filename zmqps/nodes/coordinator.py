@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.errors import ConfigurationError, listed
+from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
@@ -70,6 +70,12 @@ class CoordinatorConfig:
         o = self.options
         checks.whole("servers", o.servers, 1)
         checks.whole("workers", o.workers, 1, optional=True)
+        checks.whole("replicas", o.replicas, 0, 2)
+        if o.replicas >= o.servers:
+            raise ConfigurationError(
+                f"{counted(o.replicas, 'replica')} of each shard need {counted(o.replicas + 1, 'server')}, and the "
+                f"cluster has {o.servers}: start it with more --servers, or fewer --replicas"
+            )
         checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
         for label in ("lease", "idle_timeout"):
             checks.number(label, getattr(o, label), at_least=0)

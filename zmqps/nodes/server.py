@@ -83,6 +83,8 @@ class ServerConfig:
         The directory with the keys of the cluster's nodes; None: it has none.
     io_threads
         How many threads read and write sockets, and encrypt what goes through them.
+    spare
+        Join beyond those that the cluster waits for, to get the copies of shards that a lost server had.
     """
 
     coordinator: str
@@ -99,6 +101,7 @@ class ServerConfig:
     job_secret: Path | None = None
     keys: str | os.PathLike[str] | None = None
     io_threads: int = IO_THREADS
+    spare: bool = False
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
@@ -263,6 +266,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         raise
     secret = read_job_secret(config.job_secret)
     identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret, keyed=keys is not None)
+    identity = replace(identity, spare=config.spare)
     if not secret and keys is None:
         identity = replace(identity, server_key=server_key(config.coordinator))
 

@@ -17,7 +17,7 @@ from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.training import Life, Training, life_of, life_on, loaded_shard
+from zmqps.testing.training import Life, Training, copies_on, life_of, life_on
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -72,7 +72,7 @@ class AsyncTraining(Training):
         # of each life of the job, by worker
         self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
-        self._checked: dict[tuple[str, Life], int] = {}  # server and job -> updates that its shard had had
+        self._checked: dict[tuple[str, int, Life], int] = {}  # server, epoch and job -> updates of its shard
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
 
     def job(self) -> tuple[JobSpec, list[Array]]:
@@ -153,12 +153,11 @@ class AsyncTraining(Training):
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that the server's values are made of the pushes there were, each once at most."""
-        shard = loaded_shard(node, self.name)
-        if shard is not None:
+        for epoch, shard in copies_on(simulation, node, self.name):
             updates = sum(state.version for state in shard.slices)
             life = life_on(simulation, node, self.name)
-            if self._checked.get((node.name, life)) != updates:
-                self._checked[node.name, life] = updates
+            if self._checked.get((node.name, epoch, life)) != updates:
+                self._checked[node.name, epoch, life] = updates
                 attempted = self._attempted[life]
                 for values, owners in self._values(shard):
                     self._check_values(values, attempted[owners])
@@ -180,10 +179,11 @@ class AsyncTraining(Training):
 
     def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that every push that was acknowledged has been applied."""
-        shard = loaded_shard(server, self.name)
-        for values, owners in self._values(shard) if shard is not None else ():
-            applied = self._applied[life_on(simulation, server, self.name)][owners]
-            assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
+        for epoch, shard in copies_on(simulation, server, self.name):
+            if simulation.is_live(server, epoch):
+                for values, owners in self._values(shard):
+                    applied = self._applied[life_on(simulation, server, self.name)][owners]
+                    assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:
         there = values >= applied if self._base == 1.0 else values & applied == applied

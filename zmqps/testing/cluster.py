@@ -7,6 +7,7 @@ from random import Random
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Assign, Message
+from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
 
@@ -33,12 +34,29 @@ class SimulatedCluster(Engine):
         self.workers_to_come = workers
         self.num_started = 0  # workers
         self._jobs_of_copies: dict[tuple[bytes, int], int] = {}  # by incarnation of the coordinator and epoch
+        self._live: dict[tuple[bytes, int], set[int]] = {}  # by life of the job: the last copies it had
         self.on_send.append(self._note_copy)
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
             job = self.coordinator.runs[message.name].startup.epoch
             self._jobs_of_copies[sender.identity.incarnation, message.epoch] = job
+
+    def note_copies(self) -> None:
+        """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
+        machine = self.coordinator
+        for run in machine.runs.values():
+            copies = {copy.epoch for copy in run.startup.copies if copy.whole or not copy.backup}
+            self._live[machine.identity.incarnation, run.startup.epoch] = copies
+
+    def is_live(self, server: Node, epoch: int) -> bool:
+        """Whether a copy of a shard counts: it was not replaced, and its server not given up, before its job ended."""
+        if not self.options.replicas:
+            return True
+        machine = server.machine
+        assert isinstance(machine, ServerMachine)
+        assert machine.member.welcome is not None
+        return epoch in self._live.get(self.life_of_copy(machine.member.welcome.incarnation, epoch), ())
 
     def life_of_copy(self, coordinator: bytes, epoch: int) -> tuple[bytes, int]:
         """Return the life of the job that has the copy of a shard of this number: its coordinator, and its epoch."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.messages import Ack, Commit, Departed, Forgotten, Job, Message, Proceed, Values
+from zmqps.core.protocol.messages import Ack, Assign, Commit, Departed, Forgotten, Job, Message, Proceed, Values
 from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Node
 from zmqps.testing.network import Connection
@@ -39,6 +39,7 @@ class Departures:
         self._forgotten: set[tuple[str, bytes]] = set()
         self._begun: dict[bytes, int] = {}  # workers that train, and the epoch of their job
         self._reached: dict[bytes, int] = {}  # members that can reach the servers, and the epoch of their job
+        self._assigned: dict[tuple[str, int], float] = {}  # when a server was given a copy of a shard
         simulation.on_send.append(self._sent)
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
@@ -47,6 +48,8 @@ class Departures:
             self._reached[who] = message.epoch
             if not message.load:
                 self._begun[who] = message.epoch
+        elif isinstance(message, Assign):
+            self._assigned.setdefault((receiver, message.epoch), self._simulation.now)
         elif isinstance(message, Departed):
             self._told.setdefault(receiver, {}).setdefault(message.incarnation, self._simulation.now)
             network = self._simulation.network
@@ -68,7 +71,8 @@ class Departures:
         for departure in machine.membership.gone:
             who = departure.member.incarnation
             run = epochs.get(self._reached.get(who, 0))
-            there = [] if run is None else [copy.server.hello.name for copy in run.startup.copies]
+            copies = [] if run is None else [(copy.server.hello.name, copy.epoch) for copy in run.startup.copies]
+            there = [name for name, epoch in copies if self._assigned[name, epoch] < departure.at]  # others need not be
             for name in {*servers} & {*there}:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 

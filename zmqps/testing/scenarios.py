@@ -74,6 +74,8 @@ class Scenario:
         Bytes a second that a node sends; where it is little, nothing may be sent twice.
     saved
         Whether it is saved while it trains, loses its power, and goes on from the disk.
+    replicas
+        How many backups each shard has.
     """
 
     faults: Faults
@@ -88,6 +90,7 @@ class Scenario:
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
     saved: bool = False
+    replicas: int = 0
 
     def simulation(self, seed: int) -> Simulation | Restored:
         """Return the run of a seed."""
@@ -96,7 +99,7 @@ class Scenario:
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
-            claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH,
+            claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
         )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
+from zmqps.testing.replicas import OneAtATime
 from zmqps.testing.returns import Returns
 from zmqps.testing.savers import Savers
 from zmqps.testing.stores import Disk, SavedJob
@@ -121,6 +122,8 @@ class Simulation(SimulatedCluster):
         The number of the first worker: of those that one checkpoint has seen there is none again.
     power_fails_s
         When everything dies at once, and nothing comes after it.
+    replicas
+        How many backups each shard has.
 
     Examples
     --------
@@ -154,6 +157,7 @@ class Simulation(SimulatedCluster):
         resumed: SavedJob | None = None,
         first_worker: int = 0,
         power_fails_s: float = float("inf"),
+        replicas: int = 0,
     ) -> None:
         self.seed = seed
         self._claimed = claimed
@@ -166,6 +170,9 @@ class Simulation(SimulatedCluster):
             workers=workers // self.training.num_jobs,
             once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
+            replicas=replicas,
+            heartbeat_interval=0.5 if replicas else 1.0,
+            heartbeat_timeout=2.0 if replicas else 10.0,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
@@ -190,6 +197,7 @@ class Simulation(SimulatedCluster):
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
+        self._replicas = OneAtATime(self) if options.replicas else None
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -352,8 +360,12 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
+            if node.role == "coordinator" and self.options.replicas:
+                self.note_copies()
             check_told(node, self.now)
             self.training.check(self, node)
+            if self._replicas is not None:
+                self._replicas.check(node)
             if self._attackers is not None:
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
@@ -432,7 +444,9 @@ class Simulation(SimulatedCluster):
 
     def _crash_somebody(self, role: str) -> None:
         if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
-            self.kill(self.rng.choice(alive))
+            node = self.rng.choice(alive)
+            if self._replicas is None or role != "server" or self._replicas.may_lose(node):
+                self.kill(node)
 
     def _stop_somebody(self) -> None:
         if alive := [node for node in self.workers if node.alive]:
@@ -451,4 +465,9 @@ class Simulation(SimulatedCluster):
 
     def _cut_somebody(self) -> None:
         if alive := [node for node in self.nodes.values() if node.alive]:
-            self.partition(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s)))
+            node, seconds = self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
+            if self._replicas is not None and node.role != "worker":
+                if node.role == "coordinator" or not self._replicas.may_lose(node):
+                    return
+                self._replicas.cut(seconds)
+            self.partition(node, seconds)

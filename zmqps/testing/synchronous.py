@@ -21,7 +21,7 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Life, Training, life_of, life_on, loaded_shard
+from zmqps.testing.training import Life, Training, copies_on, life_of, life_on
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class SyncTraining(Training):
 
     def __post_init__(self) -> None:
         self.witness: StepWitness | None = None
-        self._checked: dict[tuple[str, Life], int] = {}  # server and job -> version its shard had
+        self._checked: dict[tuple[str, int, Life], int] = {}  # server and job -> version its shard had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, momentum."""
@@ -202,18 +202,18 @@ class SyncTraining(Training):
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that a server has the values of the reference, at each of its versions."""
-        shard = loaded_shard(node, self.name)
-        if shard is None or self.witness is None:
-            return
-        life = life_on(simulation, node, self.name)
-        if self._checked.get((node.name, life)) == shard.version:
-            return
-        self._checked[node.name, life] = shard.version
-        reference = self.witness.reference(life)
-        for state in shard.slices:
-            for s in state.slice.segments:
-                got = state.value[s.position : s.position + s.size]
-                reference.compare(shard.version, node.name, [(s.parameter, got)], s.start)
+        for epoch, shard in copies_on(simulation, node, self.name) if self.witness is not None else ():
+            life = life_on(simulation, node, self.name)
+            between = any(state.version != shard.version for state in shard.slices)  # a backup, in the midst of a step
+            if self._checked.get((node.name, epoch, life)) == shard.version or between:
+                continue
+            self._checked[node.name, epoch, life] = shard.version
+            assert self.witness is not None
+            reference = self.witness.reference(life)
+            for state in shard.slices:
+                for s in state.slice.segments:
+                    got = state.value[s.position : s.position + s.size]
+                    reference.compare(shard.version, node.name, [(s.parameter, got)], s.start)
 
     def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that nothing that was committed is missing on a server that lives to the end."""

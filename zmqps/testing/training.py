@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -153,6 +153,18 @@ def loaded_shard(node: Node, job: str = DEFAULT) -> Shard | None:
     """Return a server's shard of a job, if it has its initial values; None of any other node."""
     tenant = tenant_of(node, job)
     return tenant.shard if tenant is not None and tenant.loaded else None
+
+
+def copies_on(simulation: SimulatedCluster, node: Node, job: str = DEFAULT) -> Iterator[tuple[int, Shard]]:
+    """Yield the copies of a job's shards on a server that have all values, and their epochs; of its last life."""
+    machine = node.machine
+    if not isinstance(machine, ServerMachine) or machine.member.welcome is None:
+        return
+    life = life_on(simulation, node, job)
+    for epoch, tenant in machine.tenants.items():
+        same = tenant.name == job and simulation.life_of_copy(machine.member.welcome.incarnation, epoch) == life
+        if same and tenant.shard is not None and tenant.loaded:
+            yield epoch, tenant.shard
 
 
 def life_of(worker: Node) -> Life:

@@ -30,7 +30,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.reference import Gradient, Reference
-from zmqps.testing.training import Life, life_of, life_on, loaded_shard
+from zmqps.testing.training import Life, copies_on, life_of, life_on
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -93,14 +93,15 @@ class StepWitness:
 
     def check_freed(self, server: Node) -> None:
         """Assert that a server that frees its shard because the workers are done has every step."""
-        shard, coordinator = loaded_shard(server, self._name), self._simulation.coordinator
+        simulation, coordinator = self._simulation, self._simulation.coordinator
         ended = coordinator.ended.by_name.get(self._name)
-        if shard is None or ended is None or not ended.how.startswith(FINISHED):
+        if ended is None or not ended.how.startswith(FINISHED):
             return
-        life = life_on(self._simulation, server, self._name)
-        if life == (coordinator.identity.incarnation, ended.epoch):
-            num_steps = len(self._commits[life])
-            assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
+        for epoch, shard in copies_on(simulation, server, self._name):
+            life = life_on(simulation, server, self._name)
+            if life == (coordinator.identity.incarnation, ended.epoch) and simulation.is_live(server, epoch):
+                num_steps = len(self._commits[life])
+                assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 
     # --- what travels --------------------------------------------------------------------------
 

@@ -379,7 +379,7 @@ def test_an_observer_may_pull_but_not_push() -> None:
         ({"magic": "http"}, 20),
         ({"version": 1}, ProtocolVersionError.code),
         ({"version": 99}, ProtocolVersionError.code),
-        ({"role": "server"}, 20),
+        ({"role": "coordinator"}, 20),
     ],
 )
 def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], code: int) -> None:

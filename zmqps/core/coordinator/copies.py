@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,19 @@ from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Copy:
-    """One copy of one shard on one server; ``epoch`` is its number, which no other copy of any job ever has."""
+    """One copy of one shard on one server; ``epoch`` is its number, which no other copy of any job ever has.
+
+    The primary answers workers; backups follow it. ``generation`` counts how often the shard has had another primary or
+    other backups. ``built`` and ``whole`` say whether it is there and has all values, as far as is known.
+    """
 
     shard: int
     epoch: int
     server: MemberInfo
+    backup: bool = False
+    generation: int = 0
+    built: bool = False
+    whole: bool = False
 
 
 class Copies:
@@ -47,17 +56,53 @@ class Copies:
         """Yield all of them."""
         return iter(self.by_epoch.values())
 
-    def place(self, servers: Sequence[MemberInfo]) -> int:
-        """Give each server the shard of its place; return the number of the first one, which stands for the job."""
-        for shard, server in enumerate(servers):
-            epoch = self._new_epoch()
-            self.by_epoch[epoch] = Copy(shard=shard, epoch=epoch, server=server)
-        return next(iter(self.by_epoch))
+    def place(self, servers: Sequence[MemberInfo], replicas: int = 0) -> int:
+        """Give each server the shard of its place, and backups of others; return the first number of the first shard.
+
+        That number stands for the job.
+        """
+        primaries = [self.add(shard, server) for shard, server in enumerate(servers)]
+        for copy in primaries:
+            for _ in range(replicas):
+                around = [*servers[copy.shard + 1 :], *servers[: copy.shard]]
+                if (server := self.best(copy.shard, around)) is not None:
+                    self.add(copy.shard, server, backup=True)
+        return primaries[0].epoch
+
+    def add(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Copy:
+        """Enter a copy under a new number."""
+        copy = Copy(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        self.by_epoch[copy.epoch] = copy
+        return copy
+
+    def remove(self, copy: Copy) -> None:
+        """A copy is gone, or is not wanted any more."""
+        del self.by_epoch[copy.epoch]
+
+    def best(self, shard: int, servers: Iterable[MemberInfo]) -> MemberInfo | None:
+        """Return where one more copy of a shard is best: on a host that has none, and on a server that has few.
+
+        Of several that are as good, the first; None: each of them has a copy.
+        """
+        having = {copy.server.incarnation: copy.server for copy in self if copy.shard == shard}
+        hosts = {server.hello.host for server in having.values()}
+        loads = Counter(copy.server.incarnation for copy in self if copy.backup)
+        free = [server for server in servers if server.incarnation not in having]
+        return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
+
+    def primary(self, shard: int) -> Copy:
+        """Return the copy of a shard that answers workers."""
+        return next(copy for copy in self if copy.shard == shard and not copy.backup)
+
+    def backups(self, shard: int) -> list[Copy]:
+        """Return the copies of a shard that follow its primary."""
+        return [copy for copy in self if copy.shard == shard and copy.backup]
 
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
         for copy in sorted(self, key=lambda copy: copy.shard):
-            yield copy.shard, copy.epoch, copy.server
+            if not copy.backup:
+                yield copy.shard, copy.epoch, copy.server
 
     def of(self, server: MemberInfo) -> list[Copy]:
         """Return what a server has of the job."""
@@ -88,5 +133,10 @@ class Copies:
         }
 
     def rows(self, member: MemberInfo, *, load: bool = False) -> list[dict[str, Any]]:
-        """Return that of each shard."""
+        """Return that of each shard, for a worker or observer."""
         return [self.row(self.by_epoch[epoch], member, load=load) for _, epoch, _ in self.primaries()]
+
+    def rows_of_backups(self, primary: Copy) -> dict[str, Any]:
+        """Return those of a shard's backups, for the server of its primary; nothing where there are none."""
+        rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
+        return {"rows": rows} if rows else {}

@@ -37,6 +37,7 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.guard import welcome_guard
+from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -57,7 +58,10 @@ from zmqps.core.protocol.messages import (
     Leave,
     Left,
     Message,
+    Promoted,
     Ready,
+    Replicating,
+    Retargeted,
     Saved,
     Shutdown,
     Status,
@@ -241,7 +245,8 @@ class CoordinatorMachine:
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
-            if not known and len(roster) >= self.options.servers:
+            spare = SPARE in hello.capabilities
+            if not known and not spare and sum(not s.is_spare for s in roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
         before = None if known or run is None else roster.predecessor(hello, event.holder)
         member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
@@ -311,9 +316,18 @@ class CoordinatorMachine:
         run = self._jobs.of_epoch(message.epoch, member)
         if run is None:
             return []
-        run.committed(message)
+        actions = run.committed(message)
         ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
-        return [*self.checkpoints.look(now), *ended]
+        return [*actions, *self.checkpoints.look(now), *ended]
+
+    def _promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
+        run = self._jobs.of_epoch(message.epoch, member)
+        return run.promoted(message, now) if run else []
+
+    def _replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
+        if (run := self._jobs.of_epoch(message.epoch, member)) is not None:
+            run.replicating(message)
+        return []
 
     def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
         return self.checkpoints.saved(member, message, now)
@@ -348,7 +362,7 @@ class CoordinatorMachine:
         runs = self.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request, member)]
         for run in runs:
             if run is not None:  # else about the shard of a job that was given up
-                actions += run.fail(error)
+                actions += run.fail(error, now, message.request)
         return actions
 
     # --- failures ------------------------------------------------------------------------------
@@ -402,6 +416,8 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Leave): CoordinatorMachine._server_leaves,
     ("server", Ready): CoordinatorMachine._ready,
     ("server", Committed): CoordinatorMachine._committed,
+    ("server", Promoted): CoordinatorMachine._promoted,
+    ("server", Replicating): CoordinatorMachine._replicating,
     ("server", Discarded): CoordinatorMachine._discarded,
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
@@ -412,6 +428,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
+    **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),

@@ -11,6 +11,7 @@ from typing import Any
 
 from zmqps.core.coordinator.claims import Claims
 from zmqps.core.protocol.events import Peer, Send
+from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Job, Message
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
@@ -69,6 +70,11 @@ class MemberInfo:
     def role(self) -> str:
         """Its role."""
         return self.hello.role
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether it is a server beyond those that the cluster waits for."""
+        return SPARE in self.hello.capabilities
 
     @property
     def job(self) -> str:

@@ -27,6 +27,8 @@ class CoordinatorOptions:
         End the cluster when its first job has ended; how it ended decides the exit code.
     slice_nbytes
         Size of a slice.
+    replicas
+        How many servers have a copy of each shard, beside the one that answers for it.
     checkpoint_seconds, checkpoint_steps
         Save jobs without being asked every so many seconds, or steps; None: not by that.
     """
@@ -39,5 +41,6 @@ class CoordinatorOptions:
     idle_timeout: float = 0.0
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
+    replicas: int = 0
     checkpoint_seconds: float | None = None
     checkpoint_steps: int | None = None

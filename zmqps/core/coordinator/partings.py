@@ -57,13 +57,18 @@ class Partings:
         silent = now - member.seen_at
         advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
-        actions: list[Action] = [Log("warning", str(error))]
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
-        runs = [run for run in self._jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
-        for run in runs:
-            actions += run.lose_server(member, error)
+        there = [run for run in self._jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
+        ready = {run.name for run in there if run.startup.ready}
+        actions = self._checkpoints.gone(member, now)  # while it is known what it had
+        actions += [action for run in there for action in run.lose_server(member, error, now)]
+        runs = [run for run in there if run.lost_shard is not None or run.name not in ready]
+        if there and not runs:
+            advice = "its backups take over"
+            error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
+        actions.insert(0, Log("warning", str(error)))
         told = [other for run in runs for other in run.members.values()]
-        if member.role == "server" and self._cluster_end.ending is None:
+        if member.role == "server" and self._cluster_end.ending is None and (runs or not there):
             stays = "the cluster stays: start another server, and begin again what was trained on this one"
             actions.append(Log("warning", "the cluster ends with its job" if self._once and runs else stays))
         actions += self.depart(member, how, now, error)

@@ -54,6 +54,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "waiting": job_waits(run, servers),
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),
+        "replicas": run.replication.status(now),
         "data": run.data.status(),
         "servers": {server.hello.name: _counted(run, server) for server in servers},
     }

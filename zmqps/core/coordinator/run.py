@@ -11,6 +11,7 @@ from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
+from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
@@ -18,8 +19,20 @@ from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Committed, Enter, Init, Ready, Take, Waiting, Withdraw
-from zmqps.errors import ConfigurationError, PSError
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Committed,
+    Enter,
+    Init,
+    Promoted,
+    Ready,
+    Replicating,
+    Retargeted,
+    Take,
+    Waiting,
+    Withdraw,
+)
+from zmqps.errors import ConfigurationError, JobError, PSError
 
 
 class JobRun:
@@ -70,11 +83,12 @@ class JobRun:
             lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
         )  # fmt: skip
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
-        self.steps = Steps(self.members, self.attendance)
+        self.steps = Steps(self.members, self.attendance, replicated=options.replicas > 0)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, resumption,
+            lambda: self.num_workers, options.workers, root, resumption, options.replicas,
         )  # fmt: skip
+        self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas)
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
@@ -142,6 +156,9 @@ class JobRun:
         self._returned.discard(member.incarnation)
         self.places.leave(member, how)
         self.steps.leave(member)
+        self.replication.leave(member)
+        if self.steps.torn is not None and self.lost_shard is None:
+            actions += self._lose_shards(_torn(self.steps.torn))
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
         if not self.members:
@@ -157,6 +174,7 @@ class JobRun:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
         actions = [*self._place(), *self._fill(now)]
+        actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
@@ -303,30 +321,60 @@ class JobRun:
         return bool(self.startup.copies.of(server))
 
     def progress(self, message: Ready, now: float) -> list[Action]:
-        """A server has built its shard, or has all its values."""
+        """A server has built its copy of a shard, or has all its values."""
         self.waits.tell_soon(now)
-        return self.startup.progress(message.epoch, bool(message.loaded))
-
-    def committed(self, message: Committed) -> None:
-        """A server has applied a step."""
-        self.steps.confirmed(message.epoch, message.step)
-
-    def fail(self, error: PSError) -> list[Action]:
-        """A server could not build its shard: tell every parked init; a job that runs already is not touched."""
         if self.startup.ready:
-            return []
-        self.steps.stop()
-        return self.startup.fail(error)
+            return self.replication.ready(self.startup.copies.by_epoch[message.epoch], bool(message.loaded))
+        actions = self.startup.progress(message.epoch, bool(message.loaded))
+        if self.startup.ready:
+            self.replication.begin(now)
+        return actions
 
-    def lose_server(self, server: MemberInfo, error: PSError) -> list[Action]:
-        """A server has gone with a shard of this job."""
+    def committed(self, message: Committed) -> list[Action]:
+        """A server has applied a step."""
+        return self.steps.confirmed(message.epoch, message.step)
+
+    def promoted(self, message: Promoted, now: float) -> list[Action]:
+        """A backup has become the primary of its shard."""
+        actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
+        if self.steps.torn is not None and self.lost_shard is None:
+            actions += self._lose_shards(_torn(self.steps.torn))
+        return [*actions, *self.move_on(now)]
+
+    def replicating(self, message: Replicating) -> None:
+        """A primary has new backups."""
+        self.replication.replicating(self.startup.copies.by_epoch[message.epoch], message)
+
+    def followed(self, member: MemberInfo, message: Retargeted, now: float) -> list[Action]:
+        """A member talks to the new server of a shard."""
+        return self.replication.followed(member, message, self.num_missing, now)
+
+    def fail(self, error: PSError, now: float, epoch: int = 0) -> list[Action]:
+        """A server could not build its shard: tell every parked init; a job that runs already is not touched.
+
+        ``epoch``: of its copy; one of a job that runs is a backup's.
+        """
         if not self.startup.ready:
-            return self.fail(error)
+            self.steps.stop()
+            return self.startup.fail(error)
+        actions, lost = self.replication.failed(epoch, error, now)
+        return [*actions, *(self._lose_shards(error) if lost else [])]
+
+    def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
+        """A server has gone with copies of shards of this job: backups take over, where there are."""
+        if not self.startup.ready:
+            return self.fail(error, now)
+        actions, lost = self.replication.lose(server, error, now)
+        if self.lost_shard is None and lost:
+            actions += self._lose_shards(error)
+        self.waits.tell_soon(now)
+        return actions
+
+    def _lose_shards(self, error: PSError) -> list[Action]:
+        """The values of a shard are gone: nothing can be trained any more."""
         self.lost_shard = error
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
-        for copy in self.startup.copies.of(server):
-            self.steps.lose(copy.epoch)
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
         return [Log("error", f"job {self.name!r}: {error}"), *told]
 
@@ -335,6 +383,7 @@ class JobRun:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self._lease_ends_at]
+        dues.append(self.replication.next_deadline())
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -349,6 +398,8 @@ class JobRun:
         """Do what is due."""
         due = self.steps.next_deadline()
         actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
+        due = self.replication.next_deadline()
+        actions += self.replication.on_deadline(now) if due is not None and now >= due else []
         return actions + self.waits.on_deadline(now)
 
     # --- what others may look at ---------------------------------------------------------------
@@ -385,8 +436,17 @@ class JobRun:
         self.barriers.validate()
         self.data.validate()
         self.steps.validate()
+        self.replication.validate()
         assert {incarnation for incarnation, _ in self.startup.parked} <= set(self.members)
         assert not (self.startup.ready and self.startup.parked)
         assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
         assert all(member.job == self.name for member in self.members.values())
         assert self._returned <= set(self.members)
+
+
+def _torn(shard: int) -> PSError:
+    """Return the error of a job whose step cannot be completed on one shard."""
+    return JobError(
+        f"the server of shard {shard} was lost in mid-step, and so was a worker that can no longer bring its gradients "
+        "to the backup, while other shards have that step; begin the job again, from a checkpoint if there is one"
+    )

@@ -69,6 +69,8 @@ class Startup:
         The coordinator's secret: what keys and tickets are made of.
     resumption
         The checkpoint that the job begins from; None: a worker uploads the initial values.
+    replicas
+        How many backups each shard is to have.
     """
 
     def __init__(
@@ -83,9 +85,11 @@ class Startup:
         expected: int | None,
         root: bytes,
         resumption: Resumption | None = None,
+        replicas: int = 0,
     ) -> None:
         self.name = name
         self.resumption = resumption
+        self._replicas = replicas
         self.num_servers = num_servers
         self.num_workers = num_workers
         self._expected = expected
@@ -107,8 +111,9 @@ class Startup:
         self._wire: dict[str, Any] = {}
         self._cuts: dict[str, Any] = {}
         self.copies = Copies(self._root, self._new_epoch)
-        self.built: set[int] = set()  # shards
+        self.built: set[int] = set()  # by epoch
         self.loaded: set[int] = set()
+        self.ready = False  # whether the job can be trained
         self.parked: Parked = {}
         self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
         self.loader: tuple[bytes, int] | None = None
@@ -117,11 +122,6 @@ class Startup:
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
         return self.copies.primaries()
-
-    @property
-    def ready(self) -> bool:
-        """Whether the job can be trained."""
-        return self.placement is not None and len(self.loaded) == self.num_servers
 
     def init(self, member: MemberInfo, message: Init) -> list[Action]:
         """A worker names its job; its request is parked until the job is ready."""
@@ -160,22 +160,29 @@ class Startup:
         self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
         self._rows = self.placement.rows()
         self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
-        self.epoch = self.copies.place(servers)
+        self.epoch = self.copies.place(servers[: self.num_servers], self._replicas)
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
-        return [Log("info", text), *self._assign(self.copies)]
+        return [Log("info", text), *self.assign(self.copies)]
 
-    def _assign(self, copies: Iterable[Copy]) -> list[Action]:
+    def assign(self, copies: Iterable[Copy]) -> list[Action]:
+        """Tell servers the copies that they are to keep."""
         assert self.placement is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
         source = self.resumption.source() if self.resumption else {}
-        hosts = Counter(copy.server.hello.host for copy in self.copies)
+        hosts = Counter(
+            server.hello.host for server in {copy.server.incarnation: copy.server for copy in self.copies}.values()
+        )
         actions: list[Action] = []
         for copy in copies:
             server, sharing = copy.server, hosts[copy.server.hello.host]
             key = self.copies.key(copy)
-            assign = Assign(copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key, source)
+            backups = {} if copy.backup else self.copies.rows_of_backups(copy)
+            assign = Assign(
+                copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key,
+                {} if copy.backup else source, copy.generation, int(copy.backup), backups,
+            )  # fmt: skip
             actions.append(Send(server.peer, assign))
         return actions
 
@@ -187,18 +194,20 @@ class Startup:
         """
         if self.placement is None or self.ready:
             return []
-        actions = self._assign([copy for copy in self.copies if copy.shard not in self.loaded])
+        actions = self.assign([copy for copy in self.copies if copy.epoch not in self.loaded])
         if self.loader in self.parked:
             actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
         return actions
 
     def progress(self, epoch: int, loaded: bool) -> list[Action]:
         """A server has built a copy of a shard, or has all its values."""
-        shard = self.copies.by_epoch[epoch].shard
-        self.built.add(shard)
+        self.built.add(epoch)
+        self.copies.by_epoch[epoch].built = True
         if loaded:
-            self.loaded.add(shard)
-        if len(self.built) < self.num_servers:
+            self.loaded.add(epoch)
+            self.copies.by_epoch[epoch].whole = True
+        self.ready = len(self.loaded) == len(self.copies)
+        if len(self.built) < len(self.copies):
             return []
         return self._answer() or ([] if self.loader else self._choose_loader())
 
@@ -231,7 +240,7 @@ class Startup:
         self._forget()
 
     def _choose_loader(self) -> list[Action]:
-        if self.ready or len(self.built) < self.num_servers:
+        if self.ready or not self.copies or len(self.built) < len(self.copies):
             return []
         for key, (member, has_values) in self.parked.items():
             if has_values:
@@ -251,13 +260,19 @@ class Startup:
         assert self.placement is not None
         before = None if load else member.answer_with(self._wire)
         placement: Mapping[str, Any] = (
-            {**self._cuts, "servers": self.copies.rows(member, load=bool(load))} if before is None else before.placement
+            {**self._cuts, "replicas": self._replicas, "servers": self.copies.rows(member, load=bool(load))}
+            if before is None
+            else before.placement
         )
         self.told.add(member.incarnation)
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
         restored = self.resumption.told() if self.resumption else {}
         job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored)
         return Send(member.peer, job) if load else member.answer(request, job)
+
+    def moved(self) -> None:
+        """A shard has another server: what members were told before is not told again."""
+        self._wire = dict(self._wire)
 
     def described(self) -> dict[str, Any]:
         """Return the job, and where it lies, as they travel."""
@@ -273,9 +288,12 @@ class Startup:
         """Say whom a parked init waits for."""
         if len(servers) < self.num_servers:
             return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
-        if self.placement is not None and len(self.built) < self.num_servers:
-            names = [server.title for shard, _, server in self.copies.primaries() if shard not in self.built]
+        if self.placement is not None and len(self.built) < len(self.copies):
+            late = {copy.server.incarnation: copy.server for copy in self.copies if copy.epoch not in self.built}
+            names = [server.title for server in late.values()]
             return f"{', '.join(names)} to build {'its shard' if len(names) == 1 else 'their shards'}"
+        if self.placement is not None and all(epoch in self.loaded for _, epoch, _ in self.primaries()):
+            return "the backups to have the initial values"
         if self.loader is not None and self.loader in self.parked:
             return f"{self.parked[self.loader].member.title} to upload the initial values"
         return "a worker to upload the initial values"

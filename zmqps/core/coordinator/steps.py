@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from zmqps.core.coordinator.attendance import Attendance
-from zmqps.core.coordinator.consistency import Commitment, Decision, Policy, make_policy
+from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.waits import Waiter
@@ -31,10 +31,19 @@ class Steps:
         The live members of the job by incarnation; shared with its `JobRun`.
     attendance
         Which of them count.
+    replicated
+        Whether shards have backups: a worker proceeds when these have its step, and until then it can bring it again.
     """
 
-    def __init__(self, members: Mapping[bytes, MemberInfo], attendance: Attendance) -> None:
+    def __init__(
+        self, members: Mapping[bytes, MemberInfo], attendance: Attendance, *, replicated: bool = False
+    ) -> None:
         self.policy: Policy | None = None
+        self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
+        self._replicated = replicated
+        self._granted: list[Grant] = []  # where shards have backups: until these have the step
+        self._behind_moves: dict[int, set[bytes]] = {}  # by shard that has moved: who may have to bring again
+        self._moving: set[int] = set()  # those of them whose new server is yet to take over
         self._members = members
         self._attendance = attendance
         self._training: set[bytes] = set()  # the live ones that have begun; all of them count
@@ -64,7 +73,7 @@ class Steps:
         self.policy = make_policy(job)
         self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
-        self._copies = {copy.epoch: copy for copy in copies}
+        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
         self._unconfirmed = {epoch: [] for epoch in self._copies}
 
     @property
@@ -77,6 +86,9 @@ class Steps:
         self.policy = None
         self._paused.clear()
         self._requests.clear()
+        self._granted.clear()
+        self._behind_moves.clear()
+        self._moving.clear()
         self._since = None
 
     def begin(self, member: MemberInfo) -> int:
@@ -139,8 +151,85 @@ class Steps:
         """A copy is lost with its server, which confirms nothing any more."""
         self._unconfirmed.pop(epoch, None)
 
+    def move(self, old: int, heir: Copy, told: Iterable[bytes]) -> None:
+        """A shard's primary is lost, and a backup takes over.
+
+        Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
+        bring them again; until then no step counts on them.
+        """
+        self._copies.pop(old, None)
+        self._copies[heir.epoch] = heir
+        commits = self._unconfirmed.pop(old, [])
+        self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
+        if self.policy is None or self.policy.mode != "sync":
+            return
+        self._behind_moves[heir.shard] = {who for who in told if who in self._members}
+        self._moving.add(heir.shard)
+        for who in [who for who in self.policy.arrived() if who not in self._members]:
+            self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+
+    def _find_torn(self, epoch: int) -> None:
+        """Note it if a shard is to have a step of which one who has gone had the gradients."""
+        commits = self._unconfirmed.get(epoch, [])
+        if any(who not in self._members for commit in commits for who, _ in commit.contributors):
+            self.torn = self._copies[epoch].shard
+
+    def moved(self, heir: Copy, step: int) -> None:
+        """A backup has taken over, with so many steps."""
+        self._moving.discard(heir.shard)
+        commits = self._unconfirmed.get(heir.epoch, [])
+        commits[:] = [commit for commit in commits if commit.step >= step]
+        self._find_torn(heir.epoch)
+
+    def brought_again(self, worker: bytes, shard: int, missing: int, now: float) -> list[Action]:
+        """A worker has brought again what it has of the open step to a shard that has moved."""
+        behind = self._behind_moves.get(shard, set())
+        behind.discard(worker)
+        if not behind and shard not in self._moving:
+            self._behind_moves.pop(shard, None)
+        return [*self._say_again(shard), *self.advance(missing, now)]
+
+    def _say_again(self, shard: int | None = None) -> list[Action]:
+        """Send the commits again that servers have not confirmed, as far as they can have the gradients."""
+        actions: list[Action] = []
+        for epoch, commits in self._unconfirmed.items():
+            copy = self._copies[epoch]
+            if copy.shard in self._moving or shard not in (None, copy.shard):
+                continue
+            behind = self._behind_moves.get(copy.shard, set())
+            for commit in commits:
+                if any(who in behind for who, _ in commit.contributors):
+                    break
+                actions.append(Send(copy.server.peer, commit))
+        return actions
+
+    @property
+    def _blocked(self) -> bool:
+        """Whether a shard has moved that may lack gradients of the step."""
+        if not self._behind_moves or self.policy is None:
+            return False
+        return bool(self._moving) or any(
+            who in behind for behind in self._behind_moves.values() for who in self.policy.arrived()
+        )
+
+    def _forget_gradients(self, worker: bytes) -> None:
+        """A worker has gone that had not brought its gradients again: they count no more, unless they do elsewhere."""
+        for shard, behind in list(self._behind_moves.items()):
+            if worker not in behind:
+                continue
+            behind.discard(worker)
+            for epoch, commits in self._unconfirmed.items():
+                at_stake = self._copies[epoch].shard == shard and shard not in self._moving  # else it may have the step
+                if at_stake and any(worker in dict(commit.contributors) for commit in commits):
+                    self.torn = shard
+            if self.policy is not None:
+                self.policy.retract(worker)
+            if not behind and shard not in self._moving:
+                del self._behind_moves[shard]
+
     def leave(self, member: MemberInfo) -> None:
         """A worker or observer has gone."""
+        self._forget_gradients(member.incarnation)
         self._requests.pop(member.incarnation, None)
         self._training.discard(member.incarnation)
         self._paused.pop(member.incarnation, None)
@@ -153,7 +242,7 @@ class Steps:
 
     def advance(self, missing: int, now: float) -> list[Action]:
         """Do what the policy decides; called after everything that may let somebody go on."""
-        if self.policy is None:
+        if self.policy is None or self._blocked:
             return []
         due = self.policy.next_deadline()
         awaited = self.waiting_for(missing) if due is not None and now >= due else ""  # before waits fail
@@ -161,15 +250,24 @@ class Steps:
         actions: list[Action] = []
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
-        for grant in decision.granted:
-            member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)
-            if member is not None and request is not None:
-                actions.append(member.answer(request, Proceed(request, grant.version, int(grant.counted))))
+        self._granted += decision.granted
+        if not self._replicated or self.settled:
+            actions += self._proceed()
         actions += self._fail(decision, awaited, now)
         if not self._requests:
             self._since = None
         if decision.commitment is not None:  # a member that is gone contributes no more
             self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
+        return actions
+
+    def _proceed(self) -> list[Action]:
+        """Tell those who may go on."""
+        actions: list[Action] = []
+        for grant in self._granted:
+            member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)
+            if member is not None and request is not None:
+                actions.append(member.answer(request, Proceed(request, grant.version, int(grant.counted))))
+        self._granted.clear()
         return actions
 
     def _to_begin(self, missing: int) -> int:
@@ -186,7 +284,10 @@ class Steps:
         actions: list[Action] = []
         for epoch, commits in self._unconfirmed.items():
             commits.append(Commit(epoch, commitment.step, tuple(contributors)))
-            actions.append(Send(self._copies[epoch].server.peer, commits[-1]))
+            if not self._behind_moves:
+                actions.append(Send(self._copies[epoch].server.peer, commits[-1]))
+        if self._behind_moves:
+            actions += self._say_again()
         self._retry_due = now + COMMIT_RETRY_S
         return actions
 
@@ -202,12 +303,17 @@ class Steps:
                 actions.append(member.fail(request, error))
         return actions
 
-    def confirmed(self, epoch: int, step: int) -> None:
-        """A server has applied a step to its copy of a shard."""
+    def confirmed(self, epoch: int, step: int) -> list[Action]:
+        """A server has applied a step to its copy of a shard, and so have its backups."""
         commits = self._unconfirmed.get(epoch, [])
         commits[:] = [commit for commit in commits if commit.step > step]
-        if self.settled:
-            self._retry_due = None
+        if not self.settled:
+            return []
+        self._retry_due = None
+        actions = self._proceed() if self._granted else []
+        if not self._requests:
+            self._since = None
+        return actions
 
     @property
     def settled(self) -> bool:
@@ -218,13 +324,19 @@ class Steps:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
+        if self._blocked:
+            return "a backup to take over from a server that was lost, and to get the gradients of the step again"
+        if self._granted and not self.settled:
+            late = [self._copies[epoch].server.title for epoch, commits in self._unconfirmed.items() if commits]
+            return f"{listed(late, MOST_NAMED)} and its backups to have the step"
         awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
         titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
         return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self.policy.next_deadline() if self.policy else None)
+        policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
+        dues = (self._retry_due, policy)
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
@@ -232,8 +344,7 @@ class Steps:
         actions: list[Action] = []
         if self._retry_due is not None and now >= self._retry_due:
             self._retry_due = now + COMMIT_RETRY_S
-            for epoch, commits in self._unconfirmed.items():
-                actions += [Send(self._copies[epoch].server.peer, commit) for commit in commits]
+            actions += self._say_again()
         return actions + self.advance(missing, now)
 
     def status(self, missing: int, now: float) -> dict[str, Any]:
@@ -253,5 +364,8 @@ class Steps:
         assert {*self._requests, *self._paused} <= set(self._members)
         assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
         assert {*self._told, *self._behind} <= set(self._members)
+        assert set(self._unconfirmed) <= set(self._copies) or self.policy is None
+        assert self._moving <= set(self._behind_moves)
+        assert all(behind <= set(self._members) for behind in self._behind_moves.values())
         if self.policy is not None:
             self.policy.validate()

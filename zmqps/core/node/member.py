@@ -9,6 +9,7 @@ from typing import Any
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.guard import join_guard
+from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import claim_of
 from zmqps.core.protocol.messages import (
     MAGIC,
@@ -49,12 +50,13 @@ class Identity:
     keyed: bool = False  # whether nobody connects to this process without a key
     token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
     life: int = 0  # how often that has been started again
+    spare: bool = False  # a server beyond those that the cluster waits for
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
         hello = Hello(
             MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
-            job=self.job, secret=ticket or self.secret, epoch=epoch,
+            job=self.job, secret=ticket or self.secret, epoch=epoch, capabilities=(SPARE,) if self.spare else (),
         )  # fmt: skip
         if ticket:
             return hello

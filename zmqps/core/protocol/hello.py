@@ -11,6 +11,8 @@ MAX_JOB_NAME_CHARS = 100
 MAX_NAME_CHARS = 255
 #: A server may be reached in several ways.
 MAX_ENDPOINT_CHARS = 512
+#: A server with this capability is taken beyond those that the cluster waits for, and gets what others lose.
+SPARE = "spare"
 #: Optional features; the one there is takes two.
 MAX_CAPABILITIES = 16
 MAX_CAPABILITY_CHARS = 1024

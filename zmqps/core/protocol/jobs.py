@@ -53,7 +53,8 @@ class Assign(Message):
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
     ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
-    ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here.
+    ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here. ``backup``
+    is 1 for a copy that follows a primary, which has ``backups`` as in `Replicas`; both are of this ``generation``.
     """
 
     kind: ClassVar[int] = 12
@@ -66,6 +67,9 @@ class Assign(Message):
     placement: Plain
     key: Key = field(repr=False)
     restore: Plain = field(default_factory=dict)
+    generation: U64 = 0
+    backup: U8 = 0
+    backups: Plain = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from zmqps.core.protocol.membership import (
     Welcome,
 )
 from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.moving import Moved, Retargeted
+from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.saving import (
     Checkpoint,
     Checkpointed,
@@ -89,12 +91,20 @@ __all__ = [
     "Load",
     "Lost",
     "Message",
+    "Moved",
     "Proceed",
+    "Promote",
+    "Promoted",
     "Pull",
     "Push",
     "Range",
     "Ready",
     "Released",
+    "Replicas",
+    "Replicate",
+    "Replicated",
+    "Replicating",
+    "Retargeted",
     "Save",
     "Saved",
     "Shutdown",

@@ -37,8 +37,10 @@ from zmqps.core.protocol.messages import (
     Job,
     Load,
     Message,
+    Promoted,
     Pull,
     Push,
+    Replicate,
     Saved,
     Status,
     StatusRequest,
@@ -230,8 +232,10 @@ SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
     **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status)], MAX_HEADER_NBYTES),
-    **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors)], MAX_DATA_HEADER_NBYTES),
-    **dict.fromkeys([cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved)], MAX_LIST_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
+    **dict.fromkeys(
+        [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted)], MAX_LIST_HEADER_NBYTES
+    ),
     **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, EndJob)], MAX_STRANGE_HEADER_NBYTES),
 }
 

@@ -141,6 +141,10 @@ class Clients:
                 gone += [] if client.epochs else [who]
         return gone
 
+    def bars(self, incarnation: bytes) -> bool:
+        """Whether an incarnation was lost or has left."""
+        return incarnation in self._barred
+
     def forget(self, incarnation: bytes) -> Client | None:
         """Return a client that is one no more."""
         client = self.by_incarnation.pop(incarnation, None)

@@ -45,8 +45,11 @@ from zmqps.core.protocol.messages import (
     Left,
     Load,
     Message,
+    Promote,
     Pull,
     Push,
+    Replicas,
+    Replicate,
     Values,
     Welcome,
 )
@@ -54,9 +57,11 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
+from zmqps.core.server.ledger import Result
 from zmqps.core.server.orders import Orders
-from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
+from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
 from zmqps.core.server.relay import FileRelay, FileRequest
+from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Files, Saves, Saving
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
@@ -72,6 +77,9 @@ from zmqps.errors import (
     StaleEpochError,
     listed,
 )
+
+#: Messages about a copy: its number stands in the error that answers them.
+OF_COPY = (Assign, Commit, Discard, Replicas, Promote, Replicate)
 
 
 class ServerMachine:
@@ -104,6 +112,7 @@ class ServerMachine:
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self.clients = Clients(keyed=identity.keyed)
         self.discarded = DiscardedJobs()
+        self.replication = Replication(self)
         self._saves = Saves(files)
         self.relay = FileRelay()
         self._orders = Orders(self, Builds(self.tenants, make_shard, available, files), self._saves)
@@ -138,19 +147,25 @@ class ServerMachine:
         if isinstance(event, Unreachable) and event.peer == COORDINATOR:
             return [Exit(exits.FAILED, str(event.error))]
         if isinstance(event, (Disconnected, Unreachable)):  # if it comes back it asks again for what it has not got
+            if self.replication.takes(event.peer):
+                return self.replication.disconnected(event, now)
             if (client := self.clients.find(event.peer)) is not None:
                 for epoch in client.epochs:
                     self.tenants[epoch].parked.drop(client.hello.incarnation)
             return []
         if isinstance(event, Connected):
+            if self.replication.takes(event.peer):
+                return self.replication.connected(event.peer, now)
             return [*self.member.on_connected(now), *self.relay.again()]
         if isinstance(event, FileRequest):
             return self.relay.ask(event)
         if isinstance(event, Returned) and isinstance(event.tag, Saving):
             return self._saves.returned(event.tag, event.value, now)
         if isinstance(event, Returned):
-            return self._orders.built(event.tag, event.value)
+            return self._orders.built(event.tag, event.value, now)
         if isinstance(event, Looked):
+            if self.replication.takes(event.peer):
+                return self.replication.looked(event, now)
             return self.member.looked(event.why, now)
         message = event.message
         try:
@@ -162,10 +177,14 @@ class ServerMachine:
 
     def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
-        number = message.epoch if isinstance(message, (Assign, Commit, Discard)) else getattr(message, "request", 0)
+        of_primary = isinstance(message, Hello) and message.role == "server"
+        of_copy = of_primary or isinstance(message, OF_COPY)
+        number = message.epoch if of_copy else getattr(message, "request", 0)  # type: ignore[attr-defined]
         if isinstance(error, MemoryError):
             error = as_error(self.member.identity.name, message, error)
         assert isinstance(error, PSError)
+        if of_primary and isinstance(error, JobError | StaleEpochError):
+            return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
         actions = self.refuse(peer, number, error)
         if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (Push, Pull)):
             tenant = self.tenants[message.epoch]
@@ -176,11 +195,16 @@ class ServerMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        return self.member.due
+        due = self.replication.due
+        if due is None:
+            return self.member.due
+        return due if self.member.due is None else min(due, self.member.due)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Heartbeats, and the end when the coordinator is gone."""
+        """Heartbeats, what backups are due, and the end when the coordinator is gone."""
         actions = self.member.on_deadline(now)
+        if self.replication.due is not None and now >= self.replication.due:
+            actions += self.replication.on_deadline(now)
         if (left_out := self._throttle.summary(now)) is not None:
             actions.append(Log("warning", left_out))
         return [*actions, *self._orders.end(now)] if self.member.lost else actions
@@ -191,9 +215,11 @@ class ServerMachine:
         self._saves.validate()
         for epoch, tenant in self.tenants.items():
             assert epoch not in self.discarded
-            assert set(tenant.ledgers) <= set(self.clients.by_incarnation)
+            inherited = tenant.inherited or tenant.backup is not None  # of workers that may not have come here yet
+            assert inherited or set(tenant.ledgers) <= set(self.clients.by_incarnation)
             tenant.validate(self.clients.by_incarnation)
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
+        self.replication.validate()
 
     def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
         """Return the shard of an epoch, for one of its clients."""
@@ -226,10 +252,14 @@ class ServerMachine:
             return [Send(event.peer, Left())]
         if isinstance(message, Hello):
             return self._welcome(event, message)
+        if isinstance(message, Replicate):
+            return self._follow(client, self.tenant_of(message.epoch, client), message)
         raise ProtocolError(f"a server does not take {type(message).__name__}")
 
     def _from_stranger(self, event: Received, message: Message) -> list[Action]:
         """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
+        if self.replication.takes(event.peer):
+            return self.replication.handle(event.peer, message, self._now)
         if isinstance(message, Hello):
             return self._welcome(event, message)
         if isinstance(message, Leave):
@@ -240,17 +270,24 @@ class ServerMachine:
         raise NotJoinedError(f"{type(message).__name__} before Hello")
 
     def _welcome(self, event: Received, hello: Hello) -> list[Action]:
-        check_hello(hello, ("worker", "observer"))
+        check_hello(hello, ("worker", "observer", "server"))
         tenant = self.tenant_of(hello.epoch)
         if hello.job != tenant.name:
             raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
+        self.replication.check_role(tenant, hello.role)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
             member.num_workers, member.num_servers,
             proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder, tenant.past),
         )  # fmt: skip
-        return [Send(event.peer, welcome)]
+        client = self.clients.find(event.peer)
+        assert client is not None
+        return [Send(event.peer, welcome), *self.replication.welcomed(client, tenant)]
+
+    def _follow(self, client: Client, tenant: Tenant, record: Replicate) -> list[Action]:
+        answer, whole = self.replication.follow(client, tenant, record)
+        return [*answer, *self._orders.report_ready(tenant, self._now)] if whole else answer
 
     def _load(self, client: Client, message: Load) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
@@ -260,9 +297,16 @@ class ServerMachine:
         already = shard.loaded
         shard.load(message.parts, message.payload)
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
-        return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant)]
+        return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant, self._now)]
 
-    def _push(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
+    def answer_held(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
+        """Answer a push that was applied a while ago, with the values as they are now."""
+        try:
+            return self._push(client, tenant, message, held=True)
+        except (MemoryError, PSError) as error:
+            return self._failed(client.peer, message, error)
+
+    def _push(self, client: Client, tenant: Tenant, message: Push, held: bool = False) -> list[Action]:
         shard = tenant.ready()
         if client.hello.role != "worker":
             raise NotJoinedError("an observer may pull, not push")
@@ -276,10 +320,13 @@ class ServerMachine:
             check_for_values(message.reply_codec)  # before anything is applied
         if result is None:
             checked, payload = bool(message.checked), message.payload
+            note: Callable[[Result], None] = partial(ledger.record, message.seq)
+            if tenant.stream is not None and shard.steps is None:
+                payload, note = tenant.stream.entrust(message, client.hello.incarnation, note)
             codec = None if message.codec == RAW else named(message.codec)
             if codec is not None:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
-            parts, name, note = message.parts, client.name, partial(ledger.record, message.seq)
+            parts, name = message.parts, client.name
             if shard.steps is None:
                 result = shard.push(parts, payload, name, checked=checked, puller=client.puller, note=note)
             else:
@@ -290,19 +337,23 @@ class ServerMachine:
             tenant.counts["pushes"] += 1
             for buffer in message.payload:
                 tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
-        else:
+        elif not held:
             tenant.counts["duplicates"] += 1
         answer: list[Action] = []
-        try:
-            if message.reply:
-                found = shard.pull(message.parts, None, client.puller)
-                answer.append(self._send_values(client, tenant, shard, message, message.reply_codec, result[1], found))
-            else:
-                answer.append(Send(client.peer, Ack(message.request, *result)))
-        except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
-            short = as_error(self.member.identity.name, message, error)
-            line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
-            answer += [Log("warning", line)] if line else []
+        if tenant.stream is not None and not held and shard.steps is None and tenant.stream.is_behind:
+            answer += self.replication.forwarded(client, tenant, message, self._now)
+        else:
+            try:
+                if message.reply:
+                    found = shard.pull(message.parts, None, client.puller)
+                    codec_text = message.reply_codec
+                    answer.append(self._send_values(client, tenant, shard, message, codec_text, result[1], found))
+                else:
+                    answer.append(Send(client.peer, Ack(message.request, *result)))
+            except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
+                short = as_error(self.member.identity.name, message, error)
+                line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
+                answer += [Log("warning", line)] if line else []
         if tenant.parked.awaited:
             answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
         return answer
@@ -311,11 +362,13 @@ class ServerMachine:
         tenant = self.tenant_of(message.epoch, client)
         shard = tenant.ready()
         check_for_values(message.codec)
+        if tenant.stream is not None and (last := tenant.stream.awaited(client.hello.incarnation)) is not None:
+            return self._park(client, tenant, message, [(CONFIRMED, last)])  # behind the answers to its pushes
         if shard.available(message.parts, message.version, exact=bool(message.exact)):
             return [self._values(client, tenant, shard, message)]
-        return self._park(client, tenant, shard, message)
+        return self._park(client, tenant, message, awaited_by(shard, message))
 
-    def _park(self, client: Client, tenant: Tenant, shard: Shard, message: Pull) -> list[Action]:
+    def _park(self, client: Client, tenant: Tenant, message: Pull, awaits: Sequence[Awaited]) -> list[Action]:
         """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
         who, nbytes, parked = client.hello.incarnation, nbytes_of(message), tenant.parked
         parked.remove(who, message.request)  # asked again
@@ -330,7 +383,7 @@ class ServerMachine:
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self.refuse(self.clients.by_incarnation[heaviest].peer, request, full)
-        parked.add(who, message, awaited_by(shard, message))
+        parked.add(who, message, awaits)
         return actions
 
     @property

@@ -20,7 +20,9 @@ from zmqps.core.protocol.messages import (
     FileAnswer,
     Forgotten,
     Message,
+    Promote,
     Ready,
+    Replicas,
     Save,
     Shutdown,
     Unsave,
@@ -31,6 +33,7 @@ from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.parked import COMMITTED, Awaited
 from zmqps.core.server.relay import FileRelay
+from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
@@ -48,6 +51,7 @@ class Host(Protocol):
     clients: Clients
     discarded: DiscardedJobs
     relay: FileRelay
+    replication: Replication
 
     def tenant_of(self, epoch: int) -> Tenant:
         """Return the job of an epoch, or raise why it is not here."""
@@ -110,7 +114,7 @@ class Orders:
         farewells: list[Action] = [Send(client.peer, told) for client in clients]
         return [*farewells, Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
 
-    def built(self, assign: Assign, shard: Shard | Exception) -> list[Action]:
+    def built(self, assign: Assign, shard: Shard | Exception, now: float) -> list[Action]:
         """A shard is built, or could not be."""
         tenants = self._host.tenants
         tenant = tenants.get(assign.epoch)
@@ -118,21 +122,25 @@ class Orders:
         if tenant is None:
             pass  # of a job that was given up meanwhile
         elif isinstance(shard, Exception):
-            del tenants[assign.epoch]  # asked again, because our answer was lost, it fails again
+            self._host.replication.discarded(
+                tenants.pop(assign.epoch)
+            )  # asked again, because our answer was lost, it fails again
             error = build_error(self._host.member.identity.name, assign, shard)
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
             tenant.shard = shard
+            self._host.replication.built(tenant)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
-            actions += [Log("info", text), *self.report_ready(tenant)]
+            actions += [Log("info", text), *self.report_ready(tenant, now)]
         return actions + self._builds.next()
 
-    def report_ready(self, tenant: Tenant) -> list[Action]:
-        """Tell the coordinator that a shard is there, and whether it has its values."""
+    def report_ready(self, tenant: Tenant, now: float) -> list[Action]:
+        """Tell the coordinator that a shard is there, and whether it has its values; then its backups are filled."""
         if tenant.shard is None:
             return []
-        return [Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))]
+        ready = Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))
+        return [ready, *self._host.replication.loaded(tenant, now)] if tenant.shard.loaded else [ready]
 
     def _welcome(self, message: Welcome, now: float) -> list[Action]:
         member = self._host.member
@@ -147,11 +155,13 @@ class Orders:
         if message.epoch in self._host.discarded:
             return [Send(COORDINATOR, Discarded(message.epoch))]  # it was overtaken by the end of its job
         if message.epoch in tenants:
-            return self.report_ready(tenants[message.epoch])  # a repeated Assign
+            return self.report_ready(tenants[message.epoch], now)  # a repeated Assign
         if len(tenants) >= MAX_TENANTS:
             raise LimitError(what="number of jobs on a server", got=len(tenants) + 1, limit=MAX_TENANTS)
-        tenants[message.epoch] = self._builds.new_tenant(message)
-        return self._builds.add(message)
+        tenant = self._builds.new_tenant(message)
+        opened = self._host.replication.assigned(tenant, now)
+        tenants[message.epoch] = tenant
+        return [*self._builds.add(message), *opened]
 
     def _commit(self, message: Commit, now: float) -> list[Action]:
         tenant = self._host.tenant_of(message.epoch)
@@ -163,7 +173,10 @@ class Orders:
         if message.step == shard.version:  # else the coordinator has not had our answer
             shard.commit(message.step, message.contributors)
         due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
-        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *due, *self._saves.committed(tenant, now)]
+        committed, saved = Committed(message.epoch, message.step), self._saves.committed(tenant, now)
+        if tenant.stream is not None:
+            return [*due, *self._host.replication.committed(tenant, committed, now), *saved]
+        return [Send(COORDINATOR, committed), *due, *saved]
 
     def _discard(self, message: Discard, now: float) -> list[Action]:
         """Free a shard of a job that has ended; its workers have been told by the coordinator."""
@@ -171,6 +184,7 @@ class Orders:
         tenant = self._host.tenants.pop(message.epoch, None)
         actions: list[Action] = []
         if tenant is not None:
+            self._host.replication.discarded(tenant)
             discarded.add(message.epoch, tenant.name)
             error = discarded.error(message.epoch)
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
@@ -181,6 +195,12 @@ class Orders:
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
         discarded.add(message.epoch)
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
+
+    def _replicas(self, message: Replicas, now: float) -> list[Action]:
+        return self._host.replication.retarget(message, now)
+
+    def _promote(self, message: Promote, now: float) -> list[Action]:
+        return self._host.replication.promote(message, now)
 
     def _save(self, message: Save, now: float) -> list[Action]:
         return self._saves.ask(message, self._host.tenants.get(message.epoch), now)
@@ -209,6 +229,8 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Assign: Orders._assign,
     Commit: Orders._commit,
     Discard: Orders._discard,
+    Replicas: Orders._replicas,
+    Promote: Orders._promote,
     Save: Orders._save,
     FileAnswer: Orders._file,
     Unsave: Orders._unsave,

@@ -19,6 +19,9 @@ MAX_PARKED = 4096
 
 #: What pulls of a synchronous job wait for: not for one slice, as all get their next version at once.
 COMMITTED = -1
+#: What pulls of a worker wait for whose pushes are not answered before its backups have confirmed them: a record of
+#: the shard's stream, for answers to one worker come in the order of its requests.
+CONFIRMED = -2
 
 
 #: A slice, or all of them, and a version that it is to have.

@@ -34,7 +34,7 @@ from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
 from zmqps.core.treatments import ReadCopies, Treatment
-from zmqps.errors import SliceRangeError, VersionError
+from zmqps.errors import ProtocolError, SliceRangeError, VersionError
 
 if TYPE_CHECKING:
     from zmqps.codecs import Codec
@@ -105,6 +105,7 @@ class Shard:
             self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernel_of))
         self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
+        self.filling = False  # a copy that gets its slices one by one; an update of others is none here
         self.steps: Steps | None = None
         if synchronous:
             stage = Stage(placement.nbytes(index), aggregate or 1, memory)
@@ -200,6 +201,8 @@ class Shard:
         """
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
+        if self.filling:
+            states, parts, pieces = self._present(states, parts, pieces)
         if self._reject_nonfinite and not checked:
             self._finiteness.check(pieces, worker)
         if self._treatment is not None:
@@ -294,6 +297,61 @@ class Shard:
         """Apply the mean of a step's gradients, as `Steps.commit`."""
         assert self.steps is not None
         self.steps.commit(step, contributors)
+
+    def adopt(self, index: int, version: int, steps: Sequence[int], payload: Sequence[Buffer]) -> None:
+        """Take a slice as another copy of this shard has it: its value and slots, one after the other.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError
+            There is no such slice, or it is not what was sent.
+        """
+        [state] = self._resolve(((index, version, ()),))
+        arrays = [state.value, *state.slots]
+        if len(steps) != len(state.steps):
+            raise ProtocolError(f"slice {index} has {len(state.steps)} parameters, not {len(steps)}")
+        for array, offset, piece in self.memory.scatter(payload, [(array.size, array.dtype) for array in arrays]):
+            arrays[array][offset : offset + piece.size] = self.memory.take(piece)
+        state.version, state.steps = version, np.array(steps, np.int64)
+        self._missing.discard(index)
+        self.loaded = not self._missing
+
+    def lacks(self, index: int) -> bool:
+        """Whether a slice has yet to come."""
+        return index in self._missing
+
+    def _present(
+        self, states: list[SliceState], parts: Sequence[Part], pieces: list[tuple[SliceState, int, Any]]
+    ) -> tuple[list[SliceState], list[Part], list[tuple[SliceState, int, Any]]]:
+        """Return what concerns slices that are here."""
+        missing = self._missing
+        return (
+            [state for state in states if state.slice.index not in missing],
+            [part for part in parts if part[0] not in missing],
+            [piece for piece in pieces if piece[0].slice.index not in missing],
+        )
+
+    def replay(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
+        """Apply means of a step that another copy has computed, unless their slice is not here yet."""
+        assert self.steps is not None
+        states = self._resolve(parts)
+        pieces = self._walk(states, parts, payload)
+        for state, (index, version, ranges) in zip(states, parts, strict=True):
+            if index not in self._missing:
+                if version != state.version or version != self.version:
+                    raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
+                of_slice = [piece for piece in pieces if piece[0] is state]
+                self.steps.apply(state, _bounds_of(state, ranges), of_slice)
+
+    def close(self, step: int) -> None:
+        """End a step that another copy has committed: slices that nobody pushed get its version, too."""
+        assert self.steps is not None
+        present = [state for state in self.slices if state.slice.index not in self._missing]
+        if not present:  # of what came before it this copy knows nothing yet
+            self.steps.version = step
+        if step != self.version:
+            raise ProtocolError(f"this copy is at step {self.version}, the one that ends is {step}")
+        self.steps.close(present)
 
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
@@ -417,7 +475,7 @@ class Shard:
             assert all(0 <= steps <= state.version for steps in state.steps)
             assert self.steps is not None or not state.history
         if self.steps is not None:
-            self.steps.validate()
+            self.steps.validate(self._missing)
 
 
 def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:

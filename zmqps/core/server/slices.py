@@ -16,7 +16,7 @@ from zmqps.core.protocol.events import Reader
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.undo import Undo
-from zmqps.errors import InternalError, ShardBrokenError
+from zmqps.errors import InternalError, PSError, ShardBrokenError
 
 #: A buffer, and who reads it.
 Room = tuple[Array, list[Reader]]
@@ -136,7 +136,7 @@ class Updates:
     """
 
     def __init__(self, kernels: Sequence[UpdateKernel | None], rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
-        self.broken: ShardBrokenError | None = None  # an update failed half way and could not be taken back
+        self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
         self._kernels = kernels
         self._rooms = rooms
         self._memory = memory

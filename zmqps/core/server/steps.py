@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from zmqps.core.protocol.arrays import Array
@@ -35,6 +35,9 @@ class Steps:
     ) -> None:
         self.version = 0  # steps committed
         self.stage = stage
+        #: Is told what a slice is about to be updated with, where others are to do the same; what it returns is called
+        #: as soon as that is done.
+        self.forward: Callable[[SliceState, Sequence[tuple[int, Array]]], Note] | None = None
         self._slices = slices
         self._updates = updates
         self._counters = counters
@@ -104,25 +107,54 @@ class Steps:
         contributed = set(brought)
         for state in self._slices:
             if state.version == step:  # else it was done before a later slice failed
-                self._step(state, self.stage.mean(step, state.slice.index, brought))
+                means = self.stage.mean(step, state.slice.index, brought)
+                bounds = [(start, start + gradient.size) for start, gradient in means]
+                pieces = [(state, start, gradient) for start, gradient in means]
+                note = None if self.forward is None else self.forward(state, means)
+                self.apply(state, bounds, pieces, [gradient for _, gradient in means], note)
         dropped = self.stage.close(step) - contributed
         self.version += 1
         if dropped:
             self._counters["dropped"] += len(dropped)
 
-    def _step(self, state: SliceState, means: Sequence[tuple[int, Array]]) -> None:
-        """Apply the mean of a step to a slice."""
-        pieces = [(state, start, gradient) for start, gradient in means]
-        gradients = [gradient for _, gradient in means]
+    def close(self, slices: Sequence[SliceState]) -> None:
+        """End a step whose means have been applied to the slices that there were any for."""
+        for state in slices:
+            if state.version == self.version:
+                self.apply(state, (), ())
+        self.stage.close(self.version)
+        self.version += 1
+
+    def apply(
+        self,
+        state: SliceState,
+        bounds: Sequence[tuple[int, int]],
+        pieces: Sequence[tuple[SliceState, int, Any]],
+        gradients: Sequence[Array] = (),
+        note: Note | None = None,
+    ) -> None:
+        """Apply the mean of a step to a slice.
+
+        Parameters
+        ----------
+        state
+            The slice.
+        bounds, pieces
+            Which stretches of it, and the mean in pieces.
+        gradients
+            The pieces as arrays that kernels can read; none: as they came.
+        note
+            Remembers that it is done.
+        """
         steps = state.steps.copy()
-        for start, gradient in means:
-            first, last = state.segments(start, start + gradient.size)
+        for start, stop in bounds:
+            first, last = state.segments(start, stop)
             steps[first:last] += 1
         after = [(state, state.version + 1, steps)]
         before = state.history.copy()
         try:
             self._keep(state)
-            self._updates.apply([state] if means else [], pieces, gradients, after)
+            self._updates.apply([state] if pieces else [], pieces, gradients, after, note)
         except BaseException:
             for version in state.history:
                 version[3].done = True
@@ -140,12 +172,12 @@ class Steps:
             if len(state.history) > self._retain:
                 state.history.popleft()[3].done = True
 
-    def validate(self) -> None:
-        """Assert the invariants."""
+    def validate(self, missing: Container[int] = ()) -> None:
+        """Assert the invariants; slices that are ``missing`` have yet to come."""
         for state in self._slices:
             assert len(state.history) <= self._retain
             # those ahead were done before a commit failed, which will be asked for again
-            assert state.version - self.version in (0, 1)
+            assert state.version - self.version in (0, 1) or state.slice.index in missing
         self.stage.validate()
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from zmqps.core.protocol.messages import Assign
+from zmqps.core.server.backup import Backup
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.parked import Parked
 from zmqps.core.server.past import Past
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.stream import Stream
 from zmqps.errors import JobError
 
 
@@ -36,6 +38,10 @@ class Tenant:
         self.past = Past(assign.key)  # who had a ledger
         self.parked = Parked()
         self.counts: Counter[str] = Counter()
+        self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
+        self.stream: Stream | None = None  # of a primary that has backups
+        self.backup: Backup | None = None  # of a copy that follows a primary
+        self.inherited = False  # it was a backup: it has ledgers of workers that have yet to come here
 
     @property
     def name(self) -> str:
@@ -99,7 +105,9 @@ class Tenant:
             **self.counts,
             **({**shard.counters, **shard.memory.counters()} if shard else {}),
             "parked": len(self.parked),
-            "loaded": self.loaded,
+            **(self.stream.counters() if self.stream else {}),
+            **({"backup": 1, "filled": int(self.loaded)} if self.backup else {}),
+            "loaded": self.loaded or self.backup is not None,
             "arena_nbytes": shard.arena_nbytes if shard else 0,
             "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
             "stage_nbytes": shard.steps.stage.nbytes if shard and shard.steps else 0,

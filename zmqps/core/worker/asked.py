@@ -140,6 +140,8 @@ class Asked:
             actions += host.links.connect(placement, message, now)
             host.attached = Attached(job, placement, Restored.from_wire(message.restored))
             host.epoch = message.epoch
+            replicas = message.placement.get("replicas", 0)
+            host.transfers.moves.attach(replicas if type(replicas) is int else 0)
         host.member.rank = message.rank
         if not message.load:
             host.member.num_workers = message.num_workers

@@ -87,7 +87,8 @@ class Link:
         self.queue = Outbox()
         self.counts: Counter[str] = Counter()
         self.heard_at = 0.0
-        self._epoch = epoch
+        self.epoch = epoch
+        self.promised = False  # the server was lost, and another one will take over
         self._coding = coding
         self._versions = [0] * num_slices  # of each slice, when last read
         self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
@@ -151,7 +152,7 @@ class Link:
         return Send(self.peer, self._message(request))
 
     def _message(self, request: Request) -> Message:
-        transfer, epoch = request.transfer, self._epoch
+        transfer, epoch = request.transfer, self.epoch
         parts: list[Part] = [
             (cargo.slice.index, self._versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
         ]
@@ -188,6 +189,8 @@ class Link:
         residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
         blobs = self._coding.compress(codec, map(source.pieces, request.cargoes), residuals, request.seq)
         request.encoded = codec.spec, blobs
+        if isinstance(request.transfer, Push) and request.transfer.blobs is not None:
+            request.transfer.blobs |= {c: (codec.spec, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
         return request.encoded
 
     def _residuals(self, cargo: Cargo) -> list[Array]:
@@ -208,8 +211,25 @@ class Link:
         self._break()
         self.handshake.ended(now)
 
+    def promise(self) -> None:
+        """The server was lost, and another one takes over: wait for it."""
+        self.promised = True
+
+    def retarget(self, title: str, handshake: Handshake, proof: bytes, epoch: int, rank: int) -> None:
+        """The shard has another server: all that is not answered is sent again there, once it welcomes us."""
+        self.handshake.stop()
+        self._break()
+        self.peer, self.title, self.handshake, self.proof = handshake.peer, title, handshake, proof
+        self.epoch, self.rank = epoch, rank
+        self._broken = bool(self.in_flight)
+        self.lost, self.promised = None, False
+
+    def requests_of(self, transfer: Transfer) -> list[Request]:
+        """Return what is not answered of a transfer."""
+        return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
+
     def _break(self) -> None:
-        self._broken = self.handshake.welcome is not None
+        self._broken = self.handshake.welcome is not None or bool(self.in_flight)
         self._overtaken.clear()  # with all the others, then
         self._clear_put_off()
         self.probe.due = None
@@ -380,6 +400,8 @@ class Link:
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
         """Say what a transfer still waits for here, or nothing."""
+        if self.promised:
+            return f"{self.title}, which was lost: its backup takes over"
         if self.handshake.welcome is None:
             return f"{self.title} to accept the connection{self.handshake.because}"
         if self._broken:
@@ -414,7 +436,7 @@ class Link:
             return []
         number = next(self._numbers)
         self.probe.ask(now, number, self._num_sent)
-        return [Send(self.peer, PullMessage(number, self._epoch, 0, 0, RAW, ()))]
+        return [Send(self.peer, PullMessage(number, self.epoch, 0, 0, RAW, ()))]
 
     def validate(self) -> None:
         """Assert that the window holds."""

@@ -95,20 +95,37 @@ class Links:
         actions: list[Action] = []
         self.by_shard = []
         for shard, server in enumerate(servers):
-            endpoint, rank, epoch = server["endpoint"], server["rank"], server["epoch"]
-            title = printable(f"server {rank} ({server['name']}, {endpoint.partition(' ')[0]})")
-            is_open = endpoint in self._endpoints  # a second connection would take the first one's place
-            peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
-            ticket, proof = key_of(server["ticket"]), key_of(server["proof"])
-            handshake = Handshake(self._member.identity.hello(ticket, epoch), peer, endpoint)
+            handshake, first = self._greet(server, now)
+            rank, epoch, proof = server["rank"], server["epoch"], key_of(server["proof"])
             num_slices = len(placement.slices[shard])
-            link = Link(title, handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank)
+            link = Link(_title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank)
             self.by_shard.append(link)
-            actions += handshake.on_deadline(now) if is_open else handshake.start(now)
+            actions += first
+        self._sort()
+        return actions
+
+    def move(self, shard: int, server: Mapping[str, Any], now: float) -> list[Action]:
+        """A shard has another server."""
+        _check(server)
+        proof = key_of(server["proof"])
+        handshake, first = self._greet(server, now)
+        self.by_shard[shard].retarget(_title(server), handshake, proof, server["epoch"], server["rank"])
+        self._sort()
+        return first
+
+    def _greet(self, server: Mapping[str, Any], now: float) -> tuple[Handshake, list[Action]]:
+        """Say hello to a server, over the connection that there is, or a new one."""
+        endpoint = server["endpoint"]
+        is_open = endpoint in self._endpoints  # a second connection would take the first one's place
+        peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
+        hello = self._member.identity.hello(key_of(server["ticket"]), server["epoch"])
+        handshake = Handshake(hello, peer, endpoint)
+        return handshake, handshake.on_deadline(now) if is_open else handshake.start(now)
+
+    def _sort(self) -> None:
         self.by_peer = {}
         for link in self.by_shard:
             self.by_peer.setdefault(link.peer, []).append(link)
-        return actions
 
     @property
     def lost_server(self) -> PSError | None:
@@ -152,6 +169,11 @@ class Links:
         texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
         texts = list(dict.fromkeys(texts))  # a server with several shards is named once
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
+
+
+def _title(server: Mapping[str, Any]) -> str:
+    """Return how errors and logs call a server."""
+    return printable(f"server {server['rank']} ({server['name']}, {server['endpoint'].partition(' ')[0]})")
 
 
 def _check(server: Any) -> None:

@@ -31,12 +31,14 @@ from zmqps.core.protocol.messages import (
     Left,
     Lost,
     Message,
+    Moved,
     Shutdown,
     Waiting,
     Welcome,
 )
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.links import Links
+from zmqps.core.worker.moves import Bring
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -107,6 +109,7 @@ class SessionMachine:
         self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
             Welcome: self._on_welcome,
             Lost: self._on_lost,
+            Moved: self.transfers.follow,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
             Hold: self._on_hold,
@@ -190,7 +193,8 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
-        dues.append(self.transfers.pause_due)
+        if self.transfers.pace.paused is not None:
+            dues.append(self.transfers.pause_due)
         for link in self.links.by_shard:
             dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
@@ -268,6 +272,8 @@ class SessionMachine:
         operation.done = True
         self.operations.pop(operation, None)
         actions = self._asked.end(operation, value) if isinstance(operation, Question) else []
+        if isinstance(operation, Bring):
+            actions += self.transfers.moves.brought(operation, value)
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace
         if operation.transfer is not None or pace.held or pace.closing is not None:
@@ -290,7 +296,10 @@ class SessionMachine:
         if finishing is None or finishing.done:
             return []
         busy = any(isinstance(operation, (Exchange, Advance)) for operation in self.operations)
-        unheard = self.member.joined and self.transfers.pace.unheard
+        pace = self.transfers.pace
+        # where shards have backups a step may need us until it is committed
+        needed = pace.arrive is not None and pace.mode == "sync" and self.transfers.moves.replicas > 0
+        unheard = self.member.joined and (pace.unheard or needed)
         if busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)

@@ -199,6 +199,8 @@ class Push(Transfer):
         As in the message; set when it leaves.
     staleness
         The largest that a server told of.
+    blobs
+        What was sent encoded, by cargo, where it may have to be sent once more after it was answered; else None.
     """
 
     source: Source
@@ -207,6 +209,7 @@ class Push(Transfer):
     step: int = 0
     attempt: int = 0
     staleness: int = 0
+    blobs: dict[Cargo, tuple[str, Array]] | None = None
 
     kind: ClassVar[str] = "push"
 

@@ -19,6 +19,7 @@ from zmqps.core.protocol.messages import (
     Holding,
     Lost,
     Message,
+    Moved,
     Proceed,
     Values,
     Waiting,
@@ -27,6 +28,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import SHORT_S, Link
 from zmqps.core.worker.links import Links
+from zmqps.core.worker.moves import Bring, Moves
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
@@ -34,7 +36,9 @@ from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import (
+    DeposedError,
     IdentityError,
+    JobEndedError,
     JobError,
     LimitError,
     NonFiniteGradientError,
@@ -59,6 +63,7 @@ class Host(Protocol):
     """What transfers need of the session they belong to."""
 
     now: float
+    epoch: int
     member: Member
     attached: Attached | None
     tally: Tally
@@ -96,6 +101,7 @@ class Transfers:
         self._all_finite = all_finite
         self._says_at: float | None = None  # when it is to say again that it has paused
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
+        self.moves = Moves(host, links, self.pace)
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
@@ -215,6 +221,7 @@ class Transfers:
                     Log("warning", f"step {pace.clock} was over before our gradients were complete: dropped")
                 )
             pace.proceed(message)
+            self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
@@ -236,6 +243,8 @@ class Transfers:
         self._asked[transfer] = operation
         if self.pace.mode != "async":
             self.pace.start(transfer)
+            if self.moves.replicas and isinstance(transfer, Push):
+                transfer.blobs = {}
         if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
@@ -285,7 +294,11 @@ class Transfers:
         if isinstance(transfer, Pull) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
             return self._read_again(transfer, outdated)
         operation = self._asked[transfer]
+        if isinstance(operation, Bring):
+            self.drop(transfer)
+            return self._host.resolve(operation, None)
         if isinstance(transfer, Push) and transfer.attempt:
+            self.moves.keep(transfer, operation)
             self.pace.pushed(transfer)
         self.drop(transfer)
         if isinstance(transfer, Load):
@@ -333,6 +346,27 @@ class Transfers:
         if transfer.remaining:
             for link in self._links.by_shard:
                 link.queue.drop(transfer)
+
+    def follow(self, message: Moved, now: float) -> list[Action]:
+        """A shard has another server, or will have."""
+        begun = [transfer for transfer in self._asked if isinstance(transfer, Push) and transfer.attempt]
+        begun = [push for push in begun if not isinstance(self._asked[push], Bring)]
+        ended = [o for o in self._host.operations if isinstance(o, Bring) and o.shard == message.shard]
+        actions = list[Action]()
+        link = self._links.by_shard[message.shard] if message.shard < len(self._links.by_shard) else None
+        told, again = self.moves.follow(message, begun, now)
+        for bring in ended:
+            if not self.moves.awaits(bring):  # it has moved once more
+                actions += self._host.resolve(bring, None)
+        actions += told
+        for bring, push in again:
+            assert link is not None
+            bring.transfer, bring.started_at = push, now
+            self._host.operations[bring] = None
+            self._asked[push] = bring
+            link.enqueue(push, push.cargoes[message.shard])
+            actions += link.pump(now)
+        return actions
 
     def lose_server(self, lost: Lost) -> list[Action]:
         """A server vanished: what needs it fails."""
@@ -394,6 +428,8 @@ class Transfers:
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
         """Take an error of a server."""
         error = from_wire(message.code, message.text, message.facts)
+        if self.moves.replicas and (isinstance(error, DeposedError) or (message.request == 0 and _may_move(error))):
+            return []  # the coordinator says where the shard is, or that it is gone
         if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
@@ -420,6 +456,12 @@ def _is_stranger(error: PSError) -> bool:
     The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
     """
     return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)
+
+
+def _may_move(error: PSError) -> bool:
+    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
+    lost = isinstance(error, PeerLostError) and error.role == "coordinator"
+    return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError
 
 
 def _converted(array: Array, dtype: np.dtype[Any]) -> Array:

@@ -39,6 +39,7 @@ class Arrival:
 
     attempts: tuple[int, ...] = ()
     waiting: bool = False
+    count: int = 0  # gradients
 
 
 class Policy(ABC):
@@ -78,6 +79,13 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, missing: int, now: float) -> Decision:
         """Return who may go on now; called after every event, and when the deadline is due."""
+
+    def arrived(self) -> Iterable[bytes]:
+        """Return whose gradients are brought to a step that is not committed."""
+        return ()
+
+    def retract(self, worker: bytes) -> None:  # noqa: B027 (there is nothing to do where no step is committed)
+        """What a worker has brought to the step is lost, and it cannot bring it again."""
 
     def awaited(self) -> Iterable[bytes]:
         """Return the workers that the others wait for."""

@@ -91,6 +91,7 @@ class Synchronous(Policy):
         self._absent.pop(worker, None)
         if attempts:
             self._count += 1
+            arrival.count += 1
             arrival.attempts += attempts
         else:
             self._patient_from = now  # or its wait would fail again at once
@@ -138,6 +139,20 @@ class Synchronous(Policy):
         for worker in granted:
             self._arrivals[worker].waiting = False
         return [Grant(worker, self.step, True) for worker in granted]
+
+    def arrived(self) -> Iterable[bytes]:
+        """Return who has brought something to the step."""
+        return tuple(self._arrivals)
+
+    def retract(self, worker: bytes) -> None:
+        """What a worker has brought counts no more."""
+        if (arrival := self._arrivals.pop(worker, None)) is None:
+            return
+        self._count -= arrival.count
+        if worker in self._live:
+            self._absent[worker] = None
+        if not self._arrivals:
+            self._first_at = None
 
     def awaited(self) -> Iterable[bytes]:
         """Return the live workers that have not arrived, once somebody waits."""

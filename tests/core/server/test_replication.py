@@ -1,0 +1,494 @@
+"""Copies of a shard: what a primary acknowledges its backups have, whatever happens to the links between them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.core.machines import identity, job
+from tests.core.server.copies import PRIMARY, Copies, pull, push
+from zmqps.core.protocol.messages import (
+    Ack,
+    Committed,
+    Departed,
+    Discard,
+    Error,
+    Promoted,
+    Ready,
+    Replicas,
+    Replicate,
+    Replicating,
+    Values,
+)
+from zmqps.errors import ConfigurationError, DeposedError, JobError, ServerMemoryError
+
+B, C = ("b", 2), ("c", 3)
+
+
+def trained(*backups: tuple[str, int], **options: object) -> Copies:
+    """Return copies that are filled, and two workers that have joined."""
+    copies = Copies(job("a", "b", **options))  # type: ignore[arg-type]
+    copies.begin(*backups)
+    copies.wait(1.0)
+    copies.join("w")
+    copies.join("v")
+    return copies
+
+
+def ready(copies: Copies, name: str) -> list[tuple[int, int]]:
+    return [(m.epoch, m.loaded) for m in copies.told(name, Ready) if isinstance(m, Ready)]
+
+
+# --- filling ------------------------------------------------------------------------------------
+
+
+def test_a_backup_gets_the_initial_values_and_says_when_it_is_whole() -> None:
+    copies = Copies()
+    copies.begin(B, load=False)
+    copies.wait(1.0)
+    assert ready(copies, "b") == [(2, 0)]
+    copies.load()
+    copies.wait(1.0)
+    assert ready(copies, "b") == [(2, 0), (2, 1)]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_a_backup_whose_server_hears_of_it_late_is_filled_all_the_same() -> None:
+    copies = Copies()
+    copies.begin()
+    copies.retarget(B)
+    copies.wait(3.0)
+    copies.assign_backup(*B)
+    copies.wait(3.0)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_a_backup_is_filled_while_pushes_go_on() -> None:
+    copies = Copies()
+    copies.begin()
+    copies.join("w")
+    copies.push("w", push(1, 1.0, 0, 1))
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    for seq in range(2, 12):
+        copies.push("w", push(seq, float(seq), seq % 2))
+        copies.push("w", push(seq + 100, 0.5, 0, 1))
+        if copies.busy:
+            copies.deliver(copies.busy[0])
+    copies.wait(2.0)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(PRIMARY)
+    assert ready(copies, "b")[-1] == (2, 1)
+
+
+def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
+    copies = Copies()
+    copies.begin()
+    copies.join("w")
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    for _ in range(3):  # Hello, Welcome, what it has
+        copies.deliver(copies.busy[0])
+    copies.push("w", push(1, 1.0))
+    copies.now += 0.5  # so long the first slice takes
+    copies.settle()
+    assert copies.nodes["b"].shard(2).lacks(1)
+    copies.wait(1.4)
+    assert copies.nodes["b"].shard(2).lacks(1), "three times as long it rests"
+    copies.wait(0.2)
+    assert not copies.nodes["b"].shard(2).lacks(1)
+
+
+def test_a_copy_that_is_not_whole_is_not_promoted() -> None:
+    copies = Copies()
+    copies.begin(B, load=False)
+    copies.wait(1.0)
+    copies.promote(*B)
+    [error] = copies.told("b", Error)
+    assert isinstance(error, Error)
+    assert (error.request, error.code) == (2, JobError.code)
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def test_a_push_is_answered_when_the_backup_has_it() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    assert copies.answers("w") == []
+    copies.deliver(("p", "b"))
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.answers("w") == []
+    copies.deliver(("b", "p"))
+    assert copies.answers("w") == [Ack(101, (1,), (0,))]
+
+
+def test_a_push_without_backups_is_answered_at_once_and_nothing_is_sent() -> None:
+    copies = trained()
+    copies.push("w", push(1, 1.0))
+    assert copies.answers("w") == [Ack(101, (1,), (0,))]
+    assert copies.sent == {}
+
+
+def test_a_push_waits_for_all_backups() -> None:
+    copies = trained(B, C)
+    copies.push("w", push(1, 1.0))
+    copies.deliver(("p", "b"))
+    copies.deliver(("b", "p"))
+    assert copies.answers("w") == []
+    copies.settle()
+    assert len(copies.answers("w")) == 1
+    assert copies.nodes["b"].state(2) == copies.nodes["c"].state(3) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_values_are_read_when_they_are_sent() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0, reply=1))
+    copies.push("v", push(1, 1.0))
+    copies.settle()
+    [values] = copies.answers("w")
+    assert isinstance(values, Values)
+    assert values.versions == (2,)
+    assert np.frombuffer(values.payload[0], np.float32).tolist() == (np.arange(8) - 2.0).tolist()
+
+
+def test_a_push_that_comes_again_waits_as_the_first_one_does_and_is_answered_once() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.push("w", push(1, 1.0))
+    copies.push("w", push(1, 1.0, request=7))
+    assert copies.answers("w") == []
+    copies.settle()
+    assert copies.answered("w") == [101, 7]
+    copies.push("w", push(1, 1.0))
+    assert copies.answered("w") == [101, 7, 101], "it is confirmed: at once"
+    assert copies.nodes["p"].machine.counters()["duplicates"] == 3
+
+
+def test_answers_to_one_worker_keep_the_order_of_its_requests() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.from_worker("p", "w", pull(7))
+    copies.push("w", push(2, 1.0, 1))
+    copies.from_worker("p", "w", pull(8, 0, 1))
+    copies.from_worker("p", "w", pull(9).__class__(9, PRIMARY, 0, 0, "raw", ()))
+    copies.from_worker("p", "v", pull(5))
+    assert copies.answered("w") == []
+    assert copies.answered("v") == [5], "who has pushed nothing waits for nothing"
+    copies.settle()
+    assert copies.answered("w") == [101, 7, 102, 8, 9]
+
+
+def test_a_primary_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
+    copies = trained(B)
+    copies.cut("p", "b")
+    copies.push("w", push(1, 1.0))
+    copies.wait(60.0)
+    assert copies.answers("w") == []
+    copies.retarget(generation=2)
+    assert copies.answered("w") == [101], "the coordinator has given the backup up"
+    assert copies.told("p", Replicating) == [Replicating(PRIMARY, 2)]
+    assert copies.nodes["p"].machine.tenants[PRIMARY].stream is None
+
+
+def test_an_older_list_of_backups_counts_no_more() -> None:
+    copies = trained(B)
+    copies.retarget(generation=5)
+    copies.retarget(B, generation=4)
+    assert copies.told("p", Replicating) == [Replicating(PRIMARY, 5)]
+    assert copies.nodes["p"].machine.tenants[PRIMARY].stream is None
+
+
+def test_the_answers_of_a_worker_that_has_gone_are_dropped() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.push("v", push(1, 1.0))
+    copies.order("p", Departed(identity("worker", "w").incarnation, 0))
+    copies.order("b", Departed(identity("worker", "w").incarnation, 0))
+    copies.settle()
+    assert copies.answered("w") == []
+    assert copies.answered("v") == [101]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert list(copies.nodes["b"].machine.tenants[2].ledgers) == [identity("worker", "v").incarnation]
+
+
+def test_too_much_that_waits_is_refused_and_may_be_sent_again() -> None:
+    copies = trained(B)
+    stream = copies.nodes["p"].machine.tenants[PRIMARY].stream
+    assert stream is not None
+    stream._unconfirmed.limit = 3000
+    copies.push("w", push(1, 1.0))
+    copies.push("w", push(2, 1.0))
+    [error] = copies.answers("w")
+    assert isinstance(error, Error)
+    assert (error.request, error.code) == (102, ServerMemoryError.code)
+    copies.settle()
+    copies.push("w", push(2, 1.0))
+    copies.settle()
+    assert copies.answered("w") == [102, 101, 102]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_what_waits_is_counted_and_the_count_ends_at_nothing() -> None:
+    copies = trained(B)
+    for seq in range(1, 20):
+        copies.push("w", push(seq, 1.0, 0, 1))
+    waiting = copies.nodes["p"].machine.counters()["unconfirmed_nbytes"]
+    assert 19 * 64 < waiting < 19 * 4096
+    copies.settle()
+    assert copies.nodes["p"].machine.counters()["unconfirmed_nbytes"] == 0
+
+
+def test_the_backup_gets_what_was_applied_not_what_the_worker_writes_later() -> None:
+    copies = trained(B)
+    gradient = np.ones(8, np.float32)
+    copies.push("w", push(1, 0.0, payload=(gradient,)))
+    copies.cut("p", "b")
+    gradient[:] = 99.0
+    copies.mend("p", "b")
+    copies.settle()
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+# --- lost messages ------------------------------------------------------------------------------
+
+
+def test_what_a_broken_connection_has_lost_comes_again() -> None:
+    copies = trained(B)
+    for seq in range(1, 6):
+        copies.push("w", push(seq, float(seq)))
+    copies.deliver(("p", "b"))
+    copies.deliver(("p", "b"))
+    copies.cut("p", "b")
+    copies.push("w", push(6, 6.0))
+    copies.mend("p", "b")
+    copies.settle()
+    assert copies.answered("w") == [101, 102, 103, 104, 105, 106]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_a_record_that_there_was_no_memory_for_is_asked_for() -> None:
+    copies = trained(B)
+    for seq in range(1, 4):
+        copies.push("w", push(seq, float(seq)))
+    copies.wires["p", "b"].popleft()  # lost, although the connection lives
+    copies.settle()
+    assert copies.answered("w") == [101, 102, 103]
+    assert copies.sent["Replicate"] < 12, "once, not once for each that came behind it"
+
+
+def test_a_last_record_that_is_lost_is_noticed_after_a_silence() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.wires["p", "b"].popleft()
+    copies.wait(2.0)
+    assert copies.answers("w") == []
+    copies.wait(2.0)
+    assert copies.answered("w") == [101]
+
+
+def test_an_answer_of_the_backup_that_is_lost_is_noticed_after_a_silence() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.deliver(("p", "b"))
+    copies.wires["b", "p"].popleft()
+    copies.wait(4.0)
+    assert copies.answered("w") == [101]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+# --- promotion ----------------------------------------------------------------------------------
+
+
+def test_a_promoted_backup_answers_with_all_that_was_acknowledged() -> None:
+    copies = trained(B)
+    for seq in range(1, 4):
+        copies.push("w", push(seq, float(seq), seq % 2))
+    copies.settle()
+    copies.promote(*B)
+    assert copies.told("b", Promoted) == [Promoted(2, 1, 0, (1, 2))]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    copies.join("w", "b", 2)
+    copies.push("w", push(3, 3.0, 1, epoch=2), "b")
+    copies.push("w", push(4, 4.0, epoch=2), "b")
+    assert copies.answers("w", "b") == [Ack(103, (2,), (1,)), Ack(104, (2,), (1,))], (
+        "the one that was known counts once"
+    )
+
+
+def test_a_promotion_that_is_said_again_is_answered_again_and_an_older_one_not() -> None:
+    copies = trained(B)
+    copies.promote("b", 2, 3)
+    copies.promote("b", 2, 3)
+    copies.promote("b", 2, 2)
+    assert [(m.generation) for m in copies.told("b", Promoted) if isinstance(m, Promoted)] == [3, 3]
+
+
+def test_an_old_primary_is_refused_and_answers_no_more() -> None:
+    copies = trained(B)
+    copies.promote(*B)
+    copies.push("w", push(1, 1.0))
+    copies.from_worker("p", "w", pull(7))
+    copies.settle()
+    assert [(m.request, m.code) for m in copies.answers("w") if isinstance(m, Error)] == [
+        (101, DeposedError.code),
+        (7, DeposedError.code),
+    ]
+    copies.push("v", push(1, 1.0))
+    copies.from_worker("p", "v", pull(7))
+    assert [m.code for m in copies.answers("v") if isinstance(m, Error)] == [DeposedError.code] * 2
+    assert copies.nodes["b"].shard(2).slices[0].version == 0
+    assert copies.nodes["p"].machine.next_deadline() is None or not copies.nodes["p"].machine.replication.due
+
+
+def test_an_old_primary_that_was_cut_off_hears_it_when_it_is_back() -> None:
+    copies = trained(B)
+    copies.cut("p", "b")
+    copies.promote(*B)
+    copies.push("w", push(1, 1.0))
+    copies.mend("p", "b")
+    copies.settle()
+    assert [m.code for m in copies.answers("w") if isinstance(m, Error)] == [DeposedError.code]
+
+
+def test_a_worker_that_comes_to_a_backup_is_told_to_wait() -> None:
+    copies = trained(B)
+    copies.join("w", "b", 2)
+    assert [m.code for m in copies.answers("w", "b") if isinstance(m, Error)] == [DeposedError.code]
+
+
+def test_a_promoted_copy_gets_backups_of_its_own() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.settle()
+    copies.promote(*B)
+    copies.assign_backup(*C)
+    from tests.core.server.copies import row
+
+    copies.order("b", Replicas(2, 2, {"rows": [row("c", 3, of="b")]}))
+    copies.join("w", "b", 2)
+    copies.push("w", push(2, 1.0, epoch=2), "b")
+    assert copies.answers("w", "b") == []
+    copies.wait(1.0)
+    assert copies.answered("w", "b") == [102]
+    assert copies.nodes["c"].state(3) == copies.nodes["b"].state(2)
+    assert copies.nodes["c"].remembered(3) == copies.nodes["b"].remembered(2)
+
+
+def test_the_end_of_a_job_ends_its_copies() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.order("p", Discard(PRIMARY))
+    copies.order("b", Discard(2))
+    copies.wait(20.0)
+    for name in "pb":
+        assert copies.nodes[name].machine.tenants == {}
+        assert copies.nodes[name].machine.replication.due is None
+    assert copies.nodes["p"].machine.replication._unconfirmed.nbytes == 0
+
+
+# --- the synchronous mode -----------------------------------------------------------------------
+
+
+def sync_push(seq: int, value: float, step: int, *slices: int) -> object:
+    return push(seq, value, *slices, step=step, attempt=step)
+
+
+def test_a_step_is_sent_once_and_reported_when_the_backup_has_it() -> None:
+    copies = trained(B, staleness=0)
+    for worker in ("w", "v"):
+        copies.push(worker, push(1, 1.0 if worker == "w" else 3.0, 0, 1, attempt=0))
+        assert copies.answered(worker) == [101], "a gradient is kept by who brings it"
+    before = copies.sent["Replicate"]
+    copies.commit(0, "w", "v")
+    assert copies.committed == []
+    copies.settle()
+    assert copies.committed == [0]
+    assert copies.sent["Replicate"] - before == 3, "a mean for each slice, and the end"
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    copies.commit(0, "w", "v")
+    assert copies.committed == [0, 0]
+
+
+def test_slices_and_parts_of_slices_that_nobody_pushed_get_the_version_all_the_same() -> None:
+    copies = trained(B, staleness=0, size=4)
+    copies.push("w", push(1, 1.0, attempt=0, parts=((0, 0, (4, 8)),), payload=(np.ones(4, np.float32),)))
+    copies.commit(0, "w")
+    copies.commit(0, "w")
+    copies.settle()
+    assert copies.committed == [0]
+    copies.commit(1)
+    copies.settle()
+    assert copies.committed == [0, 1]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
+    copies = trained(staleness=0)
+    copies.push("w", push(1, 1.0, 0, 1, attempt=0))
+    copies.commit(0, "w")
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    for step in range(1, 4):
+        for _ in range(2):
+            if copies.busy:
+                copies.deliver(copies.busy[0])
+        copies.push("w", push(step + 1, float(step), 0, 1, step=step, attempt=step))
+        copies.commit(step, "w")
+    copies.wait(5.0)
+    assert copies.committed == [0, 1, 2, 3]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+def test_a_step_that_the_old_primary_had_sent_in_part_is_committed_by_the_promoted_copy() -> None:
+    copies = trained(B, staleness=0)
+    copies.push("w", push(1, 1.0, 0, 1, attempt=0))
+    copies.commit(0, "w")
+    copies.deliver(("p", "b"))  # the mean of the first slice alone
+    copies.promote(*B)
+    copies.join("w", "b", 2)
+    copies.push("w", push(1, 1.0, 0, 1, epoch=2, attempt=0), "b")
+    contributors = ((identity("worker", "w").incarnation, (0,)),)
+    from zmqps.core.protocol.messages import Commit
+
+    copies.order("b", Commit(2, 0, contributors))
+    assert copies.told("b", Committed) == [Committed(2, 0)]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
+# --- what cannot be -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backups", [{}, {"rows": []}])
+def test_no_backups_are_no_backups(backups: dict[str, object]) -> None:
+    copies = Copies()
+    copies.begin()
+    copies.order("p", Replicas(PRIMARY, 1, backups))
+    assert copies.nodes["p"].machine.tenants[PRIMARY].stream is None
+
+
+@pytest.mark.parametrize("rows", [{"rows": 1}, {"rows": [{}]}, {"rows": [{}] * 9}])
+def test_rows_that_name_no_servers_are_refused(rows: dict[str, object]) -> None:
+    copies = Copies()
+    copies.begin()
+    copies.order("p", Replicas(PRIMARY, 1, rows))
+    [error] = copies.told("p", Error)
+    assert isinstance(error, Error)
+    assert error.request == PRIMARY
+
+
+def test_a_treatment_that_needs_what_workers_have_read_has_no_copies() -> None:
+    copies = Copies(job("a", "b", treatment={"name": "compensate", "lambda": 0.1}))
+    copies.assign_backup(*B)
+    [error] = copies.told("b", Error)
+    assert isinstance(error, Error)
+    assert (error.request, error.code) == (2, ConfigurationError.code)
+    assert copies.nodes["b"].machine.tenants == {}
+
+
+def test_records_of_somebody_else_are_refused() -> None:
+    copies = trained(B)
+    record = Replicate(2, 1, 1, bytes(16), 1, 0, "raw", (), (), (), ())
+    copies.from_worker("b", "w", record)
+    copies.from_worker("p", "w", record)
+    assert [m.code for m in [*copies.answers("w", "b"), *copies.answers("w")] if isinstance(m, Error)] == [23, 24]

@@ -1,0 +1,261 @@
+"""The backups of a job's shards: promoted when a server is lost, and replaced by new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.moves import Moves
+from zmqps.core.coordinator.startup import Startup
+from zmqps.core.coordinator.steps import Steps
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Promote, Promoted, Replicas, Replicating, Retargeted
+from zmqps.errors import PSError, counted
+
+#: A server answers within milliseconds; one that did not may not have received it.
+RETRY_S = 1.0
+#: A backup that is built, and takes long to fill, is asked whether it is whole every so many times.
+FILLING_RETRIES = 10
+
+
+@dataclass(slots=True)
+class _Degraded:
+    """Since when a shard has fewer backups than it should, and why."""
+
+    since: float
+    why: str
+
+
+class Replication:
+    """Sees to it that each shard has a primary, and as many backups as it should.
+
+    Parameters
+    ----------
+    name
+        The job's.
+    startup
+        Knows the copies, and where they lie.
+    steps
+        Are not committed where a shard has no primary.
+    members
+        The live members of the job by incarnation; shared with its `JobRun`.
+    replicas
+        How many backups a shard should have.
+    """
+
+    def __init__(
+        self, name: str, startup: Startup, steps: Steps, members: Mapping[bytes, MemberInfo], replicas: int
+    ) -> None:
+        self.moves = Moves(members)
+        self.replicas = replicas
+        self._name = name
+        self._startup = startup
+        self._steps = steps
+        self._promoting: dict[int, Copy] = {}  # by shard: what is to be its primary, and has not said that it is
+        self._unanswered: dict[int, Copy] = {}  # primaries that were told their backups, by epoch
+        self._degraded: dict[int, _Degraded] = {}  # by shard
+        self._retry_due: float | None = None
+        self._num_retries = 0
+        self._unfit: set[tuple[bytes, int]] = set()  # servers, by incarnation, that could not keep a copy of a shard
+
+    # --- losses --------------------------------------------------------------------------------
+
+    def lose(self, server: MemberInfo, error: PSError, now: float) -> tuple[list[Action], list[Copy]]:
+        """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
+        copies, actions, lost = self._startup.copies, list[Action](), list[Copy]()
+        gone = copies.of(server)
+        for copy in gone:
+            copies.remove(copy)
+            self._unanswered.pop(copy.epoch, None)
+            self._promoting = {shard: other for shard, other in self._promoting.items() if other is not copy}
+        for copy in gone:
+            if self.replicas:
+                self._degraded.setdefault(copy.shard, _Degraded(now, f"{server.title} was lost"))
+            if copy.backup:
+                actions += self._backups_changed(copy.shard, now)
+                continue
+            heir = next((backup for backup in copies.backups(copy.shard) if backup.whole), None)
+            if heir is None:
+                lost.append(copy)
+                self._steps.lose(copy.epoch)
+            else:
+                actions += self._promote(copy, heir, now)
+        return actions, lost
+
+    def _promote(self, old: Copy, heir: Copy, now: float) -> list[Action]:
+        startup, copies = self._startup, self._startup.copies
+        heir.backup, heir.generation = False, old.generation + 1
+        for other in copies.backups(old.shard):  # they follow the old one; its heir is to fill them anew
+            copies.remove(other)
+            startup.given_up.append(other)
+            copies.add(old.shard, other.server, backup=True)
+        startup.moved()
+        self._promoting[old.shard] = heir
+        self._steps.move(old.epoch, heir, startup.told)
+        self._retry_due = now + RETRY_S
+        text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
+        told = self.moves.announce(startup.epoch, heir, startup.told)
+        return [Log("warning", text), Send(heir.server.peer, Promote(heir.epoch, heir.generation)), *told]
+
+    def begin(self, now: float) -> None:
+        """The job can be trained: note where backups are missing from the first."""
+        copies = self._startup.copies
+        for shard, _, _ in copies.primaries():
+            if len(copies.backups(shard)) < self.replicas:
+                self._degraded[shard] = _Degraded(now, "there are too few servers")
+
+    def failed(self, epoch: int, error: PSError, now: float) -> tuple[list[Action], bool]:
+        """A server could not do what it was asked to with a copy; return whether a shard is lost by it."""
+        copies = self._startup.copies
+        copy = copies.by_epoch.get(epoch)
+        if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
+            return [], False  # a primary goes on, and whoever asked for what it cannot is told
+        copies.remove(copy)
+        self._startup.given_up.append(copy)
+        self._unfit.add((copy.server.incarnation, copy.shard))
+        if not copy.backup:
+            del self._promoting[copy.shard]
+            return [], True
+        self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
+        return self._backups_changed(copy.shard, now), False
+
+    def promoted(self, copy: Copy, message: Promoted, now: float) -> list[Action]:
+        """A backup is the primary now: members are to go there, and its own backups to follow it."""
+        if self._promoting.get(copy.shard) is not copy or message.generation != copy.generation:
+            return []
+        startup = self._startup
+        del self._promoting[copy.shard]
+        self._steps.moved(copy, message.step)
+        actions = self.moves.begin(startup.epoch, startup.copies, copy, startup.told, now, message.step)
+        backups = startup.copies.backups(copy.shard)
+        return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
+
+    def followed(self, member: MemberInfo, message: Retargeted, missing: int, now: float) -> list[Action]:
+        """A member talks to the new server of a shard, and has brought there what it has of the open step."""
+        if message.epoch != self._startup.epoch or not self.moves.followed(member, message):
+            return []
+        return self._steps.brought_again(member.incarnation, message.shard, missing, now)
+
+    def leave(self, member: MemberInfo) -> None:
+        """A member has gone."""
+        self.moves.leave(member)
+
+    # --- backups -------------------------------------------------------------------------------
+
+    def _backups_changed(self, shard: int, now: float) -> list[Action]:
+        """Tell the primary of a shard which backups it has now, unless it is yet to become that."""
+        if shard in self._promoting:
+            return []  # it is told when it has
+        primary = next((copy for copy in self._startup.copies if copy.shard == shard and not copy.backup), None)
+        if primary is None:
+            return []
+        primary.generation += 1
+        self._unanswered[primary.epoch] = primary
+        self._retry_due = now + RETRY_S
+        return [self._replicas(primary)]
+
+    def _replicas(self, primary: Copy) -> Action:
+        rows = self._startup.copies.rows_of_backups(primary)
+        return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
+
+    def replicating(self, copy: Copy, message: Replicating) -> None:
+        """A primary waits for its new backups, and no others."""
+        if message.generation == copy.generation:
+            self._unanswered.pop(copy.epoch, None)
+
+    def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
+        """Give shards that lack backups new ones, on servers that have no shard of their own."""
+        if not self._degraded or not self._startup.ready:
+            return []
+        copies, actions, there = self._startup.copies, list[Action](), list(servers)
+        idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
+        for shard in sorted(self._degraded):
+            if shard in self._promoting or not any(c.shard == shard and not c.backup for c in copies):
+                continue
+            new: list[Copy] = []
+            fit = [server for server in idle if (server.incarnation, shard) not in self._unfit]
+            while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
+                new.append(copies.add(shard, server, backup=True))
+            if new:
+                names = ", ".join(copy.server.title for copy in new)
+                actions.append(Log("info", f"job {self._name!r}: shard {shard} gets a new backup on {names}"))
+                actions += [*self._startup.assign(new), *self._backups_changed(shard, now)]
+        return actions
+
+    def ready(self, copy: Copy, loaded: bool) -> list[Action]:
+        """A new backup is built, or whole."""
+        copy.built = True
+        if not copy.backup or not loaded or copy.whole:
+            return []
+        copy.whole = True
+        backups = self._startup.copies.backups(copy.shard)
+        if len(backups) < self.replicas or not all(backup.whole for backup in backups):
+            return []
+        self._degraded.pop(copy.shard, None)
+        return [Log("info", f"job {self._name!r}: shard {copy.shard} has {counted(len(backups), 'backup')} again")]
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        dues = (self._retry_due, self.moves.next_deadline())
+        return min((due for due in dues if due is not None), default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Say again what is not answered."""
+        startup, actions = self._startup, list[Action]()
+        if self._retry_due is not None and now >= self._retry_due:
+            new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
+            waiting = bool(self._promoting or self._unanswered or new)
+            self._retry_due = now + RETRY_S if waiting else None
+            self._num_retries += 1
+            if self._num_retries % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
+                new = [copy for copy in new if not copy.built]
+            for copy in self._promoting.values():
+                actions.append(Send(copy.server.peer, Promote(copy.epoch, copy.generation)))
+            actions += startup.assign([copy for copy in new if copy.shard not in self._promoting])
+            actions += [self._replicas(primary) for primary in self._unanswered.values()]
+        return [*actions, *self.moves.on_deadline(startup.epoch, startup.copies, now)]
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether every shard has a primary and all its backups, and every member knows where."""
+        waits = self._degraded or self._promoting or self._unanswered
+        return not waits and self.moves.next_deadline() is None
+
+    def texts(self, now: float) -> Iterator[str]:
+        """Yield which shards have too few backups, since when and why, and what one more loss would cost."""
+        copies = self._startup.copies
+        for shard, degraded in sorted(self._degraded.items()):
+            since = f"since {now - degraded.since:.0f} s ago ({degraded.why})"
+            whole = [copy for copy in copies if copy.shard == shard and copy.whole]
+            filling = [copy.server.title for copy in copies.backups(shard) if not copy.whole]
+            soon = f"; {', '.join(filling)} is being filled" if filling else ""
+            if len(whole) == 1:
+                cost = f"if {whole[0].server.title} were lost, its values would be gone"
+            else:
+                cost = f"{counted(max(0, len(whole) - 1), 'more loss')} would cost nothing"
+            has = counted(sum(copy.backup for copy in whole), "backup")
+            yield f"shard {shard} has {has} of {self.replicas} {since}: {cost}{soon}"
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return the state for the status."""
+        return {"wanted": self.replicas, "degraded": list(self.texts(now))} if self.replicas else {}
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        copies = self._startup.copies
+        self.moves.validate()
+        for copy in [*self._promoting.values(), *self._unanswered.values()]:
+            assert copies.by_epoch[copy.epoch] is copy
+            assert not copy.backup
+        for copy in copies:
+            same = [other for other in copies if other.shard == copy.shard]
+            assert len({other.server.incarnation for other in same}) == len(same), "two copies on one server"
+            assert sum(not other.backup for other in same) <= 1
+        assert self._retry_due is not None or not (self._promoting or self._unanswered)

@@ -1,0 +1,408 @@
+"""What a server does about copies of shards: as a primary for its backups, and as a backup for its primary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.member import Member
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Disconnected,
+    Log,
+    Looked,
+    Peer,
+    Send,
+    Unreachable,
+    server_peer,
+)
+from zmqps.core.protocol.keys import key_of, same
+from zmqps.core.protocol.messages import (
+    Assign,
+    Committed,
+    Error,
+    Message,
+    Promote,
+    Promoted,
+    Push,
+    Replicas,
+    Replicate,
+    Replicated,
+    Replicating,
+    Welcome,
+)
+from zmqps.core.server.backup import Backup
+from zmqps.core.server.clients import Client, Clients
+from zmqps.core.server.follower import Follower
+from zmqps.core.server.parked import CONFIRMED, Awaited
+from zmqps.core.server.stream import Held, Stream, Unconfirmed
+from zmqps.core.server.tenant import Tenant
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import (
+    ConfigurationError,
+    DeposedError,
+    JobError,
+    NotJoinedError,
+    ProtocolError,
+    PSError,
+    ServerMemoryError,
+    StaleEpochError,
+    counted,
+    from_wire,
+    listed,
+    printable,
+)
+
+#: Copies of a shard beside the primary.
+MAX_BACKUPS = 4
+TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
+
+
+class Host(Protocol):
+    """What this needs of its machine."""
+
+    member: Member
+    tenants: dict[int, Tenant]
+    clients: Clients
+
+    def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
+        """Return the shard of an epoch, or raise why it is not here."""
+
+    def answer_held(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
+        """Answer a push that was applied a while ago."""
+
+    def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
+        """Answer the pulls that have waited for this."""
+
+    def refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+        """Answer with an error."""
+
+
+class Replication:
+    """The connections of a server to others, and the copies that are kept equal over them.
+
+    Parameters
+    ----------
+    host
+        The machine.
+
+    Attributes
+    ----------
+    due
+        When `on_deadline` is to be called.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self.due: float | None = None
+        self._host = host
+        self._unconfirmed = Unconfirmed()
+        self._endpoints: dict[str, Peer] = {}  # connections to other servers
+        self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
+        self._primaries: dict[int, int] = {}  # epoch of a backup -> of its primary, which is here
+
+    # --- what the coordinator says -------------------------------------------------------------
+
+    def assigned(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard has been given to this server: as a backup, or as a primary with backups."""
+        assign = tenant.assign
+        if assign.backup:
+            _check_job(assign)
+            tenant.backup = Backup(assign.epoch, tenant.ledger)
+            return []
+        return self._retarget(tenant, assign.backups, now) if assign.backups else []
+
+    def built(self, tenant: Tenant) -> None:
+        """A shard is there; a backup's gets its slices from the primary."""
+        if tenant.backup is not None:
+            tenant.built().filling = True
+
+    def loaded(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard has its values: its backups are to have them, too."""
+        if tenant.stream is None:
+            return []
+        tenant.stream.begin(tenant.built())
+        return self._pumped(tenant.stream, now)
+
+    def retarget(self, message: Replicas, now: float) -> list[Action]:
+        """The backups of a primary are others now."""
+        tenant = self._host.tenant_of(message.epoch)
+        if message.generation < tenant.generation:
+            return []
+        if tenant.backup is not None:
+            raise JobError("this copy is a backup: it has none before it is promoted")
+        actions = self._retarget(tenant, message.backups, now)
+        tenant.generation = message.generation
+        return [Send(COORDINATOR, Replicating(message.epoch, message.generation)), *actions]
+
+    def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
+        rows = {row["epoch"]: row for row in _rows(backups)}
+        if rows:
+            _check_job(tenant.assign)
+            if tenant.stream is None:
+                tenant.stream = Stream(tenant.ledgers, self._unconfirmed)
+                if tenant.shard is not None and tenant.shard.loaded:
+                    tenant.stream.begin(tenant.shard)
+        stream = tenant.stream
+        if stream is None:
+            return []
+        for epoch in set(stream.followers) - set(rows):
+            self._lose(stream, epoch)
+        actions: list[Action] = []
+        for epoch, row in rows.items():
+            if epoch not in stream.followers:
+                actions += self._open(tenant, stream, row, now)
+        actions += [*self._released(tenant, stream), *self._pumped(stream, now)]
+        if not stream.followers:
+            stream.stop()
+            tenant.stream = None
+        text = ", ".join(follower.title for follower in stream.followers.values()) or "none"
+        return [*actions, Log("info", f"job {tenant.name!r}: backups of shard {tenant.assign.shard}: {text}")]
+
+    def _open(self, tenant: Tenant, stream: Stream, row: dict[str, Any], now: float) -> list[Action]:
+        endpoint, epoch = row["endpoint"], row["epoch"]
+        title = printable(f"server {row['rank']} ({row['name']}, {endpoint.partition(' ')[0]})")
+        is_open = endpoint in self._endpoints  # a second connection would take the first one's place
+        peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
+        hello = self._host.member.identity.hello(key_of(row["ticket"]), epoch)
+        handshake = Handshake(replace(hello, job=tenant.name), peer, endpoint)
+        follower = Follower(title, handshake, key_of(row["proof"]), epoch)
+        self._peers.setdefault(peer, {})[epoch] = follower
+        self._primaries[epoch] = tenant.assign.epoch
+        stream.follow(follower)
+        return handshake.on_deadline(now) if is_open else handshake.start(now)
+
+    def _lose(self, stream: Stream, epoch: int) -> None:
+        follower = stream.followers[epoch]
+        stream.lose(epoch)
+        self._peers[follower.peer].pop(epoch, None)
+        self._primaries.pop(epoch, None)
+
+    def promote(self, message: Promote, now: float) -> list[Action]:
+        """A backup becomes the primary, unless it has become that already."""
+        tenant = self._host.tenant_of(message.epoch)
+        if message.generation < tenant.generation:
+            return []
+        shard = tenant.built()
+        actions: list[Action] = []
+        if tenant.backup is not None:
+            if tenant.backup.broken is not None:
+                raise tenant.backup.broken.again()
+            if not shard.loaded:
+                raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
+            number, tenant.backup, shard.filling, tenant.inherited = tenant.backup.number, None, False, True
+            text = f"job {tenant.name!r}: this server is the primary of shard {shard.index} now, with all up to record "
+            actions.append(Log("warning", f"{text}{number} of the one before (generation {message.generation})"))
+        tenant.generation = message.generation
+        versions = tuple([state.version for state in shard.slices])
+        promoted = Promoted(message.epoch, message.generation, shard.version, versions)
+        return [*actions, Send(COORDINATOR, promoted)]
+
+    def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
+        """Tell the coordinator of a step as soon as all backups have it."""
+        stream = tenant.stream
+        assert stream is not None
+        stream.end_step(tenant.built())
+        if stream.is_behind:
+            stream.hold(b"", message.step, message)
+            return self._pumped(stream, now)
+        return [Send(COORDINATOR, message)]
+
+    def discarded(self, tenant: Tenant) -> None:
+        """A shard is not kept any more."""
+        if tenant.stream is not None:
+            for epoch in list(tenant.stream.followers):
+                self._lose(tenant.stream, epoch)
+            tenant.stream.drain()
+            tenant.stream.stop()
+            tenant.stream = None
+
+    # --- a primary -----------------------------------------------------------------------------
+
+    def forwarded(self, client: Client, tenant: Tenant, message: Push, now: float) -> list[Action]:
+        """Answer a push as soon as all backups have what was done by now."""
+        stream = tenant.stream
+        assert stream is not None
+        try:
+            stream.hold(client.hello.incarnation, message.request, message)
+        finally:
+            actions = self._pumped(stream, now)
+        return actions
+
+    def takes(self, peer: Peer) -> bool:
+        """Whether this is a connection to another server."""
+        return peer in self._peers
+
+    def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+        """Take what the server of a backup says."""
+        followers, actions = self._peers[peer], list[Action]()
+        if isinstance(message, Welcome):
+            for follower in followers.values():
+                if same(message.proof, follower.proof):
+                    follower.on_welcome(message, now)
+        elif isinstance(message, Replicated) and message.epoch in followers:
+            actions += followers[message.epoch].on_replicated(message, now)
+            tenant = self._tenant_behind(message.epoch)
+            if tenant is not None and tenant.stream is not None:
+                actions += self._released(tenant, tenant.stream)
+        elif isinstance(message, Error) and message.request in followers:
+            actions += self._refused(followers[message.request], message, now)
+        self._set_due()
+        return actions
+
+    def _refused(self, follower: Follower, message: Error, now: float) -> list[Action]:
+        """A backup could not do what it was told."""
+        error = from_wire(message.code, message.text, message.facts)
+        tenant = self._tenant_behind(follower.epoch)
+        if isinstance(error, DeposedError):
+            return [] if tenant is None else self._depose(tenant, error.generation)
+        news = follower.on_error(error, now)
+        early = follower.handshake.welcome is None and isinstance(error, JobError | StaleEpochError)
+        if not news or early or isinstance(error, ServerMemoryError):
+            return []
+        return [Log("warning", f"{follower.title} cannot follow as a backup yet: {error}")]
+
+    def _tenant_behind(self, epoch: int) -> Tenant | None:
+        return self._host.tenants.get(self._primaries.get(epoch, -1))
+
+    def _depose(self, tenant: Tenant, generation: int) -> list[Action]:
+        """Another copy has become the primary: answer for this shard no more."""
+        stream, shard = tenant.stream, tenant.built()
+        assert stream is not None
+        error = DeposedError(job=tenant.name, generation=generation)
+        shard.updates.broken = error
+        waiting = [(held.who, held.message.request) for held in stream.drain() if isinstance(held.message, Push)]
+        waiting += list(tenant.parked)
+        clients = self._host.clients.by_incarnation
+        actions: list[Action] = [
+            Send(clients[who].peer, Error.of(request, error)) for who, request in waiting if who in clients
+        ]
+        for who, request in list(tenant.parked):
+            tenant.parked.remove(who, request)
+        self.discarded(tenant)
+        text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
+        return [*actions, Log("warning", f"{text} (generation {generation}); this one answers for it no more")]
+
+    def _released(self, tenant: Tenant, stream: Stream) -> list[Action]:
+        """Give the answers that waited for the backups."""
+        actions: list[Action] = []
+        for held in stream.release():
+            actions += self._answer(tenant, held)
+            if tenant.parked.awaited:
+                actions += self._host.unpark(tenant, [(CONFIRMED, held.position)])
+        return actions
+
+    def _answer(self, tenant: Tenant, held: Held) -> list[Action]:
+        if isinstance(held.message, Committed):
+            return [Send(COORDINATOR, held.message)]
+        client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)
+        if client is None or ledger is None or ledger.results.get(held.message.seq) is None:
+            return []  # it has gone
+        return self._host.answer_held(client, tenant, held.message)
+
+    def _pumped(self, stream: Stream, now: float) -> list[Action]:
+        actions = stream.pump(now)
+        self._set_due()
+        return actions
+
+    # --- a backup ------------------------------------------------------------------------------
+
+    def check_role(self, tenant: Tenant, role: str) -> None:
+        """Raise `DeposedError` unless who says Hello in a role is here for what this copy is."""
+        if (role == "server") != (tenant.backup is not None):
+            raise DeposedError(job=tenant.name, generation=tenant.generation)
+
+    def welcomed(self, client: Client, tenant: Tenant) -> list[Action]:
+        """Tell a primary what this backup has."""
+        return [] if tenant.backup is None else [Send(client.peer, tenant.backup.position)]
+
+    def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
+        """Take a record of the primary; return what to answer, and whether this copy is whole since."""
+        if client.hello.role != "server":
+            raise NotJoinedError("records come from the primary of a shard")
+        self.check_role(tenant, client.hello.role)
+        assert tenant.backup is not None
+        shard = tenant.built()
+        before = shard.loaded
+        answer = tenant.backup.take(shard, record)
+        who = record.origin
+        if who in tenant.ledgers and (who in tenant.past or self._host.clients.bars(who)):
+            tenant.forget(who)  # it has gone while this was on its way
+        return [] if answer is None else [Send(client.peer, answer)], shard.loaded and not before
+
+    # --- connections and time ------------------------------------------------------------------
+
+    def connected(self, peer: Peer, now: float) -> list[Action]:
+        """The connection to another server is there, perhaps again."""
+        actions = [action for follower in self._peers[peer].values() for action in follower.on_connected(now)]
+        self._set_due()
+        return actions
+
+    def disconnected(self, event: Disconnected | Unreachable, now: float) -> list[Action]:
+        """The connection to another server has ended, and comes back by itself; or it cannot be made, and why."""
+        for follower in self._peers[event.peer].values():
+            follower.on_disconnected(now)
+        self._set_due()
+        if isinstance(event, Disconnected):
+            return []
+        titles = listed([follower.title for follower in self._peers[event.peer].values()], 1)
+        return [Log("error", f"no connection to {titles}, which has a backup: {event.error}")]
+
+    def looked(self, looked: Looked, now: float) -> list[Action]:
+        """Say why the server of a backup does not answer."""
+        news = [follower for follower in self._peers[looked.peer].values() if follower.handshake.looked(looked.why)]
+        if not news:
+            return []
+        waits = counted(len(news), "shard")
+        why = f"{news[0].handshake.silence(now):.0f} s: {news[0].handshake.why}"
+        return [Log("warning", f"cannot reach {news[0].title}, which has backups of {waits} here, for {why}")]
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Hellos, questions, and the next slices."""
+        actions: list[Action] = []
+        for follower in [follower for followers in self._peers.values() for follower in followers.values()]:
+            due = follower.next_deadline()
+            if due is not None and now >= due:
+                actions += follower.on_deadline(now)
+        self._set_due()
+        return actions
+
+    def _set_due(self) -> None:
+        dues = [follower.next_deadline() for followers in self._peers.values() for follower in followers.values()]
+        self.due = min([due for due in dues if due is not None], default=None)
+
+    def validate(self) -> None:
+        """Assert that all backups are some primary's, and what waits is counted."""
+        streams = {epoch: tenant.stream for epoch, tenant in self._host.tenants.items() if tenant.stream is not None}
+        assert self._primaries == {copy: epoch for epoch, stream in streams.items() for copy in stream.followers}
+        assert {e for followers in self._peers.values() for e in followers} == set(self._primaries)
+        for stream in streams.values():
+            stream.validate()
+
+
+def _check_job(assign: Assign) -> None:
+    """Raise `ConfigurationError` for a job that cannot have copies."""
+    treatment = make_treatment(JobSpec.from_wire(assign.job).treatment)
+    if treatment is not None and treatment.needs_read:
+        raise ConfigurationError(
+            f"a job with treatment={treatment.name!r} cannot have replicas: what each worker has read is known to the "
+            "primary alone; choose another treatment, or start the cluster with --replicas 0"
+        )
+
+
+def _rows(backups: Any) -> list[dict[str, Any]]:
+    """Return the rows of `Replicas`; raise `ProtocolError` unless they name servers and copies."""
+    rows = backups.get("rows", [])
+    if type(rows) is not list or len(rows) > MAX_BACKUPS:
+        raise ProtocolError(f"a shard has up to {MAX_BACKUPS} backups")
+    for row in rows:
+        if (
+            type(row) is not dict
+            or any(type(row.get(key)) is not str for key in TEXTS)
+            or any(type(row.get(key)) is not int or not 0 <= row[key] < 1 << 32 for key in NUMBERS)
+        ):
+            raise ProtocolError("a backup has a name, a rank and an endpoint, an epoch, a ticket and a proof")
+    return rows

@@ -1,0 +1,261 @@
+"""What a primary has done and its backups have not confirmed yet, and the answers that wait for that."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.messages import Committed, Push
+from zmqps.core.server.follower import Follower
+from zmqps.core.server.ledger import Ledger, Result
+from zmqps.core.server.records import Record, averaged, ledgers_of, nbytes_beside, owned, pushed, state_of, stepped
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.slices import Note, SliceState
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: Bytes of pushes that one server has applied and whose backups have not confirmed them. Workers have `WINDOW_NBYTES`
+#: in flight to a server, or what they lend it in shared memory; beyond this they are to send it again a little later.
+MAX_UNCONFIRMED_NBYTES = 32 * WINDOW_NBYTES
+
+
+class Unconfirmed:
+    """The bytes of all streams of a server that wait for backups."""
+
+    def __init__(self, limit: int = MAX_UNCONFIRMED_NBYTES) -> None:
+        self.nbytes = 0
+        self.limit = limit
+
+    def check(self, nbytes: int) -> None:
+        """Raise `MemoryError` if there is no room for so many more; there is for one push, however large."""
+        if self.nbytes and self.nbytes + nbytes > self.limit:
+            raise MemoryError(f"{self.nbytes:,} bytes wait for the backups of this server, {self.limit:,} may")
+
+
+class Held(NamedTuple):
+    """An answer that waits: to the push of a worker, or where that is nobody to the coordinator.
+
+    ``position``: of the last record that must be confirmed; ``nbytes``: what the records since the one before take.
+    """
+
+    position: int
+    nbytes: int
+    who: bytes
+    message: Push | Committed
+
+
+class Stream:
+    """Forwards what a shard does to its backups, in its order, and holds the answers until all have it.
+
+    Parameters
+    ----------
+    ledgers
+        Of the shard's workers.
+    unconfirmed
+        Counts the bytes of all streams.
+    """
+
+    def __init__(self, ledgers: Mapping[bytes, Ledger], unconfirmed: Unconfirmed) -> None:
+        self.followers: dict[int, Follower] = {}  # by epoch
+        self.position = 0  # of the newest record
+        self._ledgers = ledgers
+        self._unconfirmed = unconfirmed
+        self._shard: Shard | None = None  # until it has its values
+        self._step = 0  # ended in the stream
+        self._held: deque[Held] = deque()
+        self._asked: set[tuple[bytes, int]] = set()  # whose requests are held
+        self._of: Counter[bytes] = Counter()  # how many, by whose they are
+        self._nbytes = 0  # of records, and of what waits for them
+        self._fresh_nbytes = 0  # of records that no answer waits for yet
+
+    # --- backups -------------------------------------------------------------------------------
+
+    def begin(self, shard: Shard) -> None:
+        """The shard has its values: begin to tell the backups of it."""
+        if self._shard is not None:
+            return
+        self._shard, self._step = shard, shard.version
+        if shard.steps is not None:
+            shard.steps.forward = partial(self._average, shard)
+        for follower in self.followers.values():
+            self._fill(follower, shard)
+
+    def follow(self, follower: Follower) -> None:
+        """There is one more backup, which is to be filled."""
+        self.followers[follower.epoch] = follower
+        if self._shard is not None:
+            self._fill(follower, self._shard)
+
+    def _fill(self, follower: Follower, shard: Shard) -> None:
+        def record_of(index: int) -> Record | None:
+            if index >= len(shard.slices):
+                return None
+            return state_of(shard.slices[index], shard.version, shard.memory)
+
+        first = ledgers_of(self._ledgers)
+        if shard.steps is not None and shard.version and not shard.slices:  # no slice will tell it the step
+            first = iter([stepped(shard.version - 1)])
+        follower.fill(first, record_of)
+
+    def lose(self, epoch: int) -> None:
+        """A copy is no backup any more: nothing waits for it."""
+        follower = self.followers.pop(epoch, None)
+        if follower is not None:
+            follower.stop()
+
+    def stop(self) -> None:
+        """Forget all backups."""
+        for epoch in list(self.followers):
+            self.lose(epoch)
+        if self._shard is not None and self._shard.steps is not None:
+            self._shard.steps.forward = None
+
+    # --- what the shard does -------------------------------------------------------------------
+
+    def entrust(
+        self, message: Push, origin: bytes, note: Callable[[Result], None]
+    ) -> tuple[Sequence[Buffer], Callable[[Result], None]]:
+        """Prepare to forward a push that is about to be applied.
+
+        Returns
+        -------
+        payload
+            To be applied: nobody else writes to it, so the backups apply the same.
+        note
+            To be called instead of ``note`` as soon as it is applied.
+
+        Raises
+        ------
+        MemoryError
+            Too much waits for the backups already, or there is no memory for a copy. Nothing has changed.
+        """
+        nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
+        self._unconfirmed.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
+        payload = owned(message.payload)
+        record = pushed(message, origin, payload)
+
+        def noted(result: Result) -> None:
+            note(result)
+            if not record.position:
+                record.message = replace(record.message, versions=result[0], staleness=result[1])
+            self._queue(record)
+
+        return payload, noted
+
+    def _average(self, shard: Shard, state: SliceState, means: Sequence[tuple[int, Array]]) -> Note:
+        """Prepare to forward what a slice is about to be updated with."""
+        if not means:
+            return _nothing  # the end of the step says so
+        return partial(self._queue, averaged(state, shard.version, means, shard.memory))
+
+    def end_step(self, shard: Shard) -> None:
+        """The shard has committed a step, perhaps one that the stream has ended already."""
+        if self._step != shard.version:
+            self._queue(stepped(shard.version - 1))
+            self._step = shard.version
+
+    def _queue(self, record: Record) -> None:
+        """Something is done; said again it goes on where it failed."""
+        if not record.position:
+            record.position = self.position + 1
+        for follower in self.followers.values():
+            follower.add(record)
+        if self.position < record.position:
+            self.position = record.position
+            self._fresh_nbytes += record.nbytes
+            self._count(record.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self._unconfirmed.nbytes += nbytes
+
+    # --- answers -------------------------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the backups lack something."""
+        return bool(self._held) or self.confirmed < self.position
+
+    @property
+    def confirmed(self) -> int:
+        """Up to which record all backups have confirmed all."""
+        return min([follower.confirmed(self.position) for follower in self.followers.values()], default=self.position)
+
+    def hold(self, who: bytes, request: int, message: Push | Committed) -> None:
+        """Let an answer wait for all that is done by now; one that waits already stays where it is.
+
+        Raises
+        ------
+        MemoryError
+            Too much waits already.
+        """
+        if (who, request) in self._asked:
+            return
+        nbytes = 0
+        if isinstance(message, Push):
+            nbytes = nbytes_beside(message.parts)
+            if not self._fresh_nbytes:  # else it was checked when it was applied
+                self._unconfirmed.check(nbytes)
+            message = replace(message, payload=())
+        self._held.append(Held(self.position, nbytes + self._fresh_nbytes, who, message))
+        self._asked.add((who, request))
+        self._of[who] += 1
+        self._fresh_nbytes = 0
+        self._count(nbytes)
+
+    def awaited(self, who: bytes) -> int | None:
+        """Return the record for which a worker's next answer has to wait, to come after its others; None: for none."""
+        return self._held[-1].position if who in self._of else None
+
+    def release(self) -> Iterator[Held]:
+        """Yield the answers that need not wait any more, in their order."""
+        confirmed = self.confirmed
+        while self._held and self._held[0].position <= confirmed:
+            held = self._held.popleft()
+            request = held.message.request if isinstance(held.message, Push) else held.message.step
+            self._asked.discard((held.who, request))
+            self._of[held.who] -= 1
+            if not self._of[held.who]:
+                del self._of[held.who]
+            self._count(-held.nbytes)
+            yield held
+
+    def drain(self) -> list[Held]:
+        """Return all answers that wait, whoever has not confirmed what; they wait no more."""
+        held = list(self._held)
+        self._held.clear()
+        self._asked.clear()
+        self._of.clear()
+        self._unconfirmed.nbytes -= self._nbytes
+        self._nbytes = self._fresh_nbytes = 0
+        return held
+
+    def pump(self, now: float) -> list[Action]:
+        """Send to the backups what they have not been sent."""
+        return [action for follower in self.followers.values() for action in follower.pump(now)]
+
+    def counters(self) -> dict[str, int]:
+        """Return what the status shows."""
+        filled = sum(follower.is_filled for follower in self.followers.values())
+        return {"backups": len(self.followers), "backups_filled": filled, "unconfirmed_nbytes": self._nbytes}
+
+    def validate(self) -> None:
+        """Assert that answers wait in order, and what waits is counted."""
+        positions = [held.position for held in self._held]
+        assert positions == sorted(positions)
+        assert all(position <= self.position for position in positions)
+        assert self._nbytes == self._fresh_nbytes + sum(held.nbytes for held in self._held)
+        assert len(self._asked) == len(self._held) == sum(self._of.values())
+        for follower in self.followers.values():
+            follower.validate()
+
+
+def _nothing() -> None:
+    """There is nothing to tell."""

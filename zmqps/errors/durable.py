@@ -1,0 +1,17 @@
+"""Errors of shards that change hands."""
+
+from __future__ import annotations
+
+from zmqps.errors.base import PSError
+
+
+class DeposedError(PSError, ConnectionError):
+    """This copy of a shard does not answer for it: another one does, or will as soon as the coordinator says so."""
+
+    code = 80
+    text = (
+        "this copy of a shard of the job {job!r} does not answer for it (generation {generation}): another server has "
+        "taken over, or is about to; the coordinator tells which one, so wait for that"
+    )
+    job: str
+    generation: int

@@ -1,0 +1,86 @@
+"""Servers that die one at a time, and what must hold where shards have backups: nothing is lost by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zmqps.core.protocol.messages import Ack, Assign, Message, Promote, Push, Values
+from zmqps.testing.engine import Node
+
+if TYPE_CHECKING:
+    from zmqps.testing.cluster import SimulatedCluster
+
+
+class OneAtATime:
+    """Lets a server be lost only when the loss before it is made good, and asserts that no job notices.
+
+    Parameters
+    ----------
+    simulation
+        Which it watches.
+    """
+
+    def __init__(self, simulation: SimulatedCluster) -> None:
+        self.promotions = 0
+        self._cut_until = 0.0
+        self._simulation = simulation
+        self._shards: dict[tuple[bytes, int], tuple[bytes, str, int]] = {}  # of copies: the coordinator, job and shard
+        self._generations: dict[tuple[bytes, int], int] = {}  # in which copies were promoted
+        self._pushed: dict[tuple[str, bytes, int], int] = {}  # epoch, by server, worker and request
+        self._acknowledged: dict[tuple[bytes, str, int], int] = {}  # the newest generation that has, by shard
+        simulation.on_send.append(self._sent)
+        simulation.on_receive.append(self._received)
+
+    def may_lose(self, server: Node) -> bool:
+        """Whether all that this server has is elsewhere, too, and nobody else is missing."""
+        simulation = self._simulation
+        if not simulation.coordinator_alive or simulation.restarting:
+            return False
+        machine = simulation.coordinator
+        there = {other.incarnation for other in machine.servers}
+        alive = {node.identity.incarnation for node in simulation.servers if node.alive}
+        cut = simulation.now < self._cut_until
+        if cut or there != alive or len(there) < machine.options.servers:
+            return False
+        runs = [run for run in machine.runs.values() if run.startup.placement is not None]
+        return all(run.startup.ready and run.replication.settled for run in runs)
+
+    def cut(self, seconds: float) -> None:
+        """A server is cut off for so long: it counts as lost until it can be back."""
+        self._cut_until = self._simulation.now + seconds + 3 * self._simulation.options.heartbeat_timeout
+
+    def check(self, node: Node) -> None:
+        """Assert that no job has failed, unless a worker was lost together with a server."""
+        if node.role == "coordinator" and not self._simulation.restarting:
+            for run in self._simulation.coordinator.runs.values():
+                torn = run.steps.torn is not None
+                assert torn or run.lost_shard is None, f"one server at a time was lost, and yet: {run.lost_shard}"
+
+    # --- what travels --------------------------------------------------------------------------
+
+    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+        life = sender.identity.incarnation
+        if isinstance(message, Assign):
+            self._shards[life, message.epoch] = life, message.name, message.shard
+            self._generations.setdefault((life, message.epoch), -1 if message.backup else 0)
+        elif isinstance(message, Promote):
+            self.promotions += self._generations.get((life, message.epoch)) != message.generation
+            self._generations[life, message.epoch] = message.generation
+        elif isinstance(message, (Ack, Values)) and sender.role == "server":
+            self._check_acknowledged(sender, receiver, message.request)
+
+    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+        if isinstance(message, Push) and receiver.role == "server":
+            self._pushed[receiver.name, sender.encode(), message.request] = message.epoch
+
+    def _check_acknowledged(self, server: Node, worker: str, request: int) -> None:
+        """Assert that no other copy has been promoted since and has acknowledged a push."""
+        epoch = self._pushed.get((server.name, worker.encode(), request))
+        coordinator = self._simulation.nodes["coordinator"].identity.incarnation
+        shard = self._shards.get((coordinator, epoch or 0))
+        if epoch is None or shard is None:
+            return
+        generation = self._generations[coordinator, epoch]
+        newest = self._acknowledged.get(shard, 0)
+        assert generation >= newest, f"{server.name} acknowledges a push, and has another primary of shard {shard[2]}"
+        self._acknowledged[shard] = max(newest, generation)
