@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.erasures import Erasures
@@ -19,14 +20,28 @@ from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
-from zmqps.core.protocol.events import Action, Disconnected, Send
-from zmqps.core.protocol.messages import Ack, Commit, Departed, Error, Leave, Lost, Message, Proceed
+from zmqps.core.protocol.events import COORDINATOR, Action, Disconnected, Run, Send
+from zmqps.core.protocol.messages import (
+    Ack,
+    Commit,
+    Departed,
+    Error,
+    Hold,
+    Holding,
+    Leave,
+    Lost,
+    Message,
+    Proceed,
+    Save,
+)
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.orders import HANDLERS, Orders
+from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
+from zmqps.core.server.snapshot import Snapshot
 from zmqps.core.server.steps import Steps as ShardSteps
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
@@ -40,6 +55,7 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.departures import Departures
+from zmqps.testing.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
 
 Patch = pytest.MonkeyPatch
@@ -55,7 +71,7 @@ def caught(scenario: str, text: str) -> None:
         reasons.append(violated(SCENARIOS[scenario].simulation(len(reasons))))
 
 
-def violated(simulation: Simulation) -> str:
+def violated(simulation: Simulation | Restored) -> str:
     """Return what a run has violated, without its trace; nothing if it was well."""
     try:
         simulation.run()
@@ -601,3 +617,95 @@ def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkey
     monkeypatch.setattr(Link, "_doubt", lambda *rest, **options: None)  # nor when it asks the server
     monkeypatch.setattr(Link, "validate", lambda link: None)
     caught("async-breaks", "waits although all is well")
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_does_not_copy_slots(monkeypatch: Patch) -> None:
+    def kept(snapshot: Snapshot, row: Any) -> Any:
+        row.state.snapshot, row.slots = None, row.state.slots
+        return row.slots
+
+    monkeypatch.setattr(Snapshot, "_copy_slots", kept)
+    caught("sync-saves", "has other slots than the sequential reference")
+
+
+def test_a_snapshot_that_does_not_pin_values(monkeypatch: Patch) -> None:
+    def unpinned(original: Any, snapshot: Snapshot, *rest: Any) -> None:
+        original(snapshot, *rest)
+        for row in snapshot._rows.values():
+            row.pin.done = True
+
+    wrap(monkeypatch, Snapshot, "__init__", unpinned)
+    monkeypatch.setattr(Snapshot, "validate", lambda snapshot: None)
+    caught("sync-saves", "is not the sequential reference")
+
+
+def test_a_server_that_keeps_its_shard_after_the_next_commit(monkeypatch: Patch) -> None:
+    def later(original: Any, saves: Saves, message: Save, *rest: Any) -> Any:
+        if message.exact and message.number not in seen:
+            seen.add(message.number)
+            message = replace(message, version=message.version + 1)
+        return original(saves, message, *rest)
+
+    seen: set[int] = set()
+    wrap(monkeypatch, Saves, "ask", later)
+    caught("sync-saves", "has versions")
+
+
+def test_a_coordinator_that_saves_before_all_workers_hold(monkeypatch: Patch) -> None:
+    def at_once(original: Any, checkpoints: Checkpoints, making: Any, now: float) -> list[Action]:
+        return [*original(checkpoints, making, now), *checkpoints._save(making, now)]
+
+    wrap(monkeypatch, Checkpoints, "_hold", at_once)
+    caught("async-saves-twisted", "has pushes in part")
+
+
+def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patch) -> None:
+    def pause(transfers: Transfers, message: Hold, now: float) -> list[Action]:
+        transfers._says_at = now + 100.0
+        transfers.pace.pause(message.number, now + 5.0)
+        return [Send(COORDINATOR, Holding(message.number))]
+
+    monkeypatch.setattr(Transfers, "pause", pause)
+    caught("async-saves-twisted", "has pushes in part")
+
+
+def test_a_worker_that_is_never_told_to_go_on(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Pace, "pause", lambda original, pace, number, until: original(pace, number, until + 1e6))
+    monkeypatch.setattr(SessionMachine, "_on_go_on", lambda session, message, now: [])
+    caught("ssp-saves", "stays paused for a checkpoint")
+
+
+def test_a_coordinator_that_answers_before_it_has_published(monkeypatch: Patch) -> None:
+    def saved(original: Any, checkpoints: Checkpoints, server: Any, message: Any, now: float) -> list[Action]:
+        actions, making = original(checkpoints, server, message, now), checkpoints._making
+        if making is not None and making.stage == "published":
+            actions += checkpoints._published(making, making.path, 0, now)
+        return [action for action in actions if not isinstance(action, Run)]
+
+    wrap(monkeypatch, Checkpoints, "saved", saved)
+    caught("async-saves", "is told of a checkpoint that is not there")
+
+
+def test_a_server_that_takes_a_slice_for_written_that_was_not(monkeypatch: Patch) -> None:
+    def returned(original: Any, saves: Saves, tag: Any, value: Any, now: float) -> list[Action]:
+        written = tag.index >= 0 and isinstance(value, Exception)
+        return original(saves, tag, None if written else value, now)
+
+    wrap(monkeypatch, Saves, "returned", returned)
+    caught("sync-saves", "lacks a part")
+
+
+def test_a_restored_shard_without_its_slots(monkeypatch: Patch) -> None:
+    def restore(original: Any, shard: Shard, index: int, value: Any, slots: Any, *rest: Any) -> None:
+        original(shard, index, value, [], *rest)
+
+    wrap(monkeypatch, Shard, "restore", restore)
+    caught("sync-saves", "is not the sequential reference")
+
+
+def test_a_restored_shard_that_forgets_its_step(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Shard, "begin_at", lambda shard, version: None)
+    caught("sync-saves", "is at version 0, which was never committed")

@@ -401,6 +401,8 @@ class Engine:
 def _outcome(work: Callable[[], Any]) -> Any:
     try:
         return work()
+    except AssertionError:
+        raise  # of a check, not of the work
     except Exception as error:
         return error
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: What a checkpoint is made of.
 MESSAGES = (Save, Saved, Unsave, Hold, Holding, GoOn, Checkpointed)
 #: Probability that a worker asks for a checkpoint before it reads or pushes.
-ASKS = 0.15
+ASKS = 0.04
 #: Those who ask wait for so long.
 ASKED_S = 30.0
 #: A worker is paused for no longer, whatever is lost: it may be asked for once more just before it goes on by itself.
