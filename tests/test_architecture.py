@@ -187,6 +187,7 @@ MIRROR_NOTHING = {
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
+    "tests/test_checkpoints.py": "end to end: clusters of processes that are saved, killed and restored",
     "tests/test_identity.py": "end to end: strangers at live nodes",
     "tests/test_inprocess.py": "a double of the tests",
     "tests/test_jobs.py": "end to end: several jobs on one cluster of processes",

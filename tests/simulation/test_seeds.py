@@ -13,12 +13,12 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 66 scenarios, 330 seeds.
+#: 87 scenarios, 435 seeds.
 SEEDS = range(5)
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_three_hundred_seeds(name: str) -> None:
+def test_four_hundred_seeds(name: str) -> None:
     outcomes: Counter[str] = Counter()
     for seed in SEEDS:
         try:

@@ -34,6 +34,8 @@ class Savers:
     ----------
     simulation
         Whose.
+    training
+        What must hold of them.
     disk
         Where they are.
     crash
