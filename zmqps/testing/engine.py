@@ -273,10 +273,6 @@ class Engine:
         elif node.alive:
             self._do(node, lambda: node.machine.handle(event, self.now))
 
-    def _returned(self, node: Node, tag: Any, work: Callable[[], Any]) -> None:
-        if node.alive:  # what a process that has died had begun aside is not done
-            self.event(node, Returned(tag, _outcome(work)))
-
     def _send(self, node: Node, peer: Peer, message: Message, readers: Any) -> None:
         connection = node.connections.get(peer)
         if connection is None:
