@@ -10,11 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.core.machines import identity, job
+from tests.core.machines import identity, job, make_shard
 from tests.core.server.copies import PRIMARY, Copies, Node, pull, push
+from tests.core.server.scarcity import ScarceHost, Scarcity
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Promoted, Push, Values
-from zmqps.errors import DeposedError
-from zmqps.optim import adam, sgd
+from zmqps.core.server.shard import Shard
+from zmqps.errors import DeposedError, ServerMemoryError
+from zmqps.optim import OptimizerSpec, adam, sgd
+from zmqps.testing.training import ReferenceRules
 
 WORKERS = ("v", "w")
 SLICES = 4
@@ -32,6 +35,7 @@ class Links(RuleBasedStateMachine):
     copies: Copies
     optimizer: Any = sgd(1.0)
     options: dict[str, Any] = {}  # noqa: RUF012
+    make: Any = staticmethod(make_shard)
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +45,7 @@ class Links(RuleBasedStateMachine):
 
     @initialize(backups=st.sampled_from([(), ("b",), ("b", "c")]), filled=st.sampled_from([True, True, False]))
     def begin(self, backups: tuple[str, ...], filled: bool) -> None:
-        self.copies = Copies(spec(self.optimizer, **self.options))
+        self.copies = Copies(spec(self.optimizer, **self.options), make=self.make)
         self.backups = list(backups)
         self.copies.begin(*[(name, BACKUPS[name]) for name in backups])
         for worker in WORKERS:
@@ -248,13 +252,51 @@ class Asynchronous(Links):
             assert np.concatenate([state.value for state in shard.slices]).tolist() == expected.tolist()
         for worker in WORKERS:
             errors = [a for a in self.copies.answers(worker) if isinstance(a, Error)]
-            assert {error.code for error in errors} <= {DeposedError.code}
+            assert {error.code for error in errors} <= {DeposedError.code, ServerMemoryError.code}
 
 
 class WithSlots(Asynchronous):
     """The same with an optimizer that keeps two arrays and a step count for each parameter."""
 
     optimizer = adam(0.1)
+
+
+class ScarceCopies(ScarceHost):
+    """Memory that also fails where a copy is made for a backup."""
+
+    def copied(self, array: Any) -> Any:
+        self.scarcity.tick()
+        return super().copied(array)
+
+
+class Scarce(Asynchronous):
+    """Servers lack the memory for something now and then; what they refuse the workers send again."""
+
+    optimizer = adam(0.1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scarcity = Scarcity()
+
+    def make(self, job: Any, where: Any, index: int, room: Any = None) -> Shard:
+        rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
+        return Shard(where, index, rules, memory=ScarceCopies(self.scarcity))
+
+    @rule(requests=st.integers(0, 6))
+    def run_short(self, requests: int) -> None:
+        self.scarcity.fail_after(requests)
+
+    def answers_come_in_the_order_of_the_requests(self) -> None:
+        """One that was refused comes again behind others."""
+
+    def end(self) -> None:
+        self.scarcity.fail_after(None)
+        super().end()
+        if not self.promoted:
+            for worker in WORKERS:
+                for message in self.pushes[worker]:
+                    self.copies.push(worker, message)
+            super().end()
 
 
 class Synchronous(Links):
@@ -348,5 +390,7 @@ TestAsynchronous = Asynchronous.TestCase
 TestAsynchronous.settings = LIMITS
 TestWithSlots = WithSlots.TestCase
 TestWithSlots.settings = LIMITS
+TestScarce = Scarce.TestCase
+TestScarce.settings = LIMITS
 TestSynchronous = Synchronous.TestCase
 TestSynchronous.settings = LIMITS
