@@ -9,6 +9,7 @@ from zmqps.core.server.aggregate import OPEN_STEPS, PARTS_NBYTES, SPARE_GRADIENT
 from zmqps.core.server.clients import MAX_BARRED, MAX_CLIENTS
 from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, MAX_PARKED_NBYTES
 from zmqps.core.server.past import TABLE_NBYTES
+from zmqps.core.server.stream import MAX_UNCONFIRMED_NBYTES
 from zmqps.net.backlog import MUCH_NBYTES
 from zmqps.net.door import ALLOWANCE_NBYTES, ALLOWANCE_NBYTES_S, MAX_STRANGERS, MAX_UNREAD_NBYTES, PATIENCE_S
 from zmqps.net.lane.shm import RING_NBYTES
@@ -42,6 +43,11 @@ def strangers_nbytes(number: int = MAX_STRANGERS) -> int:
     """Return the most that it holds for so many connections on which nobody was welcomed."""
     each = ALLOWANCE_NBYTES + int(PATIENCE_S * ALLOWANCE_NBYTES_S) + MAX_STRANGE_HEADER_NBYTES + CONNECTION_NBYTES
     return number * each + 2 * MAX_UNREAD_NBYTES
+
+
+def unconfirmed_nbytes(largest_push: int) -> int:
+    """Return the most that it holds because its backups have not confirmed it, where shards have any."""
+    return MAX_UNCONFIRMED_NBYTES + largest_push
 
 
 def constant_nbytes() -> int:

@@ -142,6 +142,7 @@ def test_the_document_says_what_a_server_holds() -> None:
         bound.member_nbytes(), bound.unread_nbytes(), bound.strangers_nbytes(), bound.constant_nbytes()
     ):  # fmt: skip
         assert f"| {nbytes / (1 << 20):.0f} MiB |" in text
+    assert f"| {bound.unconfirmed_nbytes(0) >> 20} MiB and one push |" in text
     shards, beside = bound.staged()
     assert f"| {shards} shards and {beside >> 20} MiB |" in text
 
