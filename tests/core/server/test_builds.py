@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
@@ -125,3 +126,48 @@ def test_what_keeps_a_shard_from_being_built_is_said(error: Exception, text: str
         raise build_error("s", assign(SPEC, placement(SPEC)), error)
     ours = JobMemoryError(server="s", what="shard 0", needed_nbytes=2, free_nbytes=1)
     assert build_error("s", assign(SPEC, placement(SPEC)), ours) is ours
+
+
+# --- from a checkpoint ------------------------------------------------------------------------------
+
+SOURCE = {"path": "/c", "version": 7, "optimizer": True, "names": {}}
+
+
+class Saved:
+    """Files that have twos for every slice."""
+
+    def read(self, shard: Shard, job: JobSpec, source: Any) -> None:
+        for state in shard.slices:
+            twos = np.full(state.size, 2.0, state.value.dtype)
+            shard.restore(state.slice.index, twos, (), [3] * len(state.steps), source["version"])
+
+    def open(self, *_: Any) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_slice(index: int) -> None:
+    spec = replace(job("a", size=8), staleness=0)
+    where = Placement(placement(spec).keyspace, ((0, 8, 8),), 32)
+    tenants: dict[int, Tenant] = {}
+    builds = Builds(tenants, make_shard, lambda: 1 << 20, Saved())
+    message = replace(assign(spec, where, shard=index), restore=SOURCE)
+    tenants[1] = builds.new_tenant(message)
+    (run,) = builds.add(message)
+    assert isinstance(run, Run)
+    shard = run.work()
+    assert shard.loaded
+    assert shard.version == 7
+    assert len(shard.slices) == 1 - index
+    assert all((state.value == 2.0).all() and state.version == 7 for state in shard.slices)
+    shard.validate()
+
+
+def test_a_server_without_a_place_for_checkpoints_restores_none() -> None:
+    host = Host()
+    message = replace(assign(SPEC, placement(SPEC)), restore=SOURCE)
+    host.tenants[1] = host.builds.new_tenant(message)
+    (run,) = host.builds.add(message)
+    assert isinstance(run, Run)
+    with pytest.raises(JobError, match="cannot restore"):
+        run.work()

@@ -16,3 +16,11 @@ def test_whoever_arrives_goes_on_at_once_however_far_ahead_it_is() -> None:
         assert decision.commitment is None
     assert policy.decide(0, 0.0) == Decision()
     assert policy.join(b"c") == 0, "a late worker begins like all others"
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_begins_at_its_clock() -> None:
+    policy = Asynchronous()
+    policy.begin_at(7)
+    assert policy.now == 0
+    assert policy.join(b"w" * 16) == 0
+    policy.validate()

@@ -204,3 +204,11 @@ def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
             if entry.worker in clocks:
                 clocks[entry.worker] = entry.version
         assert not clocks or waiting != set(clocks), "somebody can always go on"
+
+
+def test_a_job_that_goes_on_from_a_checkpoint_begins_at_its_clock() -> None:
+    policy = Synchronous()
+    policy.begin_at(7)
+    assert policy.now == 7
+    assert policy.join(b"w" * 16) == 7
+    policy.validate()
