@@ -83,5 +83,10 @@ def test_a_path_without_checkpoints_is_an_error_in_one_line(command: str, tmp_pa
 
 
 def test_the_group_alone_shows_its_commands(capsys) -> None:  # type: ignore[no-untyped-def]
-    assert run(["checkpoint"]) == exits.OK
+    assert run(["checkpoint", "--help"]) == exits.OK
     assert "verify" in capsys.readouterr().out
+
+
+def test_the_group_alone_asks_the_cluster_for_a_checkpoint(capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run(["checkpoint", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "0.2"]) == exits.COORDINATOR_LOST
+    assert "checkpoint timed out" in capsys.readouterr().err

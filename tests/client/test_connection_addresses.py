@@ -14,7 +14,7 @@ import zmqps
 from tests import inprocess
 from tests.inprocess import InProcessCluster
 from tests.net.test_addresses import needs_ipv6
-from zmqps.core.node import member
+from zmqps.core.node import handshake
 from zmqps.errors import DeadlineError
 from zmqps.net.addresses import join, split
 
@@ -41,7 +41,7 @@ def test_a_cluster_over_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(member, "LOOK_S", 0.1)
+    monkeypatch.setattr(handshake, "LOOK_S", 0.1)
 
 
 def unresolved(monkeypatch: pytest.MonkeyPatch) -> None:

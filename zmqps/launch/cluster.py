@@ -251,13 +251,13 @@ class LocalCluster:
         )  # fmt: skip
         # what is wrong with them is said here, not by a process
         checkpoints = CheckpointConfig(
-            directory=None if checkpoint is None else os.fspath(checkpoint),
+            directory=_path("checkpoint", checkpoint),
             every=checkpoint_every,
             keep=keep,
             via=checkpoint_via,
-            restore=None if restore is None else os.fspath(restore),
+            restore=_path("restore", restore),
             restore_optimizer=restore_optimizer,
-            restore_names=restore_names or {},
+            restore_names={} if restore_names is None else restore_names,
         )
         CoordinatorConfig(options=options, job_secret=job_secret, keys=keys)
         secret = None if job_secret is None else Path(job_secret)
@@ -420,3 +420,9 @@ def _disown_all() -> None:
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _path(label: str, path: str | Path | None) -> str | None:
+    if not isinstance(path, str | os.PathLike | None):
+        checks.refuse(label, "a path or None", path)
+    return None if path is None else os.fspath(path)

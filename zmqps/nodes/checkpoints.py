@@ -29,7 +29,7 @@ from zmqps.checkpoint.storage import File, Storage
 from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
 from zmqps.errors import CheckpointError, ConfigurationError
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("zmqps.coordinator")
 
 KEEP = 3
+MAX_PATH_CHARS = 4096
 VIA = ("shared", "coordinator")
 #: What ``--checkpoint-every`` takes, in seconds.
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
@@ -79,10 +80,17 @@ class CheckpointConfig:
     restore_names: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for label, path in (("checkpoint", self.directory), ("restore", self.restore)):
+            if path is not None:
+                checks.text(label, path, MAX_PATH_CHARS)
         cadence(self.every)
+        checks.flag("restore_optimizer", self.restore_optimizer)
+        names = checks.mapping("restore_names", self.restore_names, "names")
+        for name in (*names, *names.values()):
+            checks.text("a name in restore_names", name, MAX_NAME_CHARS)
         checks.whole("keep", self.keep, 1)
         checks.one_of("checkpoint_via", self.via, VIA)
-        if self.every and self.directory is None:
+        if self.every != "" and self.directory is None:
             raise ConfigurationError("to save jobs every so often, say where: --checkpoint DIR")
 
 
@@ -94,9 +102,10 @@ def cadence(every: str) -> tuple[float | None, int | None]:
     ConfigurationError
         It is neither.
     """
-    if not every:
+    if isinstance(every, str) and not every:
         return None, None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", every.strip().lower())
+    text = checks.text("checkpoint_every", every, MAX_PATH_CHARS)
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", text.strip().lower())
     if found is not None and found[2] in ("step", "steps") and found[1].isdigit() and int(found[1]):
         return None, int(found[1])
     if found is not None and found[2] in UNITS and float(found[1]) > 0:
