@@ -9,6 +9,7 @@ from tests.core.machines import identity, job
 from tests.core.server.copies import PRIMARY, Copies, pull, push
 from zmqps.core.protocol.messages import (
     Ack,
+    Commit,
     Committed,
     Departed,
     Discard,
@@ -367,6 +368,7 @@ def test_a_promoted_copy_gets_backups_of_its_own() -> None:
 
     copies.order("b", Replicas(2, 2, {"rows": [row("c", 3, of="b")]}))
     copies.join("w", "b", 2)
+    copies.wait(1.0)
     copies.push("w", push(2, 1.0, epoch=2), "b")
     assert copies.answers("w", "b") == []
     copies.wait(1.0)
@@ -440,6 +442,21 @@ def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
     assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
 
 
+def test_gradients_that_a_new_backup_has_not_are_taken_when_they_are_brought_again() -> None:
+    copies = trained(staleness=0)
+    copies.push("w", push(1, 1.0, 0, 1, attempt=0))
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    copies.wait(1.0)
+    copies.promote(*B)
+    copies.join("w", "b", 2)
+    copies.push("w", push(1, 1.0, 0, 1, epoch=2, attempt=0), "b")
+    copies.order("b", Commit(2, 0, ((identity("worker", "w").incarnation, (0,)),)))
+    copies.commit(0, "w")
+    assert copies.nodes["b"].state(2)[1][0][:2] == (1, (1,)), "an update, not only a version"
+    assert copies.nodes["b"].shard(2).slices[0].value.tolist() == (np.arange(8) - 1.0).tolist()
+
+
 def test_a_step_that_the_old_primary_had_sent_in_part_is_committed_by_the_promoted_copy() -> None:
     copies = trained(B, staleness=0)
     copies.push("w", push(1, 1.0, 0, 1, attempt=0))
@@ -449,8 +466,6 @@ def test_a_step_that_the_old_primary_had_sent_in_part_is_committed_by_the_promot
     copies.join("w", "b", 2)
     copies.push("w", push(1, 1.0, 0, 1, epoch=2, attempt=0), "b")
     contributors = ((identity("worker", "w").incarnation, (0,)),)
-    from zmqps.core.protocol.messages import Commit
-
     copies.order("b", Commit(2, 0, contributors))
     assert copies.told("b", Committed) == [Committed(2, 0)]
     assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)

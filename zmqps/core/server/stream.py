@@ -99,7 +99,8 @@ class Stream:
                 return None
             return state_of(shard.slices[index], shard.version, shard.memory)
 
-        first = ledgers_of(self._ledgers)
+        # gradients that wait for their step are brought to a promoted copy again: it must not take them for known ones
+        first = ledgers_of(self._ledgers) if shard.steps is None else iter(())
         if shard.steps is not None and shard.version and not shard.slices:  # no slice will tell it the step
             first = iter([stepped(shard.version - 1)])
         follower.fill(first, record_of)
