@@ -100,6 +100,23 @@ def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
     assert not copies.nodes["b"].shard(2).lacks(1)
 
 
+def test_nobody_waits_for_a_backup_that_is_yet_to_be_built() -> None:
+    copies = Copies()
+    copies.begin()
+    copies.join("w")
+    copies.retarget(B)
+    for seq in range(1, 4):
+        copies.push("w", push(seq, 1.0))
+    copies.wait(2.0)
+    assert copies.answered("w") == [101, 102, 103]
+    copies.assign_backup(*B)
+    copies.wait(3.0)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(PRIMARY)
+    copies.push("w", push(4, 1.0))
+    assert copies.answered("w") == [101, 102, 103], "now it is there"
+
+
 def test_a_copy_that_is_not_whole_is_not_promoted() -> None:
     copies = Copies()
     copies.begin(B, load=False)

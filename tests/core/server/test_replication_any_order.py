@@ -92,10 +92,14 @@ class Links(RuleBasedStateMachine):
     def add(self) -> None:
         for name in "bc":
             if name not in self.backups and BACKUPS[name] not in self.copies.nodes[name].machine.tenants:
+                self.before_assign()
                 self.copies.assign_backup(name, BACKUPS[name])
                 self.backups.append(name)
                 self._retarget()
                 return
+
+    def before_assign(self) -> None:
+        """A copy is about to be built."""
 
     def _pause(self, seconds: float) -> None:
         """Time passes; nothing arrives."""
@@ -288,6 +292,9 @@ class Scarce(Asynchronous):
 
     def answers_come_in_the_order_of_the_requests(self) -> None:
         """One that was refused comes again behind others."""
+
+    def before_assign(self) -> None:
+        self.scarcity.fail_after(None)  # what could not be built is the coordinator's matter
 
     def end(self) -> None:
         self.scarcity.fail_after(None)

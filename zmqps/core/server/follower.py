@@ -22,6 +22,8 @@ SLOWEST_RETRY_S = 1.0
 #: While training goes on a backup is filled slice by slice, and after each rests so many times what that took.
 REST = 3.0
 
+#: Returns the records of the ledgers as they are at this moment.
+Ledgers = Callable[[], Iterable[Record]]
 #: Returns the record of a slice, by its index, as it is at this moment; None: there is no such slice.
 Slices = Callable[[int], Record | None]
 
@@ -32,6 +34,8 @@ class Follower:
     Records are numbered, and kept until they are confirmed. After each `Welcome` the backup says what it has, and is
     sent all that is behind it: so what a broken connection has lost, or the backup had no memory for, comes again, and
     what comes twice it knows by its number. `Hello` is therefore also how a silent backup is asked.
+
+    A backup that has yet to be built is told nothing, and nobody waits for it; when it is there it is told all.
 
     Parameters
     ----------
@@ -60,6 +64,8 @@ class Follower:
         self._probe_due: float | None = None
         self._retry_due: float | None = None
         self._retry_s = RETRY_S
+        self._source: tuple[Ledgers, Slices] | None = None  # of what it is to be told first
+        self._begun = False  # to be told
         self._slices: Slices | None = None  # while it has yet to be told of some
         self._next_slice = 0
         self._filling: int | None = None  # number of the record of the one that is under way
@@ -70,20 +76,31 @@ class Follower:
     @property
     def is_filled(self) -> bool:
         """Whether it has been told all that there is."""
-        return self._slices is None and self._filling is None
+        return self._begun and self._slices is None and self._filling is None
 
     def confirmed(self, position: int) -> int:
         """Return up to which of the primary's records it has confirmed all, where ``position`` is the last."""
         return next((record.position - 1 for _, record in self.unconfirmed if record.position), position)
 
-    def fill(self, ledgers: Iterable[Record], slices: Slices) -> None:
-        """Begin to tell it what there is: the ledgers as they are now, then slice by slice."""
-        for record in ledgers:
+    def fill(self, ledgers: Ledgers, slices: Slices) -> None:
+        """Tell it what there is, as soon as it is there: the ledgers, then slice by slice."""
+        self._source = ledgers, slices
+
+    def _begin(self, ledgers: Ledgers, slices: Slices, now: float) -> None:
+        self._fill_due = None
+        try:
+            found = list(ledgers())
+        except MemoryError:
+            self._fill_due = now + SLOWEST_RETRY_S
+            return
+        self._begun, self._slices = True, slices
+        for record in found:
             self.add(record)
-        self._slices = slices
 
     def add(self, record: Record) -> None:
-        """Queue a record; the same again changes nothing."""
+        """Queue a record, unless it is to be told all that there is; the same again changes nothing."""
+        if not self._begun:
+            return
         if not self.unconfirmed or self.unconfirmed[-1][1] is not record:
             self.unconfirmed.append((self._last + 1, record))
         self._last = self.unconfirmed[-1][0]
@@ -94,8 +111,11 @@ class Follower:
         if not self._open:
             return []
         actions: list[Action] = []
-        if self._slices is not None and self._filling is None and now >= (self._fill_due or now):
-            self._add_slice(self._slices, now)
+        if self._filling is None and now >= (self._fill_due or now):
+            if not self._begun and self._source is not None:
+                self._begin(*self._source, now)
+            if self._slices is not None:
+                self._add_slice(self._slices, now)
         if self._sent < self._last:
             for number, record in self._unsent():
                 if self._out_nbytes and self._out_nbytes + record.nbytes > WINDOW_NBYTES:
@@ -186,7 +206,7 @@ class Follower:
         """It is no backup any more."""
         self._close()
         self.handshake.stop()
-        self._slices = self._filling = self._fill_due = None
+        self._source = self._slices = self._filling = self._fill_due = None
         self.unconfirmed.clear()
 
     def next_deadline(self) -> float | None:

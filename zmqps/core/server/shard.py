@@ -315,6 +315,7 @@ class Shard:
         state.version, state.steps = version, np.array(steps, np.int64)
         self._missing.discard(index)
         self.loaded = not self._missing
+        self.filling = not self.loaded
 
     def lacks(self, index: int) -> bool:
         """Whether a slice has yet to come."""

@@ -99,10 +99,12 @@ class Stream:
                 return None
             return state_of(shard.slices[index], shard.version, shard.memory)
 
-        # gradients that wait for their step are brought to a promoted copy again: it must not take them for known ones
-        first = ledgers_of(self._ledgers) if shard.steps is None else iter(())
-        if shard.steps is not None and shard.version and not shard.slices:  # no slice will tell it the step
-            first = iter([stepped(shard.version - 1)])
+        def first() -> Iterator[Record]:
+            if shard.steps is not None and shard.version and not shard.slices:  # no slice will tell it the step
+                yield stepped(shard.version - 1)
+            if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
+                yield from ledgers_of(self._ledgers)
+
         follower.fill(first, record_of)
 
     def lose(self, epoch: int) -> None:
@@ -170,8 +172,9 @@ class Stream:
             follower.add(record)
         if self.position < record.position:
             self.position = record.position
-            self._fresh_nbytes += record.nbytes
-            self._count(record.nbytes)
+            if self.confirmed < self.position:  # else no backup is there yet
+                self._fresh_nbytes += record.nbytes
+                self._count(record.nbytes)
 
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
@@ -227,6 +230,9 @@ class Stream:
                 del self._of[held.who]
             self._count(-held.nbytes)
             yield held
+        if not self._held and self._fresh_nbytes and confirmed >= self.position:  # what failed is asked for again
+            self._count(-self._fresh_nbytes)
+            self._fresh_nbytes = 0
 
     def drain(self) -> list[Held]:
         """Return all answers that wait, whoever has not confirmed what; they wait no more."""
