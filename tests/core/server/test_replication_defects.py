@@ -20,6 +20,8 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.steps import Steps
 from zmqps.core.server.stream import Stream
 
+pytestmark = pytest.mark.slow  # half a minute of examples
+
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -38,31 +40,6 @@ def waits_for_one_backup(patch: pytest.MonkeyPatch) -> None:
 
 def confirms_before_it_has_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Follower, "confirmed", lambda self, position: position)
-
-
-def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
-    """After a connection broke it goes on behind the last that was sent."""
-    real = Follower.on_replicated
-
-    def on_replicated(self: Follower, message: Any, now: float) -> Any:
-        sent = self._sent
-        self.pump, pump = lambda now: [], self.pump  # type: ignore[method-assign]
-        real(self, message, now)
-        self.pump = pump  # type: ignore[method-assign]
-        self._sent = max(sent, self._sent)
-        return pump(now)
-
-    patch.setattr(Follower, "on_replicated", on_replicated)
-
-
-def skips_what_is_missing(patch: pytest.MonkeyPatch) -> None:
-    real = Backup.take
-
-    def take(self: Backup, shard: Shard, record: Replicate) -> Any:
-        self.number = max(self.number, record.number - 1)
-        return real(self, shard, record)
-
-    patch.setattr(Backup, "take", take)
 
 
 def forgets_what_was_pushed(patch: pytest.MonkeyPatch) -> None:
@@ -135,7 +112,6 @@ ASYNCHRONOUS: list[Break] = [
     answers_at_once,
     waits_for_one_backup,
     confirms_before_it_has_it,
-    sends_nothing_again,
     forgets_what_was_pushed,
     sends_no_ledgers,
     applies_to_slices_that_are_missing,
@@ -147,7 +123,6 @@ SYNCHRONOUS: list[Break] = [
     ends_no_steps,
     leaves_out_slices_without_a_mean,
     reports_a_step_at_once,
-    skips_what_is_missing,
     sends_slices_as_they_were,
 ]
 SEARCH = settings(
