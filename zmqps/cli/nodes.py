@@ -33,6 +33,8 @@ from zmqps.launch.logs import set_up_logging
 @settings.keys
 @settings.insecure
 @settings.log_settings
+@settings.journal
+@settings.patience
 @settings.own_servers
 @settings.parent_fd
 def coordinator(
@@ -53,6 +55,8 @@ def coordinator(
     insecure: bool,
     log_json: bool,
     log_level: str,
+    journal: Path | None,
+    patience: float,
     own_servers: bool,
     parent_fd: int | None,
 ) -> int:
@@ -63,7 +67,7 @@ def coordinator(
 
     options = CoordinatorOptions(
         servers=servers, workers=workers, heartbeat_interval=heartbeat_interval, heartbeat_timeout=heartbeat_timeout,
-        lease=lease, idle_timeout=idle_timeout, once=once, slice_nbytes=slice_size,
+        lease=lease, idle_timeout=idle_timeout, once=once, slice_nbytes=slice_size, patience=patience,
     )  # fmt: skip
     return _run(
         lambda: run(
@@ -77,6 +81,7 @@ def coordinator(
                 job_secret=job_secret,
                 keys=keys,
                 own_servers=own_servers,
+                journal=journal,
             ),
             parent_fd,
         ),

@@ -5,21 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.endpoints import join, split
 from zmqps.errors import ConfigurationError, listed
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.endkey import kept, offer_end_key
+from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
+from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
+#: Where there is a journal, members wait so long for a coordinator that is away.
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +51,8 @@ class CoordinatorConfig:
         The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
     own_servers
         Where there is neither a job secret nor keys, take servers of this user on this host alone.
+    journal
+        The directory of the journal from which it goes on if it is started again; None: there is none.
     """
 
     bind: str = ""
@@ -55,6 +64,7 @@ class CoordinatorConfig:
     job_secret: str | os.PathLike[str] | None = None
     keys: str | os.PathLike[str] | None = None
     own_servers: bool = False
+    journal: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         keys = load_node_keys(self.keys)
@@ -66,7 +76,7 @@ class CoordinatorConfig:
         checks.whole("servers", o.servers, 1)
         checks.whole("workers", o.workers, 1, optional=True)
         checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
-        for label in ("lease", "idle_timeout"):
+        for label in ("lease", "idle_timeout", "patience"):
             checks.number(label, getattr(o, label), at_least=0)
         for label in ("heartbeat_interval", "heartbeat_timeout"):
             checks.number(label, getattr(o, label), above=0)
@@ -88,31 +98,64 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     ------
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
+    JournalError
+        It cannot go on from its journal.
     """
     log = logging.getLogger("zmqps.coordinator")
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
-    transport = ZmqTransport(arrays=False, keys=keys)
-    try:
-        bound = transport.bind(where)
-        endpoint = config.place.advertises(bound)
-    except BaseException:
-        transport.close(0)
-        raise
-    if others := other_addresses(bound, endpoint):
-        log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
-    secret = read_job_secret(config.job_secret)
-    identity = new_identity(
-        "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
-    )
-    with offer_end_key(endpoint) as end_key:
-        identity = replace(identity, end_key=end_key)
-        if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
-            identity = replace(identity, server_key=end_key)
-        machine = CoordinatorMachine(identity, config.options)
-        driver = Driver(*watch(machine, transport, identity), log)
-        return await run_node(driver, endpoint, parent_fd)
+    with _opened(config.journal) as (journal, known):
+        transport = ZmqTransport(arrays=False, keys=keys)
+        try:
+            bound = transport.bind(_as_before(where, known))
+            endpoint = config.place.advertises(bound)
+        except BaseException:
+            transport.close(0)
+            raise
+        if others := other_addresses(bound, endpoint):
+            log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
+        secret = read_job_secret(config.job_secret)
+        identity = new_identity(
+            "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
+        )
+        identity, options = replace(identity, end_key=new_end_key()), config.options
+        if journal is not None:
+            try:
+                identity = resumed(journal, known, identity, options)
+            except BaseException:
+                transport.close(0)
+                raise
+        else:
+            options = replace(options, patience=0.0)  # nobody comes back
+        with offer_end_key(endpoint, identity.end_key) as end_key:
+            if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
+                identity = replace(identity, server_key=end_key)
+            state = {key: data for key, data in known.items() if key != IDENTITY}
+            machine = CoordinatorMachine(identity, options, state if journal is not None else None)
+            driver = Driver(*watch(machine, transport, identity), log, journal=journal)
+            code = await run_node(driver, endpoint, parent_fd)
+        if journal is not None:
+            journal.retire()  # the cluster has ended: the next one begins anew
+        return code
+
+
+@contextmanager
+def _opened(directory: str | os.PathLike[str] | None) -> Iterator[tuple[Journal | None, Mapping[str, Any]]]:
+    """Have the journal of a directory open, if there is to be one, and what was kept in it."""
+    if directory is None:
+        yield None, {}
+        return
+    with Journal(directory) as journal:
+        yield journal, journal.read()
+
+
+def _as_before(where: str, known: Mapping[str, Any]) -> str:
+    """Return where to listen: where any port will do, at the one that members know."""
+    if not where.startswith("tcp://") or split(where)[1] or IDENTITY not in known:
+        return where
+    before = str(known[IDENTITY].get("endpoint", ""))
+    return join(split(where)[0], split(before)[1]) if before.startswith("tcp://") else where
 
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:

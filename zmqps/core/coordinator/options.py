@@ -27,6 +27,9 @@ class CoordinatorOptions:
         End the cluster when its first job has ended; how it ended decides the exit code.
     slice_nbytes
         Size of a slice.
+    patience
+        Seconds that members wait for a coordinator that is away, where it keeps a journal to go on from; 0: as long as
+        for one that keeps none, the heartbeat timeout.
     """
 
     servers: int = 1
@@ -37,3 +40,4 @@ class CoordinatorOptions:
     idle_timeout: float = 0.0
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
+    patience: float = 0.0

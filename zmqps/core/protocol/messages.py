@@ -26,6 +26,7 @@ from zmqps.core.protocol.membership import (
     Welcome,
 )
 from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.returning import Back, Farewell, Resumed
 from zmqps.core.protocol.steps import (
     Arrive,
     Commit,
@@ -50,6 +51,7 @@ __all__ = [
     "Ack",
     "Arrive",
     "Assign",
+    "Back",
     "Commit",
     "Committed",
     "Departed",
@@ -58,6 +60,7 @@ __all__ = [
     "EndJob",
     "Enter",
     "Error",
+    "Farewell",
     "Forgotten",
     "Heartbeat",
     "HeartbeatAck",
@@ -76,6 +79,7 @@ __all__ = [
     "Range",
     "Ready",
     "Released",
+    "Resumed",
     "Shutdown",
     "Status",
     "StatusRequest",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,17 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, missing: int, now: float) -> Decision:
         """Return who may go on now; called after every event, and when the deadline is due."""
+
+    @abstractmethod
+    def dump(self) -> list[Any]:
+        """Return what a coordinator keeps that may be away, as plain data."""
+
+    @abstractmethod
+    def restore(self, kept: Sequence[Any], now: float) -> None:
+        """Be what was kept, once those who train have joined; who waits asks again."""
+
+    def catch_up(self, worker: bytes, clock: int) -> None:
+        """A worker says where it is, for what was kept of it may be old."""
 
     def awaited(self) -> Iterable[bytes]:
         """Return the workers that the others wait for."""
