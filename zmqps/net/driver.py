@@ -38,7 +38,7 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.messages import EndJob, Error, Heartbeat, Hello, Message, Welcome
+from zmqps.core.protocol.messages import EndJob, Error, Farewell, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net.reach import why_silent
@@ -53,7 +53,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 # tuples, because a union in the place of use is made anew for every message
 COMPLETED = (Hello, Welcome, Heartbeat, Error)
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = (Hello, Welcome, EndJob)
+INTRODUCTIONS = (Hello, Welcome, EndJob, Farewell)
 
 
 class Journal(Protocol):
@@ -240,8 +240,8 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob) -> Received | Unreachable:
-        if not isinstance(message, EndJob):
+    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob | Farewell) -> Received | Unreachable:
+        if isinstance(message, Hello | Welcome):
             try:
                 self.transport.greeted(peer, message.capabilities)
             except PSError as error:

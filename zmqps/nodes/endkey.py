@@ -1,7 +1,7 @@
 """Who may end the jobs of a cluster without a job secret: the user that runs its coordinator, on the same host.
 
-The coordinator makes a key for the life of its cluster and keeps it in a file that nobody else can read; who wants to end a job
-proves that it has read the file. So does a server of a cluster that takes no others.
+The coordinator makes a key for the life of its cluster and keeps it in a file that nobody else can read; who wants to
+end a job proves that it has read the file. So does a server of a cluster that takes no others.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.member import Identity
@@ -68,8 +68,8 @@ class Journal:
         self._connection: sqlite3.Connection | None = None
         self._lock = -1
         self._lasting = False  # how the next transaction is to be written
-        parent = self.path.parent.parent
-        self._folder = Folder(parent, self.path.parent.name, make=True) if parent != self.path.parent else Folder(parent)
+        place = self.path.parent
+        self._folder = Folder(place.parent, place.name, make=True)
         try:
             self._claim()
             os.close(self._folder.open(FILE, os.O_RDWR | os.O_CREAT))  # nobody else may read it, whatever the umask
@@ -198,7 +198,8 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise self._unusable(str(error), "see to the disk and the directory, and start the coordinator again") from None
+            advice = "see to the disk and the directory, and start the coordinator again"
+            raise self._unusable(str(error), advice) from None
         except sqlite3.DatabaseError as error:
             raise self._damaged(str(error)) from None
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
+import msgpack  # type: ignore[import-untyped]
+
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import Placement
@@ -30,6 +32,7 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
+from zmqps.testing.returns import PATIENCE_S, Returns
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -103,6 +106,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    journaled
+        Whether it dies again and again and comes back from its journal: `zmqps.testing.returns.Returns`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
 
@@ -132,6 +137,7 @@ class Simulation(SimulatedCluster):
         keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        journaled: bool = False,
         thrifty: bool = False,
     ) -> None:
         self.seed = seed
@@ -144,6 +150,7 @@ class Simulation(SimulatedCluster):
             workers=workers // self.training.num_jobs,
             once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
+            patience=PATIENCE_S if journaled else 0.0,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
@@ -159,6 +166,8 @@ class Simulation(SimulatedCluster):
             self._departures = Departures(self, faults.departure, calm_s)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
+        self._returns = Returns(self) if journaled else None
+        self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -240,15 +249,16 @@ class Simulation(SimulatedCluster):
     def start_coordinator(self) -> Node:
         """Start the coordinator, perhaps again, at the same address."""
         self.restarting = False
-        identity = self._identity("coordinator", "coordinator")
-        return self.start(
-            Node(
-                name="coordinator",
-                role="coordinator",
-                identity=identity,
-                machine=CoordinatorMachine(identity, self.options),
-            )
-        )
+        identity, kept = self._identity("coordinator", "coordinator"), None
+        if self._returns is not None:
+            identity = self._known_as = self._known_as or identity
+            kept = {key: msgpack.unpackb(data) for key, data in self.journals["coordinator"].items()}
+        machine = CoordinatorMachine(identity, self.options, kept)
+        node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
+        self.start(node)
+        if self._returns is not None and node.alive:
+            self._returns.started(node)
+        return node
 
     def start_server(self) -> Node:
         """Start one more server."""
@@ -321,6 +331,8 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._successors is not None:
                 self._successors.check(node)
+            if self._returns is not None and node.role == "coordinator":
+                self._returns.check(node)
             if isinstance(node.machine, ServerMachine):
                 self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
@@ -360,6 +372,9 @@ class Simulation(SimulatedCluster):
             self._orphans.resolved(node, operation, value)
         if self._successors is not None:
             self._successors.resolved(node, operation, value)
+        if self._returns is not None:
+            f = self.faults
+            self._returns.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S

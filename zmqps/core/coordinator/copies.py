@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.journal import Plain, packed, unpacked
+from zmqps.core.coordinator.membership import ABSENT, MemberInfo, Roster
 from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 
 
@@ -70,6 +71,20 @@ class Copies:
             _, before = epochs.get(copy.server.incarnation, (copy.server, frozenset[int]()))
             epochs[copy.server.incarnation] = copy.server, before | {copy.epoch}
         return epochs
+
+    def dump(self) -> Plain:
+        """Return what is kept of them, in their order: also of servers that are gone, for errors name those."""
+        return [[c.shard, c.epoch, c.server.rank, packed(c.server.hello)] for c in self]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
+        """Have the copies that were kept."""
+        for shard, epoch, rank, data in kept:
+            hello = unpacked(data)
+            gone = MemberInfo(
+                hello=hello, peer=ABSENT + hello.incarnation, roster=Roster(), rank=rank, seen_at=now
+            )  # fmt: skip
+            server = members.get(hello.incarnation, gone)
+            self.by_epoch[epoch] = Copy(shard=shard, epoch=epoch, server=server)
 
     def key(self, copy: Copy) -> bytes:
         """Return what the server of a copy knows tickets by, and proves itself with."""

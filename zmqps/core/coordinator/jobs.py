@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Mapping
 
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.journal import Changes, Plain, set_key, split_set
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -37,6 +38,8 @@ class Jobs:
         Where a cluster that is there for one job ends with it.
     root
         The coordinator's secret.
+    changes
+        Takes note of what has changed that is kept.
     """
 
     def __init__(
@@ -47,16 +50,18 @@ class Jobs:
         erasures: Erasures,
         cluster_end: ClusterEnd,
         root: bytes,
+        changes: Changes,
     ) -> None:
         self.runs: dict[str, JobRun] = {}
-        self.ended = EndedJobs()
+        self.ended = EndedJobs(lambda name: changes.add("ended", name))
+        self.next_epoch = 1
+        self._changes = changes
         self._options = options
         self._membership = membership
         self._servers = servers
         self._erasures = erasures
         self._cluster_end = cluster_end
         self._root = root
-        self._epochs = count(1)
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
@@ -71,7 +76,25 @@ class Jobs:
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
         before = self.ended.how(name)
-        return JobRun(name, self._options, self._servers, lambda: next(self._epochs), before, self._root)
+        return JobRun(name, self._options, self._servers, self._new_epoch, before, self._root, self._changes)
+
+    def _new_epoch(self) -> int:
+        self._changes.add("cluster")
+        self.next_epoch += 1
+        return self.next_epoch - 1
+
+    def restore(self, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
+        """Have the jobs that were kept."""
+        members = self._membership.members
+        for name, kept in records["job"].items():
+            run = self.runs[name] = self.named(name)
+            run.restore(kept, members, now)
+            if name in records["spec"]:
+                run.startup.restore(records["spec"][name], records["start"][name], members, now)
+            if name in records["step"] and run.startup.job is not None:
+                run.steps.restore(records["step"][name], run.startup.job, run.startup.copies, now)
+        for whose, kept in records["data"].items():
+            self.runs[split_set(whose)[0]].data.restore(kept)
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
         """Return the job of which a server has the copy of this number."""
@@ -84,6 +107,10 @@ class Jobs:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
         actions: list[Action] = []
         del self.runs[run.name]
+        for what in ("job", "spec", "start", "step"):
+            self._changes.add(what, run.name)
+        for data in run.data.by_name:
+            self._changes.add("data", set_key(run.name, data))
         trained = run.startup.placement is not None
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)

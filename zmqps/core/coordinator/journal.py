@@ -67,6 +67,17 @@ def split_key(key: str) -> tuple[str, str]:
     return what, whose
 
 
+def set_key(job: str, name: str) -> str:
+    """Return whose a record of a data set is."""
+    return f"{len(job)}/{job}/{name}"
+
+
+def split_set(whose: str) -> tuple[str, str]:
+    """Return the job and the name of a data set."""
+    length, _, rest = whose.partition("/")
+    return rest[: int(length)], rest[int(length) + 1 :]
+
+
 def packed(message: Message) -> bytes:
     """Return a short message as it travels, to be kept."""
     (header,) = encode(message)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from zmqps.core.coordinator.admission import check_admission, check_ending
 from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
+from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
 from zmqps.core.coordinator.telling import Telling
@@ -35,11 +38,13 @@ from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
+    Back,
     Committed,
     Discarded,
     EndJob,
     Enter,
     Error,
+    Farewell,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -49,6 +54,7 @@ from zmqps.core.protocol.messages import (
     Left,
     Message,
     Ready,
+    Resumed,
     Shutdown,
     Status,
     StatusRequest,
@@ -56,7 +62,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, from_wire
+from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted, from_wire
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -65,25 +71,44 @@ PIECE_S = 0.005
 
 
 class CoordinatorMachine:
-    """A coordinator process without its sockets."""
+    """A coordinator process without its sockets.
 
-    def __init__(self, identity: Identity, options: CoordinatorOptions) -> None:
+    Parameters
+    ----------
+    identity
+        Who it is; where it goes on from a journal, whoever has written that.
+    options
+        What the cluster consists of, and its timeouts.
+    kept
+        What was kept in its journal, by key; None: it keeps none.
+    """
+
+    def __init__(
+        self, identity: Identity, options: CoordinatorOptions, kept: Mapping[str, Plain] | None = None
+    ) -> None:
         self.identity = identity
         self.options = options
-        self.membership = Membership(options.heartbeat_timeout)
+        self.changes = Changes(kept=kept is not None)
+        self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
+        self._kept = kept or {}
+        self.membership: Membership = Membership(
+            options.heartbeat_timeout, lambda what, who: self.changes.add(what, who.hex())
+        )  # fmt: skip
         self.servers = Roster()
         self.counts = {"refused": 0, "heartbeats": 0}
         self.started_at = 0.0
-        self._erasures = Erasures()
+        self.erasures: Erasures = Erasures(lambda server: self.changes.add("erase", server.hex()))
         self._cluster_end = ClusterEnd(
-            options.idle_timeout, self.membership.members, lambda: any(run.members for run in self.runs.values())
+            options.idle_timeout, self.membership.members, lambda: any(run.members for run in self.runs.values()),
+            self.changes.of("cluster"),
         )
         self._jobs = Jobs(
-            options, self.membership, self.servers, self._erasures, self._cluster_end, root=identity.secret
+            options, self.membership, self.servers, self.erasures, self._cluster_end, root=identity.secret,
+            changes=self.changes,
         )
         self.runs = self._jobs.runs
-        self.ended = self._jobs.ended
-        self._partings = Partings(self.membership, self._jobs, self._erasures, self._cluster_end, once=options.once)
+        self.ended: EndedJobs = self._jobs.ended
+        self._partings = Partings(self.membership, self._jobs, self.erasures, self._cluster_end, once=options.once)
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
@@ -104,12 +129,42 @@ class CoordinatorMachine:
         """Begin to wait for members."""
         self.started_at = self._cluster_end.idle_since = now
         self._reminder_due = now + REMINDER_INTERVAL_S
-        return [Log("info", f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}")]
+        if not self.is_back:
+            self.changes.add("cluster")
+            return self._recorded([Log("info", f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}")])
+        restore(self, self._kept, now)
+        self._kept = {}
+        there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
+        text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again in "
+        return [Log("info", f"{text}{self.options.heartbeat_timeout:.0f} s is lost")]
+
+    def restore_jobs(self, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
+        """Have the jobs that were kept."""
+        self._jobs.restore(records, now)
+
+    def dump_cluster(self) -> Plain:
+        """Return what is kept of the cluster as a whole."""
+        return [self._jobs.next_epoch, self._cluster_end.dump()]
+
+    def restore_cluster(self, kept: Plain, now: float) -> None:
+        """Go on counting, and ending, where the cluster was."""
+        if kept is not None:
+            self._jobs.next_epoch, ending = kept
+            self._cluster_end.restore(ending, now)
+        self._cluster_end.note_idle(now)
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
+        return self._recorded(self._handle(event, now))
+
+    def _recorded(self, actions: list[Action]) -> list[Action]:
+        """Return actions, and before them what is to be kept of what they follow from."""
+        records = self.changes.records(lambda what, whose: dump(self, what, whose))
+        return [*records, *actions] if records else actions
+
+    def _handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         if isinstance(event, Stop):
             return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
         member = self.membership.find(event.peer)
@@ -134,10 +189,14 @@ class CoordinatorMachine:
         if isinstance(message, EndJob):
             check_ending(self.identity, message, event.holder)
             return self._jobs.end_asked(event.peer, message, now)
-        if member is None and isinstance(message, Leave):
+        if isinstance(message, Farewell):
+            return self._farewell(event, message, now)
+        if member is None and isinstance(message, Leave) and not self.is_back:
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
             self.membership.check_known(event.peer)
+            if self.is_back:
+                return [Send(event.peer, Back(self.identity.incarnation))]
             what = f"{type(message).__name__} before Hello"
             raise NotJoinedError(f"{what}: the sender has not joined this coordinator, perhaps an earlier one here")
         self.membership.heard(member, now)
@@ -146,7 +205,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self._erasures, self._telling, self._cluster_end)
+        parts = (self.erasures, self._telling, self._cluster_end)
         dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -155,6 +214,9 @@ class CoordinatorMachine:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
+        return self._recorded(self._on_deadline(now))
+
+    def _on_deadline(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
@@ -166,7 +228,7 @@ class CoordinatorMachine:
             if run.expired(now):
                 actions += self._jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
         actions += self._jobs.discard_given_up(now)
-        actions += [*self._erasures.on_deadline(now), *self._telling.on_deadline(now)]
+        actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
@@ -176,7 +238,7 @@ class CoordinatorMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         self.membership.validate()
-        self._erasures.validate()
+        self.erasures.validate()
         self._telling.validate()
         self._jobs.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
@@ -198,8 +260,11 @@ class CoordinatorMachine:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             if not known and len(roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
+        was_absent = known and self.membership.members[hello.incarnation].absent
         member = self.membership.join(hello, event.peer, roster, now, event.holder)
         actions: list[Action] = []
+        if was_absent:
+            actions += self._welcome_back(member, now)
         if not known:
             member.origin = event.origin
             actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
@@ -214,9 +279,25 @@ class CoordinatorMachine:
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
             self.options.heartbeat_interval, self.options.heartbeat_timeout,
             run.num_workers if run else num_workers, self.options.servers,
-            proof=welcome_guard(self.identity.job_secret, hello),
+            proof=welcome_guard(self.identity.job_secret, hello), patience=self.options.patience,
         )  # fmt: skip
         return [Send(event.peer, welcome), *actions]
+
+    def _welcome_back(self, member: MemberInfo, now: float) -> list[Action]:
+        """Go on with a member that was here before this coordinator was away."""
+        actions: list[Action] = [Log("info", f"{member.title} is back")]
+        if member.role == "server":
+            self.erasures.again(member, now)
+            for run in self.runs.values():
+                actions += run.again(member, now)
+        return actions
+
+    def _farewell(self, event: Received, message: Farewell, now: float) -> list[Action]:
+        """A member leaves that has not come back; or left before, and the answer was lost."""
+        member = self.membership.find_farewell(message.incarnation, message.secret, event.peer, event.holder)
+        if member is None:
+            return [Send(event.peer, Left())]
+        return self._from_member(member, Leave(message.reason), now)
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
@@ -228,10 +309,12 @@ class CoordinatorMachine:
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
         self.counts["heartbeats"] += 1
+        run = self.runs.get(member.job)
+        if not message.counters:  # over a new connection nothing large is sent at first
+            return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
         member.counters, member.counters_nbytes = packed(message.counters)
         member.unreached = unreached(message.counters) if member.role != "server" else ""
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
-        run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
@@ -265,11 +348,11 @@ class CoordinatorMachine:
         return self._jobs.end(run, run.losses.outcome, now) if run.finished else []
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
-        self._erasures.discarded(member, message.epoch)
+        self.erasures.discarded(member, message.epoch)
         return []
 
     def _forgotten(self, member: MemberInfo, message: Forgotten, now: float) -> list[Action]:
-        self._erasures.forgotten(member, message.incarnation)
+        self.erasures.forgotten(member, message.incarnation)
         return []
 
     def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
@@ -335,6 +418,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
+    **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),

@@ -26,21 +26,10 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from zmqps.core.coordinator.journal import Plain, split_key
+from zmqps.core.coordinator.journal import Plain, set_key, split_key, split_set
 
 if TYPE_CHECKING:
     from zmqps.core.coordinator.machine import CoordinatorMachine
-
-
-def set_key(job: str, name: str) -> str:
-    """Return whose a record of a data set is."""
-    return f"{len(job)}/{job}/{name}"
-
-
-def split_set(whose: str) -> tuple[str, str]:
-    """Return the job and the name of a data set."""
-    length, _, rest = whose.partition("/")
-    return rest[: int(length)], rest[int(length) + 1 :]
 
 
 def dump(machine: CoordinatorMachine, what: str, whose: str) -> Plain:

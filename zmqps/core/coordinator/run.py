@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
+from zmqps.core.coordinator.journal import Changes, Plain, packed, set_key, unpacked
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
@@ -16,8 +17,19 @@ from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Committed, Enter, Init, Ready, Take, Waiting, Withdraw
-from zmqps.errors import ConfigurationError, PSError
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Committed,
+    Enter,
+    Error,
+    Init,
+    Ready,
+    Resumed,
+    Take,
+    Waiting,
+    Withdraw,
+)
+from zmqps.errors import ConfigurationError, PSError, from_wire
 
 
 class JobRun:
@@ -37,6 +49,8 @@ class JobRun:
         How the job that had this name before has ended; empty where there was none.
     root
         The coordinator's secret.
+    changes
+        Takes note of what has changed that is kept.
     """
 
     def __init__(
@@ -47,7 +61,11 @@ class JobRun:
         new_epoch: Callable[[], int],
         before: str,
         root: bytes,
+        changes: Changes | None = None,
     ) -> None:
+        changes = changes or Changes()
+        self._changed = changes.of("job", name)
+        self._changed()
         self.name = name
         self.members: dict[bytes, MemberInfo] = {}
         self.workers = Roster()
@@ -63,15 +81,19 @@ class JobRun:
         self.places = Places(
             name, options.workers, self.members, self.workers,
             lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
+            self._changed,
         )  # fmt: skip
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
-        self.steps = Steps(self.members, self.attendance)
+        self.steps = Steps(self.members, self.attendance, changes.of("step", name))
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root,
+            lambda: self.num_workers, options.workers, root, lambda what: changes.add(what, name),
         )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
-        self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
+        self.data = DataSets(
+            self.members, self.places.lasts, self.steps.pause, self.steps.resume,
+            lambda data: changes.add("data", set_key(name, data)),
+        )  # fmt: skip
         self.waits = Waits(self._waiters, self._anybody_waits)
 
     @property
@@ -106,6 +128,7 @@ class JobRun:
             self._returned.add(member.incarnation)
         self.idle_since = None
         self.members[member.incarnation] = member
+        self._changed()
         return self.move_on(now)
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
@@ -114,6 +137,7 @@ class JobRun:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
+        self._changed()
         self._returned.discard(member.incarnation)
         self.places.leave(member, how)
         self.steps.leave(member)
@@ -148,6 +172,7 @@ class JobRun:
     def _begin(self, member: MemberInfo) -> Beginning:
         """Say what a member begins with, now that the job can be trained."""
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
+        self._changed()
         if member.role == "worker":
             self._training.add(member.incarnation)
             self._returned.discard(member.incarnation)
@@ -157,6 +182,7 @@ class JobRun:
 
     def _count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
         """A member takes part; the first that names the job begins another one than those that could not be started."""
+        self._changed()
         if first:
             self.data.begin_anew()
         return self.places.count(member, named, first)
@@ -297,6 +323,7 @@ class JobRun:
         if not self.startup.ready:
             return self.fail(error)
         self.lost_shard = error
+        self._changed()
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         for copy in self.startup.copies.of(server):
@@ -323,7 +350,44 @@ class JobRun:
         """Do what is due."""
         due = self.steps.next_deadline()
         actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
-        return actions + self.waits.on_deadline(now)
+        if told := self.waits.on_deadline(now):
+            self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again
+        return actions + told
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return what is kept of those who are there."""
+        ranks = [[[member.incarnation, member.rank] for member in roster] for roster in (self.workers, self.observers)]
+        failed = b"" if self.lost_shard is None else packed(Error.of(0, self.lost_shard))
+        return [
+            ranks, self.places.dump(), sorted(self._training), sorted(self._returned), self._left_alone, self._before,
+            self.idle_since is not None, failed,
+        ]  # fmt: skip
+
+    def restore(self, kept: Plain, everybody: Mapping[bytes, MemberInfo], now: float) -> None:
+        """Have those there who were; the lease of a job without workers begins again."""
+        ranks, places, training, returned, self._left_alone, self._before, is_idle, failed = kept
+        for roster, held in zip((self.workers, self.observers), ranks, strict=True):
+            for who, rank in held:
+                self.members[who] = everybody[who]
+                roster.take(everybody[who], rank)
+        self.places.restore(places)
+        self._training, self._returned = set(training), set(returned)
+        self.idle_since = now if is_idle else None
+        if failed:
+            error = unpacked(failed)
+            self.lost_shard = from_wire(error.code, error.text, error.facts)
+
+    def resumed(self, member: MemberInfo, message: Resumed, now: float) -> list[Action]:
+        """A member of a coordinator that was away has asked again all that it waits for."""
+        self.steps.resumed(member, message.clock, now)
+        return [*self.startup.resumed(member), *self.move_on(now)]
+
+    def again(self, server: MemberInfo, now: float) -> list[Action]:
+        """A server is back: say again what it may not have heard."""
+        self.steps.again(now)
+        return self.startup.again(server)
 
     # --- what others may look at ---------------------------------------------------------------
 
