@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -90,11 +90,13 @@ class Returns:
         kept = self._simulation.journals[coordinator.name]
         wrong = sorted(key for key in {*knows, *kept} if knows.get(key) != kept.get(key))
         assert not wrong, "the journal does not hold what the coordinator knows: " + ", ".join(
-            f"{key} is {_shown(kept.get(key))}, not {_shown(knows.get(key))}" for key in wrong[:3]
+            f"{key} {_differs(_data(kept.get(key)), _data(knows.get(key)))}" for key in wrong[:3]
         )
 
     def resolved(self, worker: Node, operation: Operation, value: object, *, may_be_lost: bool) -> None:
         """Assert that nobody has lost the coordinator, and nobody is lost because it was away."""
+        if self._simulation.nodes["coordinator"].exit is not None:
+            return  # the cluster has ended with its job
         name = f"{worker.name}: {operation.title}"
         assert not isinstance(value, CoordinatorRestartedError), f"{name}: the coordinator is taken for another one"
         lost = isinstance(value, PeerLostError) and value.role == "coordinator"
@@ -102,5 +104,16 @@ class Returns:
         assert may_be_lost or not isinstance(value, EvictedError), f"{name}: it is evicted, though it was never away"
 
 
-def _shown(data: bytes | None) -> str:
-    return "nothing" if data is None else f"{msgpack.unpackb(data)!r}"[:200]
+def _data(data: bytes | None) -> Any:
+    return None if data is None else msgpack.unpackb(data)
+
+
+def _differs(kept: Any, known: Any, where: str = "") -> str:
+    """Say where two records differ first."""
+    if type(kept) is type(known) is list and len(kept) == len(known):
+        number = next(i for i, (a, b) in enumerate(zip(kept, known, strict=True)) if a != b)
+        return _differs(kept[number], known[number], f"{where}[{number}]")
+    if type(kept) is type(known) is dict and kept.keys() == known.keys():
+        name = next(name for name in kept if kept[name] != known[name])
+        return _differs(kept[name], known[name], f"{where}[{name!r}]")
+    return f"{where} is {kept!r:.150}, not {known!r:.150}"

@@ -153,12 +153,18 @@ class Erasures:
         for who, evicted, epochs in departures:
             awaited.members[who] = _Departure(Departed(who, evicted), frozenset(epochs), now)
 
-    def again(self, server: MemberInfo, now: float) -> None:
-        """A server is back: it is asked again at once."""
-        if (awaited := self._awaited.get(server.incarnation)) is not None:
-            awaited.jobs.update((epoch, now) for epoch in awaited.jobs)
-            for departure in awaited.members.values():
-                departure.due = now
+    def again(self, server: MemberInfo, now: float) -> list[Action]:
+        """A server is back: it is asked again at once, before it hears of steps that were possible without them."""
+        if (awaited := self._awaited.get(server.incarnation)) is None:
+            return []
+        actions: list[Action] = []
+        for epoch in awaited.jobs:
+            awaited.jobs[epoch] = now + RETRY_S
+            actions.append(Send(server.peer, Discard(epoch)))
+        for departure in awaited.members.values():
+            departure.due = now + RETRY_S
+            actions.append(Send(server.peer, departure.message))
+        return actions
 
     def validate(self) -> None:
         """Assert that all is asked again in the order in which it is due, and within bounds."""

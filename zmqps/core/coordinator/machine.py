@@ -287,9 +287,9 @@ class CoordinatorMachine:
         """Go on with a member that was here before this coordinator was away."""
         actions: list[Action] = [Log("info", f"{member.title} is back")]
         if member.role == "server":
-            self.erasures.again(member, now)
+            actions += self.erasures.again(member, now)
             for run in self.runs.values():
-                actions += run.again(member, now)
+                actions += run.again(member)
         return actions
 
     def _farewell(self, event: Received, message: Farewell, now: float) -> list[Action]:

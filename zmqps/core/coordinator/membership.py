@@ -56,9 +56,10 @@ class MemberInfo:
     def answer(self, request: int, message: Message) -> Send:
         """Return the answer to a request, remembered in case it or the request is sent again."""
         self.answered[request] = message
+        forgotten: Message = message
         if len(self.answered) > MAX_ANSWERED:
-            self.answered.popitem(last=False)
-        if not isinstance(message, DERIVED):
+            _, forgotten = self.answered.popitem(last=False)
+        if not (isinstance(message, DERIVED) and isinstance(forgotten, DERIVED)):
             self.note_answer()
         return Send(self.peer, message)
 

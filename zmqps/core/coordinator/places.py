@@ -178,7 +178,7 @@ class Places:
 
     def dump(self) -> Plain:
         """Return what is kept of them; what spares ask for they ask again."""
-        named = [who for who, member in self._members.items() if member.named]
+        named = sorted(who for who, member in self._members.items() if member.named)
         return [self.attendance.dump(), self.losses.dump(), self._all_joined, sorted(self._missed), named]
 
     def restore(self, kept: Plain) -> None:

@@ -384,10 +384,9 @@ class JobRun:
         self.steps.resumed(member, message.clock, now)
         return [*self.startup.resumed(member), *self.move_on(now)]
 
-    def again(self, server: MemberInfo, now: float) -> list[Action]:
+    def again(self, server: MemberInfo) -> list[Action]:
         """A server is back: say again what it may not have heard."""
-        self.steps.again(now)
-        return self.startup.again(server)
+        return [*self.startup.again(server), *self.steps.again(server)]
 
     # --- what others may look at ---------------------------------------------------------------
 

@@ -113,7 +113,7 @@ class Steps:
         for epoch, steps in kept["unconfirmed"]:
             if epoch in self._unconfirmed:
                 self._unconfirmed[epoch] = [Commit(epoch, step, commits[step]) for step in steps]
-        self._retry_due = None if self.settled else now
+        self._retry_due = None if self.settled else now + COMMIT_RETRY_S
         self._kept = kept
 
     def resumed(self, member: MemberInfo, clock: int, now: float) -> None:
@@ -123,10 +123,10 @@ class Steps:
         if self.policy is not None and who in self._training:
             self.policy.catch_up(who, clock + self._behind.get(who, 0))
 
-    def again(self, now: float) -> None:
+    def again(self, server: MemberInfo) -> list[Action]:
         """A server is back: what it has not confirmed is said again at once."""
-        if not self.settled:
-            self._retry_due = now
+        copies = [epoch for epoch, copy in self._copies.items() if copy.server is server]
+        return [Send(server.peer, commit) for epoch in copies for commit in self._unconfirmed.get(epoch, ())]
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
