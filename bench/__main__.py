@@ -5,7 +5,21 @@ from __future__ import annotations
 import click
 
 from bench import compare, suite
-from bench.cases import apply, codecs, core, fairness, latency, members, memory, pull, push, push_pull, sync_step, walk
+from bench.cases import (
+    apply,
+    checkpoint,
+    codecs,
+    core,
+    fairness,
+    latency,
+    members,
+    memory,
+    pull,
+    push,
+    push_pull,
+    sync_step,
+    walk,
+)
 from bench.peers import command as peers
 
 
@@ -18,7 +32,7 @@ def main() -> None:
     """
 
 
-cases = (push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members)
+cases = (push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, checkpoint)
 for module in (*cases, suite, compare, peers):
     main.add_command(module.command)
 

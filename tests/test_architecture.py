@@ -36,15 +36,16 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
     },
-    "Doors: sockets, shared memory, GPUs, recording": {
+    "Doors: sockets, shared memory, GPUs, recording, files": {
         "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs core/protocol core/job core/server core/worker",
         "trace": "errors core/protocol core/node net",
+        "checkpoint": "errors checks core/protocol core/job",
     },
     "Processes: what runs a machine": {
         "client": "errors checks codecs optim core/protocol core/job core/worker net net/lane gpu trace",
-        "nodes": "errors checks codecs optim core/protocol core/treatments core/job core/node core/server "
+        "nodes": "errors checks checkpoint codecs optim core/protocol core/treatments core/job core/node core/server "
         "core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors checks core/protocol core/coordinator net gpu trace nodes keys",
@@ -58,13 +59,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "aio": "errors codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
-        "zmqps": "errors codecs optim core/worker keys launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace nodes keys launch doctor zmqps",
+        "zmqps": "errors codecs optim core/worker checkpoint keys launch data stale pipeline worker aio local",
+        "cli": "errors core/protocol core/coordinator gpu trace checkpoint nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker gpu "
-        "core/coordinator",
+        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker "
+        "core/coordinator gpu checkpoint",
     },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
@@ -132,6 +133,9 @@ ONLY_IN = {
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
+    "xxhash": {"zmqps/checkpoint/checksums.py"},
+    "fsspec": {"zmqps/checkpoint/remote.py"},
+    "torch": {"zmqps/checkpoint/torch_state.py"},  # workers take tensors as arrays
     "psutil": {
         "zmqps/launch/processes.py",
         "zmqps/net/ports.py",
@@ -146,7 +150,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray"}
+LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "torch"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}
@@ -226,6 +230,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/jobs.py",
     "zmqps/core/protocol/steps.py",
     "zmqps/core/protocol/training.py",
+    "zmqps/core/protocol/saving.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",
 }

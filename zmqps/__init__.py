@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from zmqps import aio, codecs, data, errors, keys, local, optim, pipeline, stale
+    from zmqps.checkpoint.load import load
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
@@ -26,6 +27,7 @@ __all__ = [
     "data",
     "errors",
     "keys",
+    "load",
     "local",
     "optim",
     "pipeline",
@@ -39,6 +41,7 @@ _HOMES = {
     "Statistics": "zmqps.core.worker.statistics",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
+    "load": "zmqps.checkpoint.load",
 }
 _MODULES = ("aio", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
 

@@ -6,6 +6,7 @@ and what was given. The value may come from a script or a peer; nothing about it
 
 from __future__ import annotations
 
+import json
 import math
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -127,6 +128,31 @@ def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
         return value
     raise ConfigurationError(f"{label} must be a mapping of {contents}, not {type(value).__name__}")
+
+
+def plain(label: str, value: Mapping[str, Any], longest: int = 48 << 10, deepest: int = 6) -> dict[str, Any]:
+    """Return a mapping of plain data, which can be sent and kept as JSON: texts, numbers, lists and maps of them."""
+    found = {key: _plain(label, item, deepest) for key, item in mapping(label, value, "plain data").items()}
+    if any(not isinstance(key, str) for key in found):
+        refuse(f"a key of {label}", "a string", next(key for key in found if not isinstance(key, str)))
+    nbytes = len(json.dumps(found))
+    if nbytes > longest:
+        raise ConfigurationError(f"{label} has {nbytes} bytes as JSON; it may have {longest}")
+    return found
+
+
+def _plain(label: str, value: object, deepest: int) -> Any:
+    if deepest and isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(label, item, deepest - 1) for key, item in value.items()}
+    if deepest and isinstance(value, list | tuple):
+        return [_plain(label, item, deepest - 1) for item in value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, Integral) and -(1 << 63) <= int(value) < 1 << 63:
+        return int(value)
+    if isinstance(value, Real) and not isinstance(value, Integral) and math.isfinite(value):
+        return float(value)
+    refuse(f"what is in {label}", "a text, a finite number, True, False, None, or lists and maps of these", value)
 
 
 def refuse(label: str, allowed: str, value: object, error: Refusal = ConfigurationError) -> NoReturn:

@@ -18,7 +18,7 @@ from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.treatments import Treatment
-from zmqps.core.worker.operations import Advance, Exchange, Init
+from zmqps.core.worker.operations import Advance, Checkpoint, Exchange, Init, SaveJob
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
 
@@ -219,6 +219,51 @@ class Worker(Puller):
                 self._requests = None
         if self._trained is not None:
             self._job(left)
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def checkpoint(
+        self, *, state: Mapping[str, Any] | None = None, consistent: bool = False, timeout: float | None = None
+    ) -> Checkpoint:
+        """Save the job where the cluster keeps checkpoints; return when the checkpoint is whole and on the disk.
+
+        Training goes on meanwhile, this worker's in other threads. Saved are values, the optimizer's slots and step
+        counts, the steps or clocks, where the data sets stand, and ``state``. In the synchronous mode it is the version
+        at the end of the last complete step. One job is saved at a time: others wait for their turn.
+
+        Parameters
+        ----------
+        state : mapping, optional
+            What else is to be kept, say ``{"epoch": 3}``: plain data, some kilobytes. `restored` has it again.
+        consistent : bool
+            Asynchronous: cut between pushes, for which all workers pause until those under way are acknowledged.
+            Otherwise each slice (4 MiB) is whole, with a version of its own. The other modes always do what it takes.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        Checkpoint
+            Where it is, of which version, how long it took and how large it is.
+
+        Raises
+        ------
+        ConfigurationError
+            The cluster was started without a place for checkpoints; or ``state`` is not plain data.
+        CheckpointFailedError
+            It could not be made, say for want of room on the disk. Training goes on.
+        DeadlineError
+            It is not complete; it may yet be.
+        """
+        refuse_in_callback()
+        return self.checkpoint_async(state=state, consistent=consistent, timeout=timeout).result()
+
+    def checkpoint_async(
+        self, *, state: Mapping[str, Any] | None = None, consistent: bool = False, timeout: float | None = None
+    ) -> Future[Checkpoint]:
+        """`checkpoint`, as a future."""
+        checks.flag("consistent", consistent)
+        return self._submit(SaveJob(0.0, consistent=consistent, state=checks.plain("state", state or {})), timeout)
 
     # --- pushes -------------------------------------------------------------------------------
 

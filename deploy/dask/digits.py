@@ -15,7 +15,7 @@ from distributed.comm import get_address_host
 import zmqps
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import is_loopback
-from zmqps.launch.cluster import ClusterConfig
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES
 from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Keeper, Order

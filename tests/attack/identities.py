@@ -55,7 +55,7 @@ def push(target: Target, server: int, request: int, *, seq: int | None = None, v
     size = target.slices[server].get(0, 1)
     values = (np.full(size, value, "<f4"),)
     seq = request if seq is None else seq
-    return Push(request, seq, target.epoch, 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), values)
+    return Push(request, seq, target.epoch_at(server), 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), values)
 
 
 def answered(answer: Message | None) -> str:
@@ -136,7 +136,7 @@ def stray_push(target: Target, until: Until, counts: Counter[str]) -> None:
             with Stranger(endpoint) as stranger:
                 stranger.ask(hello("worker", secrets.token_bytes(16)), Welcome, Error, attempts=2)
                 size = target.slices[server].get(0, 1)
-                load = Load(1, target.epoch, ((0, 0, ()),), (np.full(size, 5, "<f4"),))
+                load = Load(1, target.epoch_at(server), ((0, 0, ()),), (np.full(size, 5, "<f4"),))
                 counts[f"load: {answered(stranger.ask(load, Ack, Error, attempts=2))}"] += 1
                 answer = stranger.ask(push(target, server, 2), Ack, Error, attempts=2)
                 counts[f"push: {answered(answer)}"] += 1
@@ -185,8 +185,8 @@ def first_comer(target: Target, until: Until, counts: Counter[str]) -> None:
                 for server in answer.placement["servers"] if isinstance(answer, Job) else ():
                     with Stranger(server["endpoint"].split()[0]) as other:
                         ticket = bytes.fromhex(server["ticket"])
-                        other.ask(hello("worker", incarnation, secret=ticket, epoch=answer.epoch), Welcome, Error)
-                        load = Load(1, answer.epoch, WHOLE, (np.full(3, 1000, "<f4"),))
+                        other.ask(hello("worker", incarnation, secret=ticket, epoch=server["epoch"]), Welcome, Error)
+                        load = Load(1, server["epoch"], WHOLE, (np.full(3, 1000, "<f4"),))
                         counts[f"load: {answered(other.ask(load, Ack, Error, attempts=2))}"] += 1
 
 

@@ -68,7 +68,9 @@ def reader(target: Target, until: Until, counts: Counter[str]) -> None:
             stranger.ask(target.member.hello(rank), Welcome, Error)
             part = tuple((index, 0, ()) for index in target.slices[rank])
             for request in range(1, 11):
-                counts["pulls"] += stranger.ask(Pull(request, target.epoch, 0, 0, "raw", part), Values) is not None
+                counts["pulls"] += (
+                    stranger.ask(Pull(request, target.epoch_at(rank), 0, 0, "raw", part), Values) is not None
+                )
         until.pause(0.05)
 
 
@@ -81,8 +83,8 @@ def deaf_puller(target: Target, until: Until, counts: Counter[str]) -> None:
         stranger.send(target.member.hello(rank))
     while until:
         sent = 0
-        for stranger, part in zip(strangers, parts, strict=True):
-            sent += stranger.send(Pull(counts["pulls"] + 1, target.epoch, 0, 0, "raw", part))
+        for rank, (stranger, part) in enumerate(zip(strangers, parts, strict=True)):
+            sent += stranger.send(Pull(counts["pulls"] + 1, target.epoch_at(rank), 0, 0, "raw", part))
             counts["pulls"] += 1
         until.pause(0.001 if sent else 0.1)
 
@@ -98,7 +100,7 @@ def staged_gradients(target: Target, until: Until, counts: Counter[str]) -> None
         for i, stranger in enumerate(strangers):
             stranger.send(hello("worker", incarnation))
             for step in (0, 1 << 20):
-                message = Push(1, 1, target.epoch, step, 1, 1, 0, 1, "raw", "raw", whole[i], arrays[i])
+                message = Push(1, 1, target.epoch_at(i), step, 1, 1, 0, 1, "raw", "raw", whole[i], arrays[i])
                 counts["pushes"] += stranger.send(message)
             while (answer := stranger.receive(0.0)) is not None:
                 counts[answered(answer)] += 1

@@ -247,7 +247,7 @@ class Target:
     incarnations
         What they tell whoever says hello.
     epoch
-        Of the job; 0: there is none yet.
+        Of the job, and of the first server's shard; 0: there is none yet.
     slices
         For each server the sizes of its slices, by their index.
     insider
@@ -264,6 +264,11 @@ class Target:
     slices: Sequence[Mapping[int, int]]
     insider: Sequence[bytes]
     member: Member
+
+    def epoch_at(self, server: int) -> int:
+        """Return the epoch of a server's shard."""
+        epochs = self.member.epochs
+        return epochs[server] if epochs else self.epoch
 
 
 def scout(coordinator: str, insider: Sequence[bytes] = ()) -> Target:

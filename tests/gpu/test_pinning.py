@@ -11,7 +11,7 @@ import pytest
 import zmqps
 from zmqps.errors import ConfigurationError, DeviceError
 from zmqps.gpu.pinning import pin, spread, visible_gpus
-from zmqps.launch.cluster import ClusterConfig
+from zmqps.launch.config import ClusterConfig
 
 LISTING = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)

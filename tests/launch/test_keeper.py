@@ -12,7 +12,7 @@ import pytest
 
 from zmqps.keys import create
 from zmqps.launch import keeper
-from zmqps.launch.cluster import ClusterConfig
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES
 from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Ended, Keeper, Order

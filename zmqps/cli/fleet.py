@@ -22,7 +22,8 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
-from zmqps.launch.cluster import GRACE_S, ClusterConfig
+from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
 from zmqps.launch.hosts import Place

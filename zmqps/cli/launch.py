@@ -106,7 +106,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
 
     from zmqps.cli.fleet import LaunchConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
-    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.config import ClusterConfig
     from zmqps.launch.hosts import read_hostfile, read_hosts, spread
     from zmqps.launch.ssh import Shell, folder_of_script
 
@@ -129,6 +129,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         log_json=told["log_json"], apply_threads=told["apply_threads"], devices=(told["device"],),
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
+        checkpoints=settings.checkpoint_config(told),
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)

@@ -103,7 +103,7 @@ def jobs(
 ) -> int:
     """Show the jobs of a cluster, also those that have ended; `zmqps jobs end NAME` ends one."""
     if ctx.invoked_subcommand is not None:
-        ctx.obj = _address(coordinator, directory), timeout, keys
+        ctx.obj = address_of(coordinator, directory), timeout, keys
         return exits.OK
     found = _ask(coordinator, keys, directory, timeout)
     if as_json:
@@ -140,7 +140,7 @@ def end(
     return exits.OK
 
 
-def _address(coordinator: str | None, directory: Path) -> str:
+def address_of(coordinator: str | None, directory: Path) -> str:
     """Return where the coordinator is: as told, or as started here, or at the usual place."""
     from zmqps.cli.state import read_state
 
@@ -154,7 +154,7 @@ def _ask(coordinator: str | None, keys: Path | None, directory: Path, timeout: f
     from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_status
 
-    address = _address(coordinator, directory)
+    address = address_of(coordinator, directory)
     try:
         return ask_status(address, timeout=timeout, keys=find_keys(keys, None, os.environ))
     except DeadlineError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from zmqps import __version__
+from zmqps.cli.checkpoint import checkpoint
 from zmqps.cli.doctor import doctor
 from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
@@ -48,7 +49,8 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
 
 for command in (
-    up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, coordinator, server, agent,
+    up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, checkpoint, coordinator,
+    server, agent,
 ):  # fmt: skip
     cli.add_command(command)
 

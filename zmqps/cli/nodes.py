@@ -37,55 +37,35 @@ from zmqps.launch.logs import set_up_logging
 @settings.patience
 @settings.own_servers
 @settings.parent_fd
-def coordinator(
-    address: str | None,
-    advertise: str | None,
-    interface: str | None,
-    servers: int,
-    heartbeat_interval: float,
-    heartbeat_timeout: float,
-    lease: float,
-    idle_timeout: float,
-    once: bool,
-    slice_size: int,
-    workers: int | None,
-    name: str | None,
-    job_secret: Path | None,
-    keys: Path | None,
-    insecure: bool,
-    log_json: bool,
-    log_level: str,
-    journal: Path | None,
-    patience: float,
-    own_servers: bool,
-    parent_fd: int | None,
-) -> int:
+def coordinator(**told: Any) -> int:
     """Run a coordinator: it keeps track of members, places jobs and holds barriers."""
-    set_up_logging(name or "coordinator", level=log_level, as_json=log_json)
+    set_up_logging(told["name"] or "coordinator", level=told["log_level"], as_json=told["log_json"])
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.nodes.coordinator import CoordinatorConfig, run
 
     options = CoordinatorOptions(
-        servers=servers, workers=workers, heartbeat_interval=heartbeat_interval, heartbeat_timeout=heartbeat_timeout,
-        lease=lease, idle_timeout=idle_timeout, once=once, slice_nbytes=slice_size, patience=patience,
+        servers=told["servers"], workers=told["workers"], heartbeat_interval=told["heartbeat_interval"],
+        heartbeat_timeout=told["heartbeat_timeout"], lease=told["lease"], idle_timeout=told["idle_timeout"],
+        once=told["once"], slice_nbytes=told["slice_size"], patience=told["patience"],
     )  # fmt: skip
     return _run(
         lambda: run(
             CoordinatorConfig(
-                bind=address or "",
-                advertise=advertise or "",
-                interface=interface or "",
+                bind=told["address"] or "",
+                advertise=told["advertise"] or "",
+                interface=told["interface"] or "",
                 options=options,
-                name=name,
-                insecure=insecure,
-                job_secret=job_secret,
-                keys=keys,
-                own_servers=own_servers,
-                journal=journal,
+                name=told["name"],
+                insecure=told["insecure"],
+                job_secret=told["job_secret"],
+                keys=told["keys"],
+                own_servers=told["own_servers"],
+                journal=told["journal"],
+                checkpoints=settings.checkpoint_config(told),
             ),
-            parent_fd,
+            told["parent_fd"],
         ),
-        parent_fd,
+        told["parent_fd"],
     )
 
 

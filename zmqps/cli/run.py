@@ -91,7 +91,7 @@ def run(**told: Any) -> int:
 def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.cli.task import TaskConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
-    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.config import ClusterConfig
     from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
     from zmqps.launch.reach import own_address, resolved, route_towards
 
@@ -139,6 +139,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
+        checkpoints=settings.checkpoint_config(told),
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),

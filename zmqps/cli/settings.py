@@ -14,14 +14,17 @@ import math
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from zmqps.errors import ConfigurationError
 from zmqps.launch.logs import LEVELS
+
+if TYPE_CHECKING:
+    from zmqps.nodes.checkpoints import CheckpointConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -147,10 +150,39 @@ def cluster_settings(
         ),
         setting("--once", is_flag=True, help="End the cluster when its first job has ended, however it did."),
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
+        setting(
+            "--checkpoint", metavar="DIR",
+            help="Where jobs are saved, a directory that all hosts share; by default, nowhere.",
+        ),
+        setting(
+            "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
+        ),
+        setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
+        setting(
+            "--restore", metavar="PATH",
+            help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
+        ),
+        setting(
+            "--restore-values-only", is_flag=True,
+            help="Do not restore the optimizer's state: the job may have another optimizer.",
+        ),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
+    """Return where jobs are saved, when, and what they begin from, of the options of a command."""
+    from zmqps.nodes.checkpoints import CheckpointConfig
+
+    return CheckpointConfig(
+        directory=told["checkpoint"],
+        every=told["checkpoint_every"] or "",
+        keep=told["keep"],
+        restore=told["restore"],
+        restore_optimizer=not told["restore_values_only"],
+    )
 
 
 insecure = setting(

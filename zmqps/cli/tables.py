@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, JustifyMethod, RenderableType
@@ -12,9 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from zmqps.doctor.rows import Row, Verdict
-from zmqps.errors import num_bytes
+from zmqps.errors import CheckpointError, counted, listed, num_bytes, printable
 from zmqps.keys import Entry, moment
 from zmqps.trace.phases import Summary
+
+if TYPE_CHECKING:
+    from zmqps.checkpoint import Checkpoint
 
 Facts = Mapping[str, Any]
 
@@ -102,6 +105,42 @@ def keys_table(entries: Sequence[Entry], now: float) -> Table:
         until = f"until {moment(entry.expires)}" if entry.expires else "until it is revoked"
         ended = f"no more: revoked {moment(entry.revoked)}" if entry.revoked else "no more: expired"
         _add(table, entry.name, entry.role, f"{entry.public[:8]}…", moment(entry.made), ended if refusal else until)
+    return table
+
+
+def checkpoints_table(found: Sequence[tuple[str, Checkpoint | CheckpointError]]) -> Table:
+    """Return a row for each checkpoint of a job, good or not."""
+    table = _table("checkpoints", "checkpoint", ">version", "saved", ">bytes", "state")
+    for path, one in found:
+        name = path.rpartition("/")[2]
+        if isinstance(one, CheckpointError):
+            _add(table, name, "", "", "", Text(printable(one.what), "red"))
+        else:
+            saved = moment(one.manifest.created_at)
+            _add(table, name, one.version, saved, num_bytes(one.manifest.nbytes), "looks whole")
+    return table
+
+
+def checkpoint_table(one: Checkpoint) -> Table:
+    """Return what a checkpoint is of."""
+    manifest, table = one.manifest, _table("checkpoint", "", "")
+    job, parameters = manifest.job, manifest.job.parameters
+    values = sum(parameter.size for parameter in parameters)
+    rows = {
+        "path": one.path,
+        "job": printable(manifest.job_name),
+        "mode": job.mode,
+        "version": f"{one.version}, {manifest.kind}",
+        "saved": f"{moment(manifest.created_at)} by zmqps {printable(manifest.zmqps)}",
+        "parameters": f"{len(parameters):,}, {values:,} elements, {num_bytes(one.keyspace.nbytes)}",
+        "optimizer": printable(str(job.optimizer.get("name"))),
+        "slots": ", ".join(manifest.slots) or "none",
+        "shards": f"{len(manifest.shards)}, {num_bytes(manifest.nbytes)} in {counted(len(manifest.files), 'file')}",
+        "data sets": len(manifest.data),
+        "own state": printable(listed(sorted(manifest.state), 8)) or "none",
+    }
+    for what, value in rows.items():
+        _add(table, what, value)
     return table
 
 

@@ -22,7 +22,8 @@ from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.keys import load_node_keys
-from zmqps.launch.cluster import GRACE_S, ClusterConfig
+from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.handout import worker_keys
 from zmqps.launch.processes import (
     Process,

@@ -90,7 +90,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
     from zmqps.cli.supervisor import Supervisor, UpConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
-    from zmqps.launch.cluster import ClusterConfig
+    from zmqps.launch.config import ClusterConfig
 
     gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
     devices = spread(told["device"], told["servers_per_gpu"], gpus)
@@ -116,6 +116,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         job_secret=told["job_secret"],
         keys=told["keys"],
         io_threads=told["io_threads"],
+        checkpoints=settings.checkpoint_config(told),
     )
     config = UpConfig(
         cluster=cluster,

@@ -15,7 +15,7 @@ from zmqps.client.requests import Params, Requests
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.worker.operations import Attached, Exchange, Init
+from zmqps.core.worker.operations import Attached, Exchange, Init, Restored
 from zmqps.core.worker.statistics import Statistics
 from zmqps.gpu.handover import Handover
 
@@ -24,6 +24,7 @@ class Puller(Connection):
     """A member of a cluster that takes the job as it is and pulls; `zmqps.Worker` adds what changes it."""
 
     _requests: Requests | None = None
+    _restored: Restored | None = None
 
     def __init__(
         self,
@@ -61,6 +62,11 @@ class Puller(Connection):
         """The job's parameters in the order of the key space; empty before `init`."""
         return self._requests.job.parameters if self._requests else ()
 
+    @property
+    def restored(self) -> Restored | None:
+        """The checkpoint that the job has begun from, with what was saved beside it; None: it began with new values."""
+        return self._restored
+
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""
         shared, borrowed = self._arenas.nbytes, self._lanes.borrowed_nbytes if self._lanes else 0
@@ -83,6 +89,7 @@ class Puller(Connection):
 
         def attach(value: Attached) -> None:
             self._named |= init.job is not None
+            self._restored = value.restored
             if init.job is not None or self._trained is None:
                 self._trained = value.job
             if self._requests is None:

@@ -41,8 +41,16 @@
     ├── OptimizerError (ValueError)          no such optimizer, schedule or option
     ├── ServerMemoryError (MemoryError)      a server lacked the memory for a request; it may be tried again
     ├── VersionError (LookupError)           a version that is not kept any more
-    └── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
-        └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
+    ├── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
+    │   └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
+    ├── CheckpointFailedError (RuntimeError)  a checkpoint could not be made; training goes on
+    └── CheckpointError (RuntimeError)       a checkpoint that cannot be used; says why, and which older one is good
+        ├── CheckpointNotFoundError (LookupError)  there is none, or none that is whole
+        ├── CheckpointForeignError           a directory that is no checkpoint of zmqps
+        ├── CheckpointFormatError            written by a newer zmqps
+        ├── CheckpointCorruptError           a file is missing, cut short or changed
+        ├── CheckpointMismatchError          of another model or optimizer than asked for
+        └── CheckpointStorageError (OSError)  the disk is full, read-only or fails
 
 An exception holds its facts as attributes and builds its text from them. The same facts travel
 in an ``Error`` message under the class's number, so both ends of a connection raise the same
@@ -54,6 +62,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zmqps.errors.base import Fact, PSError, _rebuild
+from zmqps.errors.checkpoints import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointFailedError,
+    CheckpointForeignError,
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    CheckpointStorageError,
+)
 from zmqps.errors.configuration import (
     AddressInUseError,
     ConfigurationError,
@@ -106,6 +124,14 @@ from zmqps.words import counted, listed, num_bytes, printable
 __all__ = [
     "BY_CODE",
     "AddressInUseError",
+    "CheckpointCorruptError",
+    "CheckpointError",
+    "CheckpointFailedError",
+    "CheckpointForeignError",
+    "CheckpointFormatError",
+    "CheckpointMismatchError",
+    "CheckpointNotFoundError",
+    "CheckpointStorageError",
     "ClosedError",
     "ConfigurationError",
     "CoordinatorRestartedError",

@@ -17,12 +17,12 @@ class JournalError(ConfigurationError):
 
 
 class JournalBehindError(PSError, RuntimeError):
-    """Servers have applied steps of which the coordinator's journal knows nothing: its host lost what was written last."""
+    """Servers have steps of which the coordinator's journal knows nothing: its host lost what was written last."""
 
     code = 81
     text = (
-        "the coordinator's journal is behind: {server} has {theirs} steps of job {job!r}, the journal {ours}, so who had "
-        "a part in the others is not known; begin the job again, from a checkpoint if there is one"
+        "the coordinator's journal is behind: {server} has {theirs} steps of job {job!r}, the journal {ours}, so who "
+        "had a part in the others is not known; begin the job again, from a checkpoint if there is one"
     )
     server: str
     job: str

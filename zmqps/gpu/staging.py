@@ -356,6 +356,16 @@ class DeviceMemory:
             slice_readers.append(_Read(event, compute))
         return Outgoing(payload, (), event)
 
+    def copied(self, array: Any) -> Array:
+        """Return an array's values on this host, once all that was enqueued before has written them."""
+        outbound = self._streams.outbound
+        outbound.wait(self._streams.compute.record())
+        buffer = self._fetch([array])
+        outbound.record().wait()
+        return buffer.view(array.dtype)
+
+    readable = copied
+
     def _fetch(self, pieces: Sequence[Any]) -> Array:
         nbytes = sum(piece.nbytes for piece in pieces)
         buffer = self._blocks.lend(nbytes)

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -20,12 +19,13 @@ from typing import Any, Self, TypeVar
 from zmqps import checks
 from zmqps.core.coordinator.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys, load_node_keys
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.logs import LEVELS
 from zmqps.launch.processes import Process, all_exited, end, launched_for, node_command, node_environment, tail
+from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
@@ -40,101 +40,6 @@ START_TIMEOUT = 30.0
 log = logging.getLogger("zmqps.cluster")
 
 _clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    """What a cluster on this host consists of.
-
-    Parameters
-    ----------
-    options
-        The coordinator's.
-    address
-        Where the coordinator is reached; port 0 takes a free one. Empty: at its own default.
-    interface
-        The network interface that all listen on.
-    ports
-        The range whose first free ports the servers take.
-    kernels
-        ``numba`` or ``numpy``, for the servers.
-    insecure
-        Allow binding beyond loopback.
-    log_level
-        debug, info, warning or error.
-    log_json
-        Log one JSON object a line.
-    apply_threads
-        How many threads update one slice, for the servers.
-    devices
-        Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``, in turn.
-    memory_nbytes
-        The most that the shards of all jobs may take on a server; None: what is free.
-    job_secret
-        The file with what everybody who joins has to know; None: nothing.
-    keys
-        The directory with the cluster's keys; None: it has none.
-    io_threads
-        How many threads of each server read and write sockets.
-    """
-
-    options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
-    address: str = "tcp://127.0.0.1:0"
-    interface: str = ""
-    ports: str = ""
-    kernels: str = "numba"
-    insecure: bool = False
-    log_level: str = "info"
-    log_json: bool = False
-    apply_threads: int = 1
-    devices: tuple[str, ...] = ("cpu",)
-    memory_nbytes: int | None = None
-    job_secret: Path | None = None
-    keys: Path | None = None
-    io_threads: int = IO_THREADS
-
-    def coordinator(self, name: str = "coordinator") -> list[str]:
-        """Return the flags of the coordinator."""
-        o = self.options
-        flags = [
-            f"--address={self.address}", f"--servers={o.servers}", f"--heartbeat-interval={o.heartbeat_interval}",
-            f"--heartbeat-timeout={o.heartbeat_timeout}", f"--lease={o.lease}", f"--idle-timeout={o.idle_timeout}",
-            f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
-            *["--once"] * o.once,
-        ]  # fmt: skip
-        return [*flags, *self._common(name)]
-
-    def server(self, index: int, coordinator: str, *, bind: str = "", name: str = "") -> list[str]:
-        """Return the flags of a server, which by default listens on the same addresses as the coordinator."""
-        flags = [
-            f"--coordinator={coordinator}", f"--address={bind or self._server_address(coordinator)}",
-            f"--kernels={self.kernels}", f"--apply-threads={self.apply_threads}",
-            f"--device={self.devices[index % len(self.devices)]}", f"--io-threads={self.io_threads}",
-            *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
-            *([f"--ports={self.ports}"] if self.ports else []),
-        ]  # fmt: skip
-        return [*flags, *self._common(name or f"server-{index}")]
-
-    @property
-    def is_local(self) -> bool:
-        """Whether nobody reaches the coordinator from other hosts, so that all its servers are started here."""
-        if self.interface:
-            return False
-        return not self.address.startswith("tcp://") or is_loopback(host_of(self.address))
-
-    def _server_address(self, coordinator: str) -> str:
-        if self.interface:
-            return ""
-        if is_wildcard(host_of(self.address)):
-            return join(host_of(self.address), 0)
-        return join(host_of(coordinator) or "127.0.0.1", 0)
-
-    def _common(self, name: str) -> list[str]:
-        switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
-        switches += [f"--interface={self.interface}"] if self.interface else []
-        switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
-        switches += [f"--keys={self.keys.absolute()}"] if self.keys is not None else []
-        return [f"--name={name}", f"--log-level={self.log_level}", *switches]
 
 
 class Nodes:
@@ -259,6 +164,16 @@ class LocalCluster:
         Seconds without a worker or observer of any job after which the cluster ends; 0: never.
     memory : int, optional
         The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
+    checkpoint : path, optional
+        Where jobs are saved; by default nowhere.
+    checkpoint_every : str
+        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default only when asked (`Worker.checkpoint`).
+    keep : int
+        How many checkpoints of a job are kept.
+    restore : path, optional
+        A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
+    restore_optimizer : bool
+        Whether the optimizer's state is restored as well; else the job may have another optimizer.
     job_secret : path, optional
         The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
         `zmqps.connect`, too. By default nobody has to know anything.
@@ -302,6 +217,11 @@ class LocalCluster:
         lease: float = CoordinatorOptions().lease,
         idle_timeout: float = 0.0,
         memory: int | None = None,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: str = "",
+        keep: int = KEEP,
+        restore: str | Path | None = None,
+        restore_optimizer: bool = True,
         job_secret: str | Path | None = None,
         keys: str | Path | None = None,
         io_threads: int = IO_THREADS,
@@ -320,6 +240,13 @@ class LocalCluster:
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
         )  # fmt: skip
         # what is wrong with them is said here, not by a process
+        checkpoints = CheckpointConfig(
+            directory=None if checkpoint is None else os.fspath(checkpoint),
+            every=checkpoint_every,
+            keep=keep,
+            restore=None if restore is None else os.fspath(restore),
+            restore_optimizer=restore_optimizer,
+        )
         CoordinatorConfig(options=options, job_secret=job_secret, keys=keys)
         secret = None if job_secret is None else Path(job_secret)
         ServerConfig(
@@ -343,6 +270,7 @@ class LocalCluster:
             job_secret=secret,
             keys=None if keys is None else Path(keys),
             io_threads=io_threads,
+            checkpoints=checkpoints,
         )
         self._nodes = Nodes(config, self._spawn)
         self._joined = ""  # the cluster that this process was launched for

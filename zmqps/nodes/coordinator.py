@@ -19,6 +19,7 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, resumptions
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
@@ -49,6 +50,8 @@ class CoordinatorConfig:
         The file with what everybody who joins has to know; None: nothing.
     keys
         The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
+    checkpoints
+        Where jobs are saved, when, and what they begin from.
     own_servers
         Where there is neither a job secret nor keys, take servers of this user on this host alone.
     journal
@@ -63,6 +66,7 @@ class CoordinatorConfig:
     insecure: bool = False
     job_secret: str | os.PathLike[str] | None = None
     keys: str | os.PathLike[str] | None = None
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     own_servers: bool = False
     journal: str | os.PathLike[str] | None = None
 
@@ -98,10 +102,15 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     ------
     AddressInUseError, ConfigurationError
         The endpoint cannot be bound.
+    CheckpointError
+        There is no usable checkpoint to begin from.
     JournalError
         It cannot go on from its journal.
     """
     log = logging.getLogger("zmqps.coordinator")
+    begins_from = resumptions(config.checkpoints)
+    for resumption in begins_from.values():
+        log.info("jobs begin from the checkpoint %s, of version %d", resumption.path, resumption.version)
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
@@ -132,7 +141,11 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
                 identity = replace(identity, server_key=end_key)
             state = {key: data for key, data in known.items() if key != IDENTITY}
-            machine = CoordinatorMachine(identity, options, state if journal is not None else None)
+            saved = config.checkpoints
+            store = None if saved.directory is None else CheckpointStore(saved.directory, saved.keep)
+            seconds, steps = cadence(saved.every)
+            options = replace(options, checkpoint_seconds=seconds, checkpoint_steps=steps)
+            machine = CoordinatorMachine(identity, options, store, begins_from, state if journal is not None else None)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
             code = await run_node(driver, endpoint, parent_fd)
         if journal is not None:

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.protocol.guard import end_guard
+from zmqps.core.protocol.guard import end_guard, save_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import EndJob
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
@@ -127,6 +127,37 @@ def _end(address: str, job: str, operation: str, timeout: float, job_secret: Pat
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
     run_blocking(_run(machine, operation, timeout, keys))
     return machine.text
+
+
+def save_job(
+    address: str,
+    job: str,
+    *,
+    consistent: bool = False,
+    timeout: float = 600.0,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+) -> Checkpointed:
+    """Save a job of the cluster at an address; return where the checkpoint is, once it is whole.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered, or it is not complete yet; it may yet be.
+    IdentityError, ConfigurationError
+        As for `end_job`; or the cluster was started without a place for checkpoints.
+    JobError
+        There is no such job, or it is not being trained.
+    CheckpointFailedError
+        It could not be made.
+    """
+    nonce, name = secrets.token_bytes(KEY_NBYTES), checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
+    secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
+    question = Checkpoint(1, name, int(consistent), {}, nonce, save_guard(secret, name, nonce))
+    machine = Inquiry(address, question=question)
+    run_blocking(_run(machine, "checkpoint", timeout, keys))
+    assert machine.made is not None
+    return machine.made
 
 
 def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:

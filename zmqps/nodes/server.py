@@ -35,6 +35,7 @@ from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
+from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
 from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.listening import Place, resolved
@@ -272,7 +273,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add)
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
-    machine = ServerMachine(identity, config.coordinator, build, available_nbytes)
+    machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles())
 
     def largest_nbytes() -> int:
         shards = [tenant.shard for tenant in machine.tenants.values() if tenant.shard is not None]

@@ -70,8 +70,8 @@ class Departures:
         for departure in machine.membership.gone:
             who = departure.member.incarnation
             run = epochs.get(self._reached.get(who, 0))
-            copies = [] if run is None else run.startup.copies
-            there = [copy.server.hello.name for copy in copies if not copy.server.absent]  # others are when they return
+            servers_of = [] if run is None else [copy.server for copy in run.startup.copies]
+            there = [server.hello.name for server in servers_of if not server.absent]  # others are when they return
             for name in {*servers} & {*there}:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack  # type: ignore[import-untyped]
 
+from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.remembered import dump_all
-from zmqps.core.coordinator.journal import key_of
 from zmqps.core.protocol.messages import Message
 from zmqps.core.worker.operations import Operation
 from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError

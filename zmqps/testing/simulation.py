@@ -253,7 +253,7 @@ class Simulation(SimulatedCluster):
         if self._returns is not None:
             identity = self._known_as = self._known_as or identity
             kept = {key: msgpack.unpackb(data) for key, data in self.journals["coordinator"].items()}
-        machine = CoordinatorMachine(identity, self.options, kept)
+        machine = CoordinatorMachine(identity, self.options, kept=kept)
         node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
         self.start(node)
         if self._returns is not None and node.alive:

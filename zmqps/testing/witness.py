@@ -122,7 +122,7 @@ class StepWitness:
     def _written(self, node: Node) -> None:
         """Take what a coordinator decides when it is kept, for it may come back before it has told anybody."""
         data = self._simulation.journals[node.name].get(f"step/{self._name}")
-        for step, contributors in (msgpack.unpackb(data)["commits"] if data is not None else ()):
+        for step, contributors in msgpack.unpackb(data)["commits"] if data is not None else ():
             epoch = self._simulation.coordinator.runs[self._name].startup.epoch
             self._committed(node, Commit(epoch, step, contributors))
 

@@ -1,11 +1,11 @@
-"""Who may join a cluster, and who may end its jobs."""
+"""Who may join a cluster, and who may save and end its jobs."""
 
 from __future__ import annotations
 
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.guard import check_end, check_join, check_server
+from zmqps.core.protocol.guard import check_end, check_join, check_save, check_server
 from zmqps.core.protocol.hello import check_hello, check_job
-from zmqps.core.protocol.messages import EndJob, Hello
+from zmqps.core.protocol.messages import Checkpoint, EndJob, Hello
 from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
 
 
@@ -31,3 +31,9 @@ def check_ending(identity: Identity, message: EndJob, holder: KeyHolder | None) 
     """Raise `IdentityError` unless somebody may end a job: with keys, who has a node's; else who knows a secret."""
     check_operator(holder, "end jobs", keyed=identity.keyed)
     check_end(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+
+
+def check_saving(identity: Identity, message: Checkpoint, holder: KeyHolder | None) -> None:
+    """Raise `IdentityError` unless somebody who has not joined may save a job; as `check_ending`."""
+    check_operator(holder, "save jobs", keyed=identity.keyed)
+    check_save(identity.job_secret, b"" if identity.keyed else identity.end_key, message)

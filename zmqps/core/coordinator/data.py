@@ -9,7 +9,7 @@ when all of this one is done: until then who asks for more waits, because a rang
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -28,6 +28,8 @@ MAX_DATA_SETS = 1024
 MAX_NAMED = 64
 #: How many of the workers whose ranges are awaited an error names.
 MOST_NAMED = 8
+#: What a checkpoint knows of one: its description, its pass, the next range, and those to do again.
+SAVED_FIELDS = 4
 #: How many data sets, and of each how many workers, the status shows.
 MOST_SHOWN = 64
 
@@ -124,6 +126,18 @@ class DataSet:
         data._returned = deque(returned)
         return data
 
+    def saved(self) -> list[Any]:
+        """Return where it stands as plain data; what a worker has and has not used is to do again."""
+        spec, out = self.spec, sorted([*self.taken.values(), *self._returned])
+        described = [spec.name, spec.num_examples, spec.range_size, spec.passes, spec.shuffle_seed]
+        return [described, self.data_pass, self._next, out]
+
+    def resume(self, saved: list[Any]) -> None:
+        """Stand where `saved` says."""
+        _, self.data_pass, self._next, out = saved
+        self._returned = deque(out)
+        self.num_done = self._next - len(out)
+
     def validate(self) -> None:
         """Assert that every range of the pass is in one place."""
         assert 0 <= self.data_pass <= self.spec.passes
@@ -163,6 +177,7 @@ class DataSets:
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
         self._changed = changed
+        self._saved: dict[str, list[Any]] = {}  # where those stand that nobody has named since the job was restored
         self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
         self._counts = counts
@@ -186,7 +201,11 @@ class DataSets:
             data = None
         if data is None:
             actions += self._check_room(member, counts=counts)
-            data = self.by_name[spec.name] = DataSet(spec, member.title, member.incarnation)
+            data = DataSet(spec, member.title, member.incarnation)
+            if (saved := self._saved.get(spec.name)) is not None:
+                _described(saved).check_same(spec, "the checkpoint")
+                data.resume(self._saved.pop(spec.name))
+            self.by_name[spec.name] = data
         data.spec.check_same(spec, data.owner)
         self._changed(spec.name)
         data.lasts |= counts
@@ -267,6 +286,16 @@ class DataSets:
                 actions += self._serve(data)
         return actions
 
+    def saved(self) -> list[Any]:
+        """Return where all stand that last, as plain data."""
+        return [*self._saved.values(), *(data.saved() for data in self.by_name.values() if data.lasts)]
+
+    def resume(self, saved: Iterable[list[Any]]) -> None:
+        """Let data sets that are named from now on go on where they stood."""
+        self._saved = {entry[0][0]: entry for entry in saved}
+        for name in self._saved:
+            self._changed(name)
+
     def begin_anew(self) -> None:
         """Another job has this name now: nobody that counts has asked for any yet."""
         for data in list(self.by_name.values()):
@@ -313,12 +342,21 @@ class DataSets:
         ]
 
     def dump(self, name: str) -> Plain:
-        """Return what is kept of a data set; None if there is none of this name."""
-        return self.by_name[name].dump() if name in self.by_name else None
+        """Return what is kept of a data set, in use or from a checkpoint; None if there is none of this name."""
+        return self.by_name[name].dump() if name in self.by_name else self._saved.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those in use, and of those from a checkpoint."""
+        return [*self.by_name, *self._saved]
 
     def restore(self, kept: Plain) -> None:
         """Have a data set that was kept."""
+        if len(kept) == SAVED_FIELDS:
+            self._saved[kept[0][0]] = kept
+            return
         data = DataSet.restored(kept)
+        self._saved.pop(data.spec.name, None)
         self.by_name[data.spec.name] = data
         for who in data.here:
             self._of.setdefault(who, {})[data.spec.name] = data
@@ -332,6 +370,13 @@ class DataSets:
             assert data.here or (data.lasts and not data.untouched)
         assert sum(map(len, self._of.values())) == sum(len(data.here) for data in self.by_name.values())
         assert set(self._of) <= set(self._members)
+
+
+def _described(saved: list[Any]) -> DataSpec:
+    name, num_examples, range_size, passes, shuffle_seed = saved[0]
+    return DataSpec(
+        name=name, num_examples=num_examples, range_size=range_size, passes=passes, shuffle_seed=shuffle_seed
+    )
 
 
 def _more(of: Mapping[bytes, int]) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
@@ -11,6 +12,7 @@ from zmqps.core.coordinator.journal import Changes, Plain, set_key, split_set
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
@@ -40,6 +42,8 @@ class Jobs:
         The coordinator's secret.
     changes
         Takes note of what has changed that is kept.
+    resumptions
+        The checkpoints that jobs of these names begin from, the first time.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Jobs:
         cluster_end: ClusterEnd,
         root: bytes,
         changes: Changes,
+        resumptions: Mapping[str, Resumption] = MappingProxyType({}),
     ) -> None:
         self.runs: dict[str, JobRun] = {}
         self.ended = EndedJobs(lambda name: changes.add("ended", name))
@@ -62,6 +67,10 @@ class Jobs:
         self._erasures = erasures
         self._cluster_end = cluster_end
         self._root = root
+        self._resumptions = resumptions
+        self.begun: dict[str, None] = {}  # jobs that have begun from a checkpoint, and ended
+        #: Called when a job ends, before anything is freed.
+        self.on_end: Callable[[JobRun, float], list[Action]] = lambda run, now: []
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
@@ -76,7 +85,10 @@ class Jobs:
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
         before = self.ended.how(name)
-        return JobRun(name, self._options, self._servers, self._new_epoch, before, self._root, self._changes)
+        resumption = None if name in self.begun else self._resumptions.get(name)
+        return JobRun(
+            name, self._options, self._servers, self._new_epoch, before, self._root, resumption, self._changes
+        )  # fmt: skip
 
     def _new_epoch(self) -> int:
         self._changes.add("cluster")
@@ -105,13 +117,16 @@ class Jobs:
 
     def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
-        actions: list[Action] = []
+        actions = self.on_end(run, now)
         del self.runs[run.name]
         for what in ("job", "spec", "start", "step"):
             self._changes.add(what, run.name)
-        for data in run.data.by_name:
+        for data in run.data.names:
             self._changes.add("data", set_key(run.name, data))
         trained = run.startup.placement is not None
+        if run.startup.ready and run.name in self._resumptions:
+            self.begun[run.name] = None  # what was saved has been trained on
+            self._changes.add("cluster")
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
             well = run.lost_shard is None and not run.losses

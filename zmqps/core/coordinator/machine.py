@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.admission import check_admission, check_ending
+from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
+from zmqps.core.coordinator.checkpoints import Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
 from zmqps.core.coordinator.remembered import dump, restore
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
 from zmqps.core.coordinator.telling import Telling
@@ -27,7 +30,9 @@ from zmqps.core.protocol.events import (
     Exit,
     Log,
     NetworkEvent,
+    Peer,
     Received,
+    Returned,
     Send,
     Stop,
     Undecodable,
@@ -39,6 +44,7 @@ from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
     Back,
+    Checkpoint,
     Committed,
     Discarded,
     EndJob,
@@ -49,12 +55,14 @@ from zmqps.core.protocol.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
+    Holding,
     Init,
     Leave,
     Left,
     Message,
     Ready,
     Resumed,
+    Saved,
     Shutdown,
     Status,
     StatusRequest,
@@ -79,18 +87,28 @@ class CoordinatorMachine:
         Who it is; where it goes on from a journal, whoever has written that.
     options
         What the cluster consists of, and its timeouts.
+    store
+        Where checkpoints are; None: nowhere.
+    resumptions
+        The checkpoints that jobs of these names begin from.
     kept
         What was kept in its journal, by key; None: it keeps none.
     """
 
     def __init__(
-        self, identity: Identity, options: CoordinatorOptions, kept: Mapping[str, Plain] | None = None
+        self,
+        identity: Identity,
+        options: CoordinatorOptions,
+        store: Store | None = None,
+        resumptions: Mapping[str, Resumption] = MappingProxyType({}),
+        kept: Mapping[str, Plain] | None = None,
     ) -> None:
         self.identity = identity
         self.options = options
         self.changes = Changes(kept=kept is not None)
         self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
         self._kept = kept or {}
+        self._lives = 0  # how often it has come back
         self.membership: Membership = Membership(
             options.heartbeat_timeout, lambda what, who: self.changes.add(what, who.hex())
         )  # fmt: skip
@@ -99,16 +117,23 @@ class CoordinatorMachine:
         self.started_at = 0.0
         self.erasures: Erasures = Erasures(lambda server: self.changes.add("erase", server.hex()))
         self._cluster_end = ClusterEnd(
-            options.idle_timeout, self.membership.members, lambda: any(run.members for run in self.runs.values()),
+            options.idle_timeout,
+            self.membership.members,
+            lambda: any(run.members for run in self.runs.values()),
             self.changes.of("cluster"),
         )
         self._jobs = Jobs(
             options, self.membership, self.servers, self.erasures, self._cluster_end, root=identity.secret,
-            changes=self.changes,
-        )
+            changes=self.changes, resumptions=resumptions,
+        )  # fmt: skip
         self.runs = self._jobs.runs
+        cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
+        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence)
         self.ended: EndedJobs = self._jobs.ended
-        self._partings = Partings(self.membership, self._jobs, self.erasures, self._cluster_end, once=options.once)
+        self._jobs.on_end = self.checkpoints.ended
+        self._partings = Partings(
+            self.membership, self._jobs, self.erasures, self._cluster_end, self.checkpoints, once=options.once
+        )
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
@@ -135,8 +160,10 @@ class CoordinatorMachine:
         restore(self, self._kept, now)
         self._kept = {}
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
-        text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again in "
-        return [Log("info", f"{text}{self.options.heartbeat_timeout:.0f} s is lost")]
+        text = (
+            f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again in "
+        )
+        return self._recorded([Log("info", f"{text}{self.options.heartbeat_timeout:.0f} s is lost")])
 
     def restore_jobs(self, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
         """Have the jobs that were kept."""
@@ -144,18 +171,22 @@ class CoordinatorMachine:
 
     def dump_cluster(self) -> Plain:
         """Return what is kept of the cluster as a whole."""
-        return [self._jobs.next_epoch, self._cluster_end.dump()]
+        return [self._jobs.next_epoch, self._cluster_end.dump(), list(self._jobs.begun), self._lives]
 
     def restore_cluster(self, kept: Plain, now: float) -> None:
         """Go on counting, and ending, where the cluster was."""
         if kept is not None:
-            self._jobs.next_epoch, ending = kept
+            self._jobs.next_epoch, ending, begun, self._lives = kept
+            self._jobs.begun = dict.fromkeys(begun)
             self._cluster_end.restore(ending, now)
+        self._lives += 1
+        self.checkpoints.begin_at(self._lives << 32)  # servers may have some of a life before in hand
+        self.changes.add("cluster")
         self._cluster_end.note_idle(now)
 
     # --- the door ------------------------------------------------------------------------------
 
-    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         return self._recorded(self._handle(event, now))
 
@@ -164,9 +195,11 @@ class CoordinatorMachine:
         records = self.changes.records(lambda what, whose: dump(self, what, whose))
         return [*records, *actions] if records else actions
 
-    def _handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
+    def _handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         if isinstance(event, Stop):
             return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
+        if isinstance(event, Returned):
+            return self.checkpoints.returned(event.tag, event.value, now)
         member = self.membership.find(event.peer)
         if isinstance(event, Undecodable):
             return self._refuse(event, member, 0, event.error, now)
@@ -191,6 +224,9 @@ class CoordinatorMachine:
             return self._jobs.end_asked(event.peer, message, now)
         if isinstance(message, Farewell):
             return self._farewell(event, message, now)
+        if isinstance(message, Checkpoint) and (member is None or message.job):
+            check_saving(self.identity, message, event.holder)
+            return self._save(event.peer, message, message.job, now)
         if member is None and isinstance(message, Leave) and not self.is_back:
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
@@ -205,7 +241,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self._telling, self._cluster_end)
+        parts = (self.erasures, self._telling, self._cluster_end, self.checkpoints)
         dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -228,6 +264,7 @@ class CoordinatorMachine:
             if run.expired(now):
                 actions += self._jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
         actions += self._jobs.discard_given_up(now)
+        actions += self.checkpoints.on_deadline(now)
         actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
@@ -241,6 +278,7 @@ class CoordinatorMachine:
         self.erasures.validate()
         self._telling.validate()
         self._jobs.validate()
+        self.checkpoints.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
 
@@ -315,6 +353,8 @@ class CoordinatorMachine:
         member.counters, member.counters_nbytes = packed(message.counters)
         member.unreached = unreached(message.counters) if member.role != "server" else ""
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
+        pushes = message.counters.get("pushes")
+        member.num_pushes = pushes if type(pushes) is int else 0
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
@@ -345,7 +385,24 @@ class CoordinatorMachine:
         if run is None:
             return []
         run.committed(message)
-        return self._jobs.end(run, run.losses.outcome, now) if run.finished else []
+        ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
+        return [*self.checkpoints.look(now), *ended]
+
+    def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
+        return self.checkpoints.saved(member, message, now)
+
+    def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
+        return self.checkpoints.holds(member, message, now)
+
+    def _save_own(self, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
+        return self._save(member.peer, message, member.job, now)
+
+    def _save(self, peer: Peer, message: Checkpoint, job: str, now: float) -> list[Action]:
+        member = self.membership.find(peer)
+        who = message.nonce or (peer if member is None else member.incarnation)
+        wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
+        wish.askers[who, message.request] = peer
+        return self.checkpoints.ask(wish, now)
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         self.erasures.discarded(member, message.epoch)
@@ -394,6 +451,7 @@ class CoordinatorMachine:
             ended=self.ended.status(now),
             gone=self.membership.gone,
             counters=self.counts,
+            checkpoint_of=self.checkpoints.status,
             now=now,
         )
 
@@ -406,7 +464,7 @@ def _of_run(
 
 
 #: Requests whose answer is remembered, so that one that was lost can be said again.
-REPEATABLE = (Init, Enter, Arrive, Take)
+REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
 
 #: (role, message) -> what is done. Anything else is a `ProtocolError`.
 HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
@@ -417,6 +475,9 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Discarded): CoordinatorMachine._discarded,
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
+    ("server", Saved): CoordinatorMachine._saved,
+    ("worker", Holding): CoordinatorMachine._holds,
+    **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},

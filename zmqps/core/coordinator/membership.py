@@ -46,6 +46,7 @@ class MemberInfo:
     holder: KeyHolder | None = None  # whose key it has joined with
     counters: str = "{}"  # packed, see `zmqps.core.coordinator.status`
     counters_nbytes: int = 0
+    num_pushes: int = 0  # a worker's, by what it says
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
     answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
     named: bool = False  # whether it has described the job itself that it trains, and that was accepted

@@ -30,6 +30,8 @@ class CoordinatorOptions:
     patience
         Seconds that members wait for a coordinator that is away, where it keeps a journal to go on from; 0: as long as
         for one that keeps none, the heartbeat timeout.
+    checkpoint_seconds, checkpoint_steps
+        Save jobs without being asked every so many seconds, or steps; None: not by that.
     """
 
     servers: int = 1
@@ -41,3 +43,5 @@ class CoordinatorOptions:
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
     patience: float = 0.0
+    checkpoint_seconds: float | None = None
+    checkpoint_steps: int | None = None

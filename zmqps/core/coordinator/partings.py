@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
@@ -24,14 +25,24 @@ class Partings:
         Lets servers forget who has gone.
     cluster_end
         Hears of everybody who has gone.
+    checkpoints
+        Hears of them, too: a checkpoint may need them.
     once
         Whether the cluster is there for one job, and ends with it.
     """
 
     def __init__(
-        self, membership: Membership, jobs: Jobs, erasures: Erasures, cluster_end: ClusterEnd, *, once: bool
+        self,
+        membership: Membership,
+        jobs: Jobs,
+        erasures: Erasures,
+        cluster_end: ClusterEnd,
+        checkpoints: Checkpoints,
+        *,
+        once: bool,
     ) -> None:
         self._membership = membership
+        self._checkpoints = checkpoints
         self._jobs = jobs
         self._erasures = erasures
         self._cluster_end = cluster_end
@@ -63,8 +74,8 @@ class Partings:
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""
+        actions = self._checkpoints.gone(member, now)
         self._membership.remove(member, how, now, member.eviction(now, how))
-        actions: list[Action] = []
         run = self._jobs.runs.get(member.job)
         if run is None:
             self._erasures.leave(member)

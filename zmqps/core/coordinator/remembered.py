@@ -45,7 +45,7 @@ def dump_all(machine: CoordinatorMachine) -> dict[tuple[str, str], Plain]:
     keys += [("barred", who.hex()) for who in machine.membership.barred]
     for name, run in machine.runs.items():
         keys += [(what, name) for what in ("job", "spec", "start", "step")]
-        keys += [("data", set_key(name, data)) for data in run.data.by_name]
+        keys += [("data", set_key(name, data)) for data in run.data.names]
     keys += [("ended", name) for name in machine.ended.by_name]
     found = {key: dump(machine, *key) for key in keys}
     return {key: data for key, data in found.items() if data is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
@@ -11,6 +12,7 @@ from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
@@ -49,6 +51,8 @@ class JobRun:
         How the job that had this name before has ended; empty where there was none.
     root
         The coordinator's secret.
+    resumption
+        The checkpoint that the job begins from.
     changes
         Takes note of what has changed that is kept.
     """
@@ -61,6 +65,7 @@ class JobRun:
         new_epoch: Callable[[], int],
         before: str,
         root: bytes,
+        resumption: Resumption | None = None,
         changes: Changes | None = None,
     ) -> None:
         changes = changes or Changes()
@@ -87,7 +92,7 @@ class JobRun:
         self.steps = Steps(self.members, self.attendance, changes.of("step", name))
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, lambda what: changes.add(what, name),
+            lambda: self.num_workers, options.workers, root, resumption, lambda what: changes.add(what, name),
         )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(
@@ -95,6 +100,17 @@ class JobRun:
             lambda data: changes.add("data", set_key(name, data)),
         )  # fmt: skip
         self.waits = Waits(self._waiters, self._anybody_waits)
+        if resumption is not None:
+            self.data.resume(resumption.data)
+
+    @property
+    def mode(self) -> str:
+        """How it is synchronised; empty where nobody has said so yet."""
+        return "" if self.startup.job is None else self.startup.job.mode
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it beside the shards, as plain data."""
+        return {"name": self.name, **self.startup.described(), "data": self.data.saved()}
 
     @property
     def num_workers(self) -> int:
@@ -166,7 +182,8 @@ class JobRun:
         actions = self.startup.place(list(self._servers))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
-            self.steps.start(job, copies, waits_for_all=self.places.expected is not None)
+            clock = self.startup.resumption.version if self.startup.resumption else 0
+            self.steps.start(job, copies, waits_for_all=self.places.expected is not None, clock=clock)
         return actions
 
     def _begin(self, member: MemberInfo) -> Beginning:
@@ -367,6 +384,7 @@ class JobRun:
 
     def restore(self, kept: Plain, everybody: Mapping[bytes, MemberInfo], now: float) -> None:
         """Have those there who were; the lease of a job without workers begins again."""
+        self.data.resume(())  # what of a checkpoint nobody has named yet is kept by itself
         ranks, places, training, returned, self._left_alone, self._before, is_idle, failed = kept
         for roster, held in zip((self.workers, self.observers), ranks, strict=True):
             for who, rank in held:

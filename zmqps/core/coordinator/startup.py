@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from zmqps.core.coordinator.copies import Copies, Copy
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
@@ -67,6 +68,8 @@ class Startup:
         How many workers the cluster expects of a job that does not say; None: whoever comes.
     root
         The coordinator's secret: what keys and tickets are made of.
+    resumption
+        The checkpoint that the job begins from; None: a worker uploads the initial values.
     changed
         Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
     """
@@ -82,10 +85,12 @@ class Startup:
         num_workers: Callable[[], int],
         expected: int | None,
         root: bytes,
+        resumption: Resumption | None = None,
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._changed = changed
         self.name = name
+        self.resumption = resumption
         self.num_servers = num_servers
         self.num_workers = num_workers
         self._expected = expected
@@ -100,7 +105,7 @@ class Startup:
     def _forget(self) -> None:
         self.epoch = 0  # stands for the job as a whole: the first number of its first shard
         self.job: JobSpec | None = None
-        self.owner = ""
+        self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         # what travels of job and placement: one object for all who are told, and for all that is remembered of that
@@ -128,13 +133,17 @@ class Startup:
 
     def init(self, member: MemberInfo, message: Init) -> list[Action]:
         """A worker names its job; its request is parked until the job is ready."""
+        resumption = self.resumption
         if message.job:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
             if self.job is not None:
                 self.job.check_same(job, self.owner)
+            elif resumption is not None:
+                resumption.check(job)
         else:
-            job = attached(self.job)
+            offered = resumption.offered() if self.job is None and resumption is not None else self.job
+            job = attached(offered)
         first, self.job = self.job is None, job
         actions = self._count(member, bool(message.job), first)  # before it is told how many there are
         if first:
@@ -171,12 +180,13 @@ class Startup:
     def _assign(self, copies: Iterable[Copy]) -> list[Action]:
         assert self.placement is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        source = self.resumption.source() if self.resumption else {}
         hosts = Counter(copy.server.hello.host for copy in self.copies)
         actions: list[Action] = []
         for copy in copies:
             server, sharing = copy.server, hosts[copy.server.hello.host]
             key = self.copies.key(copy)
-            assign = Assign(copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key)
+            assign = Assign(copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key, source)
             actions.append(Send(server.peer, assign))
         return actions
 
@@ -245,7 +255,8 @@ class Startup:
         if self.job is None:
             return None
         cuts = None if self.placement is None else self.placement.to_wire()
-        return [self.job.to_wire(), self.owner, cuts, self.epoch, self.copies.dump()]
+        resumption = None if self.resumption is None else self.resumption.dump()
+        return [self.job.to_wire(), self.owner, cuts, self.epoch, self.copies.dump(), resumption]
 
     def dump(self) -> Plain:
         """Return what is kept of its start: who waits for it asks again."""
@@ -257,7 +268,8 @@ class Startup:
 
     def restore(self, spec: Plain, start: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Go on with what was kept."""
-        wire, self.owner, cuts, self.epoch, copies = spec
+        wire, self.owner, cuts, self.epoch, copies, resumption = spec
+        self.resumption = None if resumption is None else Resumption.restored(resumption)
         self.job = JobSpec.from_wire(wire)
         if cuts is not None:
             self.placement = Placement.from_wire(KeySpace(self.job.parameters), cuts)
@@ -310,8 +322,13 @@ class Startup:
         self.told.add(member.incarnation)
         self._changed("start")
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
-        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank)
+        restored = self.resumption.told() if self.resumption else {}
+        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored)
         return Send(member.peer, job) if load else member.answer(request, job)
+
+    def described(self) -> dict[str, Any]:
+        """Return the job, and where it lies, as they travel."""
+        return {"job": dict(self._wire), "placement": dict(self._cuts)}
 
     def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:
         """Yield whose init is parked, with the request, and what says whom it waits for."""

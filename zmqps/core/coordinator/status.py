@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -117,12 +117,16 @@ def cluster_status(
     ended: Sequence[Mapping[str, Any]],
     gone: Sequence[Departure],
     counters: Mapping[str, int],
+    checkpoint_of: Callable[[JobRun, float], Mapping[str, Any]],
     now: float,
 ) -> dict[str, Any]:
     """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
     of_jobs = [member for run in runs.values() for roster in (run.workers, run.observers) for member in roster]
     left_out = list[str]()
-    jobs = {name: job_status(run, list(servers), now) for name, run in runs.items()}
+    jobs = {
+        name: {**job_status(run, list(servers), now), "checkpoint": dict(checkpoint_of(run, now))}
+        for name, run in runs.items()
+    }
     there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
     ready = "ready" if len(servers) >= options.servers else "waiting for servers"
     return {

@@ -36,9 +36,7 @@ class Steps:
         Called when something has changed that is kept, before anybody is told.
     """
 
-    def __init__(
-        self, members: Mapping[bytes, MemberInfo], attendance: Attendance, changed: Changed = nothing
-    ) -> None:
+    def __init__(self, members: Mapping[bytes, MemberInfo], attendance: Attendance, changed: Changed = nothing) -> None:
         self.policy: Policy | None = None
         self._changed = changed
         self._kept: Plain = None  # … when it was changed last
@@ -58,9 +56,20 @@ class Steps:
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
 
-    def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False) -> None:
-        """A job was placed; ``waits_for_all``: the first step is not complete before all have begun to train."""
+    def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
+        """A job was placed.
+
+        Parameters
+        ----------
+        job, copies
+            Which, and where.
+        waits_for_all
+            The first step is not complete before all have begun to train.
+        clock
+            The one to begin with, where it goes on from a checkpoint.
+        """
         self.policy = make_policy(job)
+        self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
         self._copies = {copy.epoch: copy for copy in copies}
         self._unconfirmed = {epoch: [] for epoch in self._copies}
@@ -127,6 +136,11 @@ class Steps:
         """A server is back: what it has not confirmed is said again at once."""
         copies = [epoch for epoch, copy in self._copies.items() if copy.server is server]
         return [Send(server.peer, commit) for epoch in copies for commit in self._unconfirmed.get(epoch, ())]
+
+    @property
+    def clock(self) -> int:
+        """Synchronous: the steps that are committed; bounded: the slowest worker's clock; else 0."""
+        return 0 if self.policy is None else self.policy.now
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""

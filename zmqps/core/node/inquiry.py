@@ -21,7 +21,7 @@ from zmqps.core.protocol.events import (
     Stop,
     Unreachable,
 )
-from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Status, StatusRequest
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, EndJob, Error, JobEnded, Status, StatusRequest
 from zmqps.errors import LimitError, PSError, from_wire, printable
 
 #: Without an answer for so long, it is looked why.
@@ -47,11 +47,12 @@ class Inquiry:
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: StatusRequest | EndJob = StatusRequest(1),  # noqa: B008  (frozen)
+        question: StatusRequest | EndJob | Checkpoint = StatusRequest(1),  # noqa: B008  (frozen)
     ) -> None:
         self.endpoint = endpoint
         self.status: Mapping[str, Any] | None = None
         self.text = ""  # what was answered in words
+        self.made: Checkpointed | None = None  # the checkpoint that was asked for
         self.error: PSError | None = None  # why it is refused
         self._question = question
         self._until = until
@@ -93,6 +94,8 @@ class Inquiry:
                 return []
         elif isinstance(message, JobEnded):
             self.text = printable(message.text)
+        elif isinstance(message, Checkpointed):
+            self.made = message
         elif isinstance(message, Error) and message.request == self._question.request:
             self.error = from_wire(message.code, message.text, message.facts)
             if isinstance(self.error, LimitError):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import EndJob, Hello, Welcome
+from zmqps.core.protocol.messages import Checkpoint, EndJob, Hello, Welcome
 from zmqps.errors import IdentityError
 
 #: What to do about it, in errors.
@@ -55,18 +56,40 @@ def end_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
     return _guard(job_secret, b"end", job.encode(), nonce) if job_secret else b""
 
 
+def save_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
+    """Return what proves the same of the sender of a `Checkpoint`."""
+    return _guard(job_secret, b"save", job.encode(), nonce) if job_secret else b""
+
+
 def check_end(job_secret: bytes, end_key: bytes, message: EndJob) -> None:
     """Raise `IdentityError` unless the sender of an `EndJob` knows the job secret; where there is none, the end key."""
+    how = "by zmqps jobs end and zmqps down --coordinator"
+    _check_order(job_secret, end_key, message, end_guard, "end a job or the cluster", how)
+
+
+def check_save(job_secret: bytes, end_key: bytes, message: Checkpoint) -> None:
+    """Raise `IdentityError` unless the sender of a `Checkpoint` who has not joined knows one of them."""
+    _check_order(job_secret, end_key, message, save_guard, "save a job", "by zmqps checkpoint --coordinator")
+
+
+def _check_order(
+    job_secret: bytes,
+    end_key: bytes,
+    message: EndJob | Checkpoint,
+    guard: Callable[[bytes, str, bytes], bytes],
+    what: str,
+    how: str,
+) -> None:
     secret = job_secret or end_key
-    if not secret or same(message.guard, end_guard(secret, message.job, message.nonce)):
+    if not secret or same(message.guard, guard(secret, message.job, message.nonce)):
         return
     if not job_secret:
         raise IdentityError(
-            "only the user who runs the coordinator may end a job or the cluster, by zmqps jobs end and zmqps down "
-            "--coordinator on its host; to end them from elsewhere, start the cluster with --job-secret FILE"
+            f"only the user who runs the coordinator may {what}, {how} on its host; to do so from elsewhere, start "
+            "the cluster with --job-secret FILE"
         )
-    how = "shows that it knows another one" if message.guard else "shows none"
-    raise IdentityError(f"this cluster has a job secret, and who wants to end a job or the cluster {how}; {_ADVICE}")
+    shown = "shows that it knows another one" if message.guard else "shows none"
+    raise IdentityError(f"this cluster has a job secret, and who wants to {what} {shown}; {_ADVICE}")
 
 
 def _guard(job_secret: bytes, *facts: bytes) -> bytes:

@@ -28,6 +28,8 @@ class Job(Message):
     and ``servers``: a map a shard, of ``name``, ``endpoint`` and ``rank`` of its server, the ``epoch`` of that copy,
     the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to begin with,
     ``num_workers`` how many the job counts on, ``rank`` the receiver's. ``note`` is for the user.
+    ``restored`` is empty or says from which checkpoint the job has begun: ``path``, ``version``, and the user's
+    ``state``.
     """
 
     kind: ClassVar[int] = 11
@@ -40,6 +42,7 @@ class Job(Message):
     num_workers: U32
     note: Text
     rank: U32
+    restored: Plain = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class Assign(Message):
     ``epoch`` stands for this copy of the shard from now on; no other one of the cluster ever has it.
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
+    ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
+    ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here.
     """
 
     kind: ClassVar[int] = 12
@@ -60,6 +65,7 @@ class Assign(Message):
     job: Plain
     placement: Plain
     key: Key = field(repr=False)
+    restore: Plain = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from zmqps.core.protocol.membership import (
 )
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
+from zmqps.core.protocol.saving import Checkpoint, Checkpointed, GoOn, Hold, Holding, Save, Saved, Unsave
 from zmqps.core.protocol.steps import (
     Arrive,
     Commit,
@@ -52,6 +53,8 @@ __all__ = [
     "Arrive",
     "Assign",
     "Back",
+    "Checkpoint",
+    "Checkpointed",
     "Commit",
     "Committed",
     "Departed",
@@ -62,9 +65,12 @@ __all__ = [
     "Error",
     "Farewell",
     "Forgotten",
+    "GoOn",
     "Heartbeat",
     "HeartbeatAck",
     "Hello",
+    "Hold",
+    "Holding",
     "Init",
     "Job",
     "JobEnded",
@@ -80,11 +86,14 @@ __all__ = [
     "Ready",
     "Released",
     "Resumed",
+    "Save",
+    "Saved",
     "Shutdown",
     "Status",
     "StatusRequest",
     "Take",
     "Tensors",
+    "Unsave",
     "Values",
     "Waiting",
     "Welcome",

@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
     Assign,
+    Checkpoint,
     Commit,
     EndJob,
     Error,
@@ -38,6 +39,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Pull,
     Push,
+    Saved,
     Status,
     StatusRequest,
     Tensors,
@@ -229,7 +231,7 @@ SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
 HEADER_NBYTES: dict[int, int] = {
     **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status)], MAX_HEADER_NBYTES),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors)], MAX_DATA_HEADER_NBYTES),
-    **dict.fromkeys([cls.kind for cls in (Heartbeat, Commit, Error)], MAX_LIST_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved)], MAX_LIST_HEADER_NBYTES),
     **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, EndJob)], MAX_STRANGE_HEADER_NBYTES),
 }
 

@@ -11,6 +11,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.admission import Room
+from zmqps.core.server.saves import Files
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
@@ -27,6 +28,8 @@ class Builds:
         Builds a shard: ``make_shard(job, placement, index, room)``.
     available
         Returns the bytes of memory that can be had on this host.
+    files
+        Where shards are read that were saved; None: this server reads none.
     """
 
     def __init__(
@@ -34,10 +37,12 @@ class Builds:
         tenants: Mapping[int, Tenant],
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
         available: Callable[[], int],
+        files: Files | None = None,
     ) -> None:
         self._tenants = tenants
         self._make_shard = make_shard
         self._available = available
+        self._files = files
         self._waiting: deque[Assign] = deque()  # the first of them is being built
 
     def new_tenant(self, assign: Assign) -> Tenant:
@@ -77,7 +82,15 @@ class Builds:
         since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
         job, placement = _located(assign)
         room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers)
-        return [Run(assign, partial(self._make_shard, job, placement, assign.shard, room))]
+        return [Run(assign, partial(self._build, job, placement, assign, room))]
+
+    def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Shard:
+        shard = self._make_shard(job, placement, assign.shard, room)
+        if assign.restore:
+            if self._files is None:
+                raise JobError("this server was started without a place for checkpoints, and cannot restore one")
+            self._files.read(shard, job, assign.restore)
+        return shard
 
 
 def build_error(name: str, assign: Assign, error: Exception) -> PSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.errors import LedgerError
@@ -51,6 +52,20 @@ class Ledger:
         oldest = min(self.results) if next(iter(self.results)) > self.floor + 1 else next(iter(self.results))
         del self.results[oldest]
         self.floor = max(self.floor, oldest)
+
+    def to_plain(self) -> list[Any]:
+        """Return it as plain data: the floor, and each push with its versions and staleness."""
+        known = [[seq, *map(list, result)] for seq, result in self.results.items() if result is not None]
+        return [self.floor, known]
+
+    @classmethod
+    def from_plain(cls, plain: list[Any]) -> Ledger:
+        """Return what `to_plain` has told."""
+        ledger = cls()
+        ledger.floor, known = plain
+        for seq, versions, staleness in known:
+            ledger.results[seq] = tuple(versions), tuple(staleness)
+        return ledger
 
     def validate(self) -> None:
         """Assert that the window is bounded and lies above the floor."""

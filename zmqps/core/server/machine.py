@@ -56,6 +56,7 @@ from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
+from zmqps.core.server.saves import Files, Saves, Saving
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
 from zmqps.core.server.tenant import Tenant, in_all
@@ -86,6 +87,8 @@ class ServerMachine:
         is reported to the coordinator, and by it to the worker that started the job.
     available
         Returns the bytes of memory that can be had on this host.
+    files
+        Where checkpoints are written and read; None: this server does neither.
     """
 
     def __init__(
@@ -94,12 +97,14 @@ class ServerMachine:
         coordinator: str,
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
         available: Callable[[], int] = lambda: 1 << 62,
+        files: Files | None = None,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self.clients = Clients(keyed=identity.keyed)
         self.discarded = DiscardedJobs()
-        self._orders = Orders(self, Builds(self.tenants, make_shard, available))
+        self._saves = Saves(files)
+        self._orders = Orders(self, Builds(self.tenants, make_shard, available, files), self._saves)
         self._num_refused = 0
         self._throttle = Throttle()
         self._now = 0.0  # of the event being handled
@@ -116,7 +121,8 @@ class ServerMachine:
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
-        of_jobs = {str(epoch): tenant.counters() for epoch, tenant in self.tenants.items()}
+        saving = self._saves.counters
+        of_jobs = {str(epoch): {**tenant.counters(), **saving(epoch)} for epoch, tenant in self.tenants.items()}
         here = {"refused": self._num_refused, "clients": len(self.clients)}
         return {**in_all(of_jobs.values()), **here, "jobs": of_jobs}
 
@@ -136,6 +142,8 @@ class ServerMachine:
             return []
         if isinstance(event, Connected):
             return self.member.on_connected(now)
+        if isinstance(event, Returned) and isinstance(event.tag, Saving):
+            return self._saves.returned(event.tag, event.value, now)
         if isinstance(event, Returned):
             return self._orders.built(event.tag, event.value)
         if isinstance(event, Looked):
@@ -176,6 +184,7 @@ class ServerMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         self.clients.validate(self.tenants)
+        self._saves.validate()
         for epoch, tenant in self.tenants.items():
             assert epoch not in self.discarded
             assert set(tenant.ledgers) <= set(self.clients.by_incarnation)

@@ -82,6 +82,12 @@ class Memory(Protocol):
         ``readers``: a list for each part, of its slice; a reader appended to it keeps the part's arrays as they are.
         """
 
+    def readable(self, array: Array) -> Array:
+        """Return an array that nobody writes to as this host can read it, without a copy where it is here."""
+
+    def copied(self, array: Array) -> Array:
+        """Return a copy of an array on this host, whatever is written to it later."""
+
     def counters(self) -> Mapping[str, Any]:
         """Return what to show in the status."""
 
@@ -143,6 +149,14 @@ class HostMemory:
             # nobody reads a slice that was copied to a buffer with others
             return Outgoing(payload, [owners.get(id(buffer), []) for buffer in payload], None)
         return Outgoing(self._coding.compress(codec, parts, seed=seed), [], None)
+
+    def readable(self, array: Array) -> Array:
+        """Return the array."""
+        return array
+
+    def copied(self, array: Array) -> Array:
+        """Return a copy."""
+        return array.copy()
 
     def counters(self) -> Mapping[str, Any]:
         """Return what device it is."""

@@ -20,13 +20,16 @@ from zmqps.core.protocol.messages import (
     Forgotten,
     Message,
     Ready,
+    Save,
     Shutdown,
+    Unsave,
     Welcome,
 )
 from zmqps.core.server.builds import Builds, build_error
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.parked import COMMITTED, Awaited
+from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
@@ -68,11 +71,14 @@ class Orders:
         The machine: its jobs and clients.
     builds
         Shards to build for those jobs.
+    saves
+        Writes shards for checkpoints.
     """
 
-    def __init__(self, host: Host, builds: Builds) -> None:
+    def __init__(self, host: Host, builds: Builds, saves: Saves) -> None:
         self._host = host
         self._builds = builds
+        self._saves = saves
         self._ending = False
 
     def handle(self, message: Message, now: float) -> list[Action]:
@@ -154,7 +160,7 @@ class Orders:
         if message.step == shard.version:  # else the coordinator has not had our answer
             shard.commit(message.step, message.contributors)
         due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
-        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *due]
+        return [Send(COORDINATOR, Committed(message.epoch, message.step)), *due, *self._saves.committed(tenant, now)]
 
     def _discard(self, message: Discard, now: float) -> list[Action]:
         """Free a shard of a job that has ended; its workers have been told by the coordinator."""
@@ -168,9 +174,16 @@ class Orders:
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
                 self._host.forget(incarnation)
+            actions += self._saves.end(message.epoch)
             actions.append(Log("info", f"job {tenant.name!r} has ended: its shard is freed"))
         discarded.add(message.epoch)
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
+
+    def _save(self, message: Save, now: float) -> list[Action]:
+        return self._saves.ask(message, self._host.tenants.get(message.epoch), now)
+
+    def _unsave(self, message: Unsave, now: float) -> list[Action]:
+        return self._saves.end(message.epoch, message.number)
 
     def _depart(self, message: Departed, now: float) -> list[Action]:
         self._host.depart(message.incarnation, message.evicted)
@@ -190,6 +203,8 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Assign: Orders._assign,
     Commit: Orders._commit,
     Discard: Orders._discard,
+    Save: Orders._save,
+    Unsave: Orders._unsave,
     Departed: Orders._depart,
     Shutdown: Orders._shut_down,
     Error: Orders._end,

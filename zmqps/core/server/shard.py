@@ -128,6 +128,31 @@ class Shard:
         self._missing.difference_update(index for index, _, _ in parts)
         self.loaded = not self._missing
 
+    def restore(self, index: int, value: Array, slots: Sequence[Array], steps: Sequence[int], version: int) -> None:
+        """Take a slice as it was saved; no slots: they stay as they begin.
+
+        Parameters
+        ----------
+        index
+            Of the slice.
+        value, slots
+            Its arrays, on this host.
+        steps
+            How many updates each of its parameters has had.
+        version
+            Of the slice; in the synchronous mode of the whole shard.
+        """
+        state = self.slices[index]
+        state.value[:] = self.memory.take(value)
+        for slot, saved in zip(state.slots, slots, strict=False):
+            slot[:] = self.memory.take(saved)
+        state.steps[:] = steps
+        state.version = version
+        if self.steps is not None:
+            self.steps.version = version
+        self._missing.discard(index)
+        self.loaded = not self._missing
+
     def push(
         self,
         parts: Sequence[Part],

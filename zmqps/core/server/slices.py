@@ -39,7 +39,20 @@ class SliceState:
     """A slice of the shard: its values, slots and version."""
 
     __slots__ = (
-        *("groups", "history", "places", "positions", "readers", "size", "slice", "slots", "steps", "value", "version"),
+        *(
+            "groups",
+            "history",
+            "places",
+            "positions",
+            "readers",
+            "size",
+            "slice",
+            "slots",
+            "snapshot",
+            "steps",
+            "value",
+        ),
+        "version",
     )
 
     def __init__(self, slice_: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
@@ -48,6 +61,7 @@ class SliceState:
         self.value = value
         self.slots = slots
         self.version = 0
+        self.snapshot: Watcher | None = None  # wants the slots as they are; the values are pinned by a reader
         self.readers: list[Reader] = []  # who still reads ``value``
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
@@ -80,6 +94,13 @@ class SliceState:
                 runs[-1] = runs[-1][0], begin, *runs[-1][2:]
             runs.append((begin, stop, kernel, steps))
         return runs
+
+
+class Watcher(Protocol):
+    """What updates need of `zmqps.core.server.snapshot.Snapshot`."""
+
+    def before_update(self, state: SliceState) -> None:
+        """The slots of a slice are about to be written to."""
 
 
 class Rooms(Protocol):
@@ -158,6 +179,8 @@ class Updates:
             for state in states:
                 if state.readers or state.value is not state.places[0][0]:  # it is read, or not at home
                     rooms[state.slice.index] = self._rooms.room(state)
+                    if state.snapshot is not None:
+                        state.snapshot.before_update(state)
             if self._undoes:
                 undo = Undo(self._memory)
                 for state in states:

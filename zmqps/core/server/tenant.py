@@ -73,6 +73,10 @@ class Tenant:
         held += (shard.steps.stage.nbytes if shard.steps else 0) + (shard.copies.nbytes if shard.copies else 0)
         return max(0, shard.required_nbytes - held)
 
+    def saved_state(self) -> Mapping[str, Any]:
+        """Return what a checkpoint keeps beside the arrays: who has pushed what, so that nothing is applied twice."""
+        return {"ledgers": {who.hex(): ledger.to_plain() for who, ledger in self.ledgers.items()}}
+
     def ledger(self, incarnation: bytes) -> Ledger:
         """Return the ledger of a worker."""
         ledger = self.ledgers.get(incarnation)

@@ -10,13 +10,34 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.inquiry import presented
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
+from zmqps.core.protocol.messages import Checkpoint as CheckpointMessage
 from zmqps.core.protocol.messages import (
-    Enter as EnterMessage,
+    Checkpointed,
+    Error,
+    Job,
+    Message,
+    Range,
+    Released,
+    Status,
+    StatusRequest,
+    Waiting,
+    Withdraw,
 )
-from zmqps.core.protocol.messages import Error, Job, Message, Range, Released, Status, StatusRequest, Waiting, Withdraw
+from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.protocol.messages import Init as InitMessage
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.operations import AskStatus, Attached, Enter, Init, Operation, Question, Take
+from zmqps.core.worker.operations import (
+    AskStatus,
+    Attached,
+    Checkpoint,
+    Enter,
+    Init,
+    Operation,
+    Question,
+    Restored,
+    SaveJob,
+    Take,
+)
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.transfer import Load, Source
@@ -56,6 +77,7 @@ class Asked:
             (Enter, Released): self._released,
             (Take, Range): self._range,
             (AskStatus, Status): self._status,
+            (SaveJob, Checkpointed): self._saved,
         }
 
     def begin(self, operation: Question, now: float) -> list[Action]:
@@ -100,6 +122,10 @@ class Asked:
     def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
         return self._host.resolve(ask, presented(message.status))
 
+    def _saved(self, ask: SaveJob, message: Checkpointed, now: float) -> list[Action]:
+        made = Checkpoint(printable(message.path), message.version, message.seconds, message.nbytes)
+        return self._host.resolve(ask, made)
+
     def _job(self, init: Init, message: Job, now: float) -> list[Action]:
         try:
             return self._attach(init, message, now)
@@ -112,7 +138,8 @@ class Asked:
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
             actions += host.links.connect(placement, message, now)
-            host.attached, host.epoch = Attached(job, placement), message.epoch
+            host.attached = Attached(job, placement, Restored.from_wire(message.restored))
+            host.epoch = message.epoch
         host.member.rank = message.rank
         if not message.load:
             host.member.num_workers = message.num_workers
@@ -139,5 +166,7 @@ def _request(operation: Question) -> Message:
     if isinstance(operation, Take):
         assert operation.data is not None
         return operation.data.take(operation.request, operation.used)
+    if isinstance(operation, SaveJob):
+        return CheckpointMessage(operation.request, "", int(operation.consistent), operation.state)
     assert isinstance(operation, AskStatus)
     return StatusRequest(operation.request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.treatments import Treatment, make_treatment
 from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.errors import ProtocolError, printable
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -56,11 +57,69 @@ class Init(Question):
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """The checkpoint that a job has begun from.
+
+    Attributes
+    ----------
+    path : str
+        Where servers have read it.
+    version : int
+        The clock that it went on from: steps, or the slowest worker's clock.
+    state : mapping
+        What was saved with it: ``worker.checkpoint(state=…)``.
+    """
+
+    path: str
+    version: int
+    state: Mapping[str, Any]
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Restored | None:
+        """Return what a `Job` says of it; None: a worker has uploaded the initial values.
+
+        Raises
+        ------
+        ProtocolError
+            It says something else.
+        """
+        if not wire:
+            return None
+        path, version, state = wire.get("path"), wire.get("version"), wire.get("state")
+        if not isinstance(path, str) or not isinstance(version, int) or not isinstance(state, dict):
+            raise ProtocolError("a job that was restored has a path, a version and a state")
+        return cls(printable(path), version, state)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that was made.
+
+    Attributes
+    ----------
+    path : str
+        Of its directory, as the coordinator names it.
+    version : int
+        The clock it is of: steps, or the slowest worker's clock; asynchronous: the fewest updates of a slice.
+    seconds : float
+        How long it took.
+    nbytes : int
+        Bytes of its files.
+    """
+
+    path: str
+    version: int
+    seconds: float
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """The job a worker trains, and where it is."""
 
     job: JobSpec
     placement: Placement
+    restored: Restored | None = None
     dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # in which gradients travel, by parameter
     treatment: Treatment | None = field(init=False)  # of stale ones
 
@@ -120,6 +179,16 @@ class AskStatus(Question):
     """Ask the coordinator for the status."""
 
     title = "status"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SaveJob(Question):
+    """Ask for a checkpoint of the job. Resolves to a `Checkpoint`."""
+
+    consistent: bool = False
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    title = "checkpoint"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -29,6 +29,16 @@ class Pace:
         self._attempts: list[int] = []
         self._next_attempt = 1
         self._failed = False  # the last wait ended with an error; the worker has still arrived
+        self.paused: int | None = None  # the checkpoint that a pause is for: no transfer begins
+        self.resumes_at: float | None = None  # by itself, if nobody says so
+
+    def pause(self, number: int, until: float) -> None:
+        """Begin nothing more, for a checkpoint that is to be a cut between pushes."""
+        self.paused, self.resumes_at = number, until
+
+    def unpause(self) -> None:
+        """Go on."""
+        self.paused = self.resumes_at = None
 
     def attach(self, mode: str, clock: int) -> None:
         """The job is known."""
@@ -38,7 +48,7 @@ class Pace:
     @property
     def closed(self) -> bool:
         """Whether transfers are held."""
-        return self.closing is not None or self.arrive is not None
+        return self.closing is not None or self.arrive is not None or self.paused is not None
 
     @property
     def unheard(self) -> bool:

@@ -27,6 +27,8 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.messages import (
     Error,
+    GoOn,
+    Hold,
     Left,
     Lost,
     Message,
@@ -109,6 +111,8 @@ class SessionMachine:
             Lost: self._on_lost,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
+            Hold: self._on_hold,
+            GoOn: self._on_go_on,
         }
         self._farewell_due: float | None = None
         self._fatal: PSError | None = None
@@ -156,7 +160,7 @@ class SessionMachine:
         self.now = now
         actions = self._take(event, now)
         pace = self.transfers.pace
-        if pace.held or pace.closing is not None or self._finishing is not None:
+        if pace.held or pace.closing is not None or pace.paused is not None or self._finishing is not None:
             actions += self._go_on(now)
         return actions
 
@@ -188,6 +192,7 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
+        dues.append(self.transfers.pace.resumes_at)
         for link in self.links.by_shard:
             dues += (link.handshake.due, link.probe.due, link.retry_due)
         dues += [operation.deadline for operation in self.operations]
@@ -211,6 +216,9 @@ class SessionMachine:
             if self._stopping:
                 actions.append(Exit(0, ""))
         actions += self.questions.on_deadline(now)
+        resumes_at = self.transfers.pace.resumes_at
+        if resumes_at is not None and now >= resumes_at:
+            actions += self.transfers.unpause(now)
         if self._waits.due is not None and now >= self._waits.due:
             actions += self._waits.remind(now)
         if self._orphaned.due is not None and now >= self._orphaned.due:
@@ -371,6 +379,12 @@ class SessionMachine:
     def _on_lost(self, message: Lost, now: float) -> list[Action]:
         return self.transfers.lose_server(message) if message.role == "server" else []
 
+    def _on_hold(self, message: Hold, now: float) -> list[Action]:
+        return self.transfers.pause(message, now)
+
+    def _on_go_on(self, message: GoOn, now: float) -> list[Action]:
+        return self.transfers.unpause(now) if message.number == self.transfers.pace.paused else []
+
     def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
         actions = self.member.leave("closed", now)  # the coordinator waits for it
         return actions + self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
@@ -395,6 +409,7 @@ class SessionMachine:
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._orphaned.error(now)
+        self.transfers.pace.unpause()  # nobody is left to say so
         actions: list[Action] = [Log("error", str(error))]
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)

@@ -10,9 +10,20 @@ import numpy as np
 
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.events import Action, Landed, Log, Peer
+from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Peer, Send
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
-from zmqps.core.protocol.messages import Ack, Error, Lost, Message, Proceed, Values, Waiting, Welcome
+from zmqps.core.protocol.messages import (
+    Ack,
+    Error,
+    Hold,
+    Holding,
+    Lost,
+    Message,
+    Proceed,
+    Values,
+    Waiting,
+    Welcome,
+)
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.link import SHORT_S, Link
 from zmqps.core.worker.links import Links
@@ -37,6 +48,9 @@ from zmqps.errors import (
     listed,
     printable,
 )
+
+#: A worker that has paused for a checkpoint goes on after so long by itself: the coordinator has given up before.
+PAUSE_S = 15.0
 
 
 class Host(Protocol):
@@ -78,6 +92,7 @@ class Transfers:
         self.pace = Pace()
         self._host = host
         self._all_finite = all_finite
+        self._paused_said = False
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
@@ -110,7 +125,25 @@ class Transfers:
             elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
-                return actions
+                return actions + self._say_paused()
+
+    def pause(self, message: Hold, now: float) -> list[Action]:
+        """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
+        self._paused_said = False
+        self.pace.pause(message.number, now + PAUSE_S)
+        return self._say_paused()
+
+    def unpause(self, now: float) -> list[Action]:
+        """The cut is made, or was given up."""
+        self.pace.unpause()
+        return self.go_on(now)
+
+    def _say_paused(self) -> list[Action]:
+        number = self.pace.paused
+        if number is None or self._paused_said or any(isinstance(transfer, Push) for transfer in self._asked):
+            return []
+        self._paused_said = True
+        return [Send(COORDINATOR, Holding(number))]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -127,7 +160,7 @@ class Transfers:
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
-        if pace.mode != "async" or pace.arrive is not None:
+        if pace.mode != "async" or pace.arrive is not None or pace.paused is not None:
             if pace.waits_again:
                 actions += self._arrive(now)
             if pace.closed:

@@ -20,6 +20,9 @@ class Asynchronous(Policy):
     def __init__(self) -> None:
         self._arrived: list[bytes] = []
 
+    def begin_at(self, clock: int) -> None:
+        """There is no clock."""
+
     def join(self, worker: bytes) -> int:
         """A worker begins to train."""
         return 0

@@ -52,6 +52,10 @@ class Policy(ABC):
     mode: str
 
     @abstractmethod
+    def begin_at(self, clock: int) -> None:
+        """The job goes on from a checkpoint: nobody has joined yet."""
+
+    @abstractmethod
     def join(self, worker: bytes) -> int:
         """A worker begins to train, or goes on after a pause; return the clock it begins with."""
 
@@ -84,7 +88,7 @@ class Policy(ABC):
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Be what was kept, once those who train have joined; who waits asks again."""
 
-    def catch_up(self, worker: bytes, clock: int) -> None:
+    def catch_up(self, worker: bytes, clock: int) -> None:  # noqa: B027  (most keep no clock of a worker)
         """A worker says where it is, for what was kept of it may be old."""
 
     def awaited(self) -> Iterable[bytes]:

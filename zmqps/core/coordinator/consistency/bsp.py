@@ -48,6 +48,10 @@ class Synchronous(Policy):
         self._first_at: float | None = None
         self._patient_from = 0.0  # when those who wait began to, as far as the deadline is concerned
 
+    def begin_at(self, clock: int) -> None:
+        """The first step is this one."""
+        self.step = clock
+
     def join(self, worker: bytes) -> int:
         """A worker begins to train, at the current step."""
         self._live[worker] = None
@@ -95,7 +99,12 @@ class Synchronous(Policy):
 
     def dump(self) -> list[Any]:
         """Return the step, how many it has dropped so far, and what workers have brought to it."""
-        return [self.step, self.dropped, self._count, [[worker, list(a.attempts)] for worker, a in self._arrivals.items()]]
+        return [
+            self.step,
+            self.dropped,
+            self._count,
+            [[worker, list(a.attempts)] for worker, a in self._arrivals.items()],
+        ]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""

@@ -27,6 +27,7 @@ class Bounded(Policy):
         assert staleness > 0
         self.staleness = staleness
         self.clocks: dict[bytes, int] = {}
+        self._first = 0  # the clock to begin with where nobody is
         # what decides is kept by clock: there are few of them at a time, and thousands of workers
         self._live: Counter[int] = Counter()  # how many workers that train are at a clock
         self._waiting: dict[int, dict[bytes, None]] = {}  # who waits, by clock
@@ -35,7 +36,11 @@ class Bounded(Policy):
     @property
     def slowest(self) -> int:
         """The clock of the slowest live worker; while all are paused, of the fastest: they have met."""
-        return min(self._live) if self._live else max(self.clocks.values(), default=0)
+        return min(self._live) if self._live else max(self.clocks.values(), default=self._first)
+
+    def begin_at(self, clock: int) -> None:
+        """The first workers begin at this clock."""
+        self._first = clock
 
     def join(self, worker: bytes) -> int:
         """A worker begins to train at the slowest clock, or goes on there if the others have passed it."""
@@ -83,11 +88,12 @@ class Bounded(Policy):
 
     def dump(self) -> list[Any]:
         """Return the clocks: each worker's, or an earlier one of it."""
-        return [[worker, clock] for worker, clock in self.clocks.items()]
+        return [self._first, [[worker, clock] for worker, clock in self.clocks.items()]]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on at the clocks that were kept; where a worker is beyond its own nobody waits too short for it."""
-        for worker, clock in kept:
+        self._first, clocks = kept
+        for worker, clock in clocks:
             if worker in self.clocks:
                 self._move(worker, clock)
 

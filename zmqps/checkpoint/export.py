@@ -1,0 +1,66 @@
+"""One plain safetensors file of a checkpoint, for whoever wants the model and nothing else."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from zmqps.checkpoint.layout import ShardLayout
+from zmqps.checkpoint.reader import Checkpoint
+from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
+from zmqps.core.job.keyspace import Placement
+from zmqps.errors import ConfigurationError
+
+
+def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replace: bool = False) -> int:
+    """Write a checkpoint's values into one file that any reader of safetensors reads; return its bytes.
+
+    A few slices are in memory at a time. Whoever looks sees the whole file or none.
+
+    Parameters
+    ----------
+    checkpoint
+        What to read; all of it is checked.
+    path
+        Of the new file.
+    optimizer
+        Also write the slots, as ``optimizer.<slot>.<name>``.
+    replace
+        Whether there may be such a file already.
+
+    Raises
+    ------
+    ConfigurationError
+        There is such a file already.
+    CheckpointCorruptError
+        What was read is not what was written.
+    CheckpointStorageError
+        The disk is full or read-only, or fails.
+    """
+    if os.path.lexists(path) and not replace:
+        raise ConfigurationError(f"{path} is there already; name another file, or remove it")
+    slots = checkpoint.manifest.slots if optimizer else ()
+    placement = Placement.balance(checkpoint.keyspace, 1)
+    layout = ShardLayout(placement, 0, slots)
+    [plan] = layout.files
+    restorer = checkpoint.onto(checkpoint.keyspace.parameters, slots)
+    unfinished = f"{path}.{os.getpid()}.tmp"
+    storage = LocalStorage()
+    try:
+        with naming_the_disk(path):
+            file = storage.create(unfinished)
+        with naming_the_disk(path):
+            file.write_at(plan.header, 0)
+            for slice_ in placement.slices[0]:
+                found = restorer.read(slice_, checkpoint.keyspace.tables[slice_.table].dtype)
+                for number, array in enumerate((found.value, *found.slots)):
+                    [extent] = layout.extents(number, slice_.table, slice_.start, slice_.stop)
+                    file.write_at(array.data, extent.offset)
+            file.sync()
+            file.close()
+            os.replace(unfinished, path)
+            storage.sync_directory(os.path.dirname(path) or ".")
+    finally:
+        with suppress(OSError):
+            storage.remove(unfinished)
+    return plan.nbytes

@@ -1,0 +1,157 @@
+"""From a path to a checkpoint: one by its own name, or the latest good one of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zmqps.checkpoint import manifest as manifests
+from zmqps.checkpoint.manifest import Manifest, corrupt
+from zmqps.checkpoint.publish import UNFINISHED, Entry, entries, entry_of, job_directory, job_of
+from zmqps.checkpoint.reader import Checkpoint
+from zmqps.checkpoint.remote import storage_of
+from zmqps.checkpoint.storage import Storage, join, naming_the_disk
+from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotFoundError
+
+
+def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | None = None) -> Checkpoint:
+    """Return a checkpoint, after a look at its manifest and at the sizes of its files.
+
+    Parameters
+    ----------
+    path
+        Of a checkpoint, or of a directory with checkpoints of jobs, of which the latest good one is taken.
+    job
+        Whose, where there are several.
+    storage
+        By default that of the path: of this host, or for an address of fsspec's, such as ``s3://bucket/run-7``.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        There is none.
+    CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
+        It is none of zmqps or was never finished, is of a later version, or is damaged.
+    CheckpointStorageError
+        The disk fails.
+    """
+    if storage is None:
+        storage, path = storage_of(path)
+    path = path.rstrip("/") or "/"
+    with naming_the_disk(path, "read"):
+        if not storage.is_directory(path):
+            raise CheckpointNotFoundError(
+                path=path, what="there is no such directory", good="", advice="see whether the name is right"
+            )
+        if is_checkpoint(storage, path):
+            return _named(storage, path)
+        return latest(storage, find_job(storage, path, job))
+
+
+def is_checkpoint(storage: Storage, path: str) -> bool:
+    """Whether a path names one checkpoint, good or not."""
+    return entry_of(path) is not None or manifests.NAME in storage.names(path)
+
+
+def find_job(storage: Storage, path: str, job: str | None) -> str:
+    """Return the directory of a job's checkpoints: of the named one, or of the only one; it may be the path itself.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        There is none, or there are several to choose from.
+    """
+    if entries(storage, path):
+        return path
+    jobs = [name for name in storage.names(path) if entries(storage, join(path, name))]
+    if job is not None:
+        found = job_directory(path, job)
+        if found.rpartition("/")[2] in jobs:
+            return found
+    elif len(jobs) == 1:
+        return join(path, jobs[0])
+    names = ", ".join(repr(job_of(name)) for name in jobs[:8])
+    if not jobs:
+        what, advice = "there is no checkpoint in it", "name the directory that --checkpoint named"
+    elif job is None:
+        what, advice = f"it has checkpoints of the jobs {names}", "say which"
+    else:
+        what, advice = f"it has no checkpoint of the job {job!r}, only of {names}", "name one of them"
+    raise CheckpointNotFoundError(path=path, what=what, good="", advice=advice)
+
+
+def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Checkpoint:
+    """Return the latest of a job's checkpoints that looks whole."""
+    skipped = []
+    for entry in reversed(entries(storage, job_path)):
+        if before is not None and entry >= before:
+            continue
+        try:
+            checkpoint = look(storage, entry.path)
+        except CheckpointError as error:
+            skipped.append(error)
+        else:
+            checkpoint.skipped = tuple(skipped)
+            return checkpoint
+    if skipped:
+        raise CheckpointNotFoundError(
+            path=job_path,
+            what=f"none of its {len(skipped)} checkpoints can be used; the latest: {skipped[0].what}",
+            good="",
+            advice="name a directory with others",
+        ) from skipped[0]
+    raise CheckpointNotFoundError(
+        path=job_path, what="there is no checkpoint in it", good="", advice="name the directory of a job's checkpoints"
+    )
+
+
+def look(storage: Storage, path: str) -> Checkpoint:
+    """Return a checkpoint, after a look at its manifest and at the sizes of its files."""
+    file = join(path, manifests.NAME)
+    with naming_the_disk(file, "read"):
+        try:
+            nbytes = storage.size(file)
+            if nbytes > manifests.MAX_NBYTES:
+                raise corrupt(path, f"its manifest has {nbytes:,} bytes")
+            data = storage.read(file)
+        except FileNotFoundError as error:
+            unfinished = path.rpartition("/")[2].startswith((UNFINISHED, "ckpt-"))
+            raise CheckpointForeignError(
+                path=path,
+                what="it was never finished" if unfinished else "it is no checkpoint of zmqps",
+                good="",
+                advice="use another one",
+            ) from error
+    checkpoint = Checkpoint(storage, path, Manifest.from_bytes(path, data))
+    checkpoint.check_files()
+    return checkpoint
+
+
+def good_ones(storage: Storage, job_path: str) -> Iterator[Checkpoint]:
+    """Yield a job's checkpoints that look whole, the latest first."""
+    for entry in reversed(entries(storage, job_path)):
+        try:
+            yield look(storage, entry.path)
+        except CheckpointError:
+            continue
+
+
+def with_advice(storage: Storage, path: str, error: CheckpointError) -> CheckpointError:
+    """Return an error about a checkpoint with the newest other one that looks whole, if there is one."""
+    job_path, name = path.rstrip("/").rpartition("/")[::2]
+    for other in good_ones(storage, job_path):
+        if other.path.rpartition("/")[2] != name:
+            facts = error.facts() | {
+                "good": other.path,
+                "advice": f"{other.path} looks whole, of version {other.version}",
+            }
+            better = type(error)(**facts)  # type: ignore[arg-type]
+            better.__cause__ = error.__cause__
+            return better
+    return error
+
+
+def _named(storage: Storage, path: str) -> Checkpoint:
+    try:
+        return look(storage, path)
+    except CheckpointError as error:
+        raise with_advice(storage, path, error) from error.__cause__

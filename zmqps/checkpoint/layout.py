@@ -1,0 +1,233 @@
+"""Where each element of a shard lies in its files, known before the first byte is written.
+
+The files are in the safetensors format, with the header by which `torch.distributed.checkpoint` finds the pieces of
+a tensor that lies in several files. Such a piece is a *block*: a rectangle of the tensor. What a shard holds of a
+parameter is an interval of its flattened elements, which is a block if it was cut between rows, and several blocks if
+it was not. A file cannot hold two pieces of one name, so the second block of each parameter goes to a second file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zmqps.core.job.keyspace import Placement
+from zmqps.errors import ConfigurationError
+
+#: How safetensors writes the storage dtypes.
+DTYPES = {"float32": "F32", "float64": "F64"}
+#: What `torch.distributed.checkpoint` looks for in the header.
+SHARDING_KEY, OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
+#: What the safetensors library reads at most; it parses the header as a whole.
+MAX_HEADER_NBYTES = 100_000_000
+#: So that mapped values are aligned for vector loads.
+HEADER_ALIGNMENT_NBYTES = 64
+
+
+class Block(NamedTuple):
+    """A rectangle of a parameter whose elements are contiguous."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int  # first element within the flattened parameter
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+class Extent(NamedTuple):
+    """Elements that lie together in a file."""
+
+    file: int
+    offset: int  # bytes from the file's start
+    start: int  # first element within the table
+    size: int  # elements
+
+
+def blocks(shape: tuple[int, ...], start: int, stop: int) -> list[Block]:
+    """Return the fewest rectangles that make up elements ``[start, stop)`` of a flattened tensor, in order."""
+    if start == stop and math.prod(shape) > 0:
+        return []
+    if not shape or (start, stop) == (0, math.prod(shape)):
+        return [Block((0,) * len(shape), shape, start)]
+    row = math.prod(shape[1:])
+    first, last = -(-start // row), stop // row  # whole rows
+    found = []
+    if first > last:  # both ends inside one row
+        return _in_row(shape, last, start, stop)
+    if start < first * row:
+        found += _in_row(shape, first - 1, start, first * row)
+    if first < last:
+        found.append(Block((first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]), first * row))
+    if last * row < stop:
+        found += _in_row(shape, last, last * row, stop)
+    return found
+
+
+def _in_row(shape: tuple[int, ...], number: int, start: int, stop: int) -> list[Block]:
+    row = math.prod(shape[1:])
+    inner = blocks(shape[1:], start - number * row, stop - number * row)
+    return [Block((number, *b.offsets), (1, *b.shape), number * row + b.start) for b in inner]
+
+
+def slot_entry(slot: str, name: str) -> str:
+    """Return the name under which an optimizer slot of a parameter is stored."""
+    return f"optimizer.{slot}.{name}"
+
+
+def data_file(shard: int, number: int, count: int) -> str:
+    """Return the name of a shard's ``number``-th file of ``count``, from 0; PyTorch counts the files from 1."""
+    return f"shard-{shard:05}-model-{number + 1:05}-of-{count:05}.safetensors"
+
+
+def state_file(shard: int) -> str:
+    """Return the name of the file with what is known of a shard beside its arrays."""
+    return f"shard-{shard:05}-state.json"
+
+
+def check_names(names: Sequence[str], slot_names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` where two arrays would have one name in a file."""
+    entries = {slot_entry(slot, name) for slot in slot_names for name in names}
+    for name in names:
+        if name in entries or name == "__metadata__":
+            raise ConfigurationError(
+                f"a parameter named {name!r} cannot be saved: in a checkpoint the name stands for something else; "
+                "rename the parameter"
+            )
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """One file: its name, how it begins, and how long it is."""
+
+    name: str
+    header: bytes
+    nbytes: int
+
+
+class ShardLayout:
+    """Which elements of a shard lie where in its files.
+
+    Parameters
+    ----------
+    placement
+        Of the job.
+    index
+        Of the shard.
+    slot_names
+        Of the optimizer's slots, in order.
+
+    Raises
+    ------
+    ConfigurationError
+        A parameter has a name that cannot be stored.
+    """
+
+    def __init__(self, placement: Placement, index: int, slot_names: Sequence[str]) -> None:
+        keyspace = placement.keyspace
+        self.num_arrays = 1 + len(slot_names)
+        check_names([p.name for p in keyspace.parameters], slot_names)
+        entries: list[dict[str, Any]] = []
+        sharding: list[dict[str, Any]] = []
+        ends: list[int] = []  # bytes of data so far
+        placed: dict[tuple[int, int], list[Extent]] = {}
+        # wide elements first, so that each array is aligned to its own
+        tables = sorted(enumerate(keyspace.tables), key=lambda entry: -entry[1].dtype.itemsize)
+        for number, table in tables:
+            cuts = placement.cuts[number]
+            parts = list(keyspace.segments(number, cuts[index], cuts[index + 1]))
+            pieces = [
+                (keyspace.parameters[part.parameter], cuts[index] + part.position - part.start, nth, block)
+                for part in parts
+                for nth, block in enumerate(
+                    blocks(keyspace.parameters[part.parameter].shape, part.start, part.start + part.size)
+                )
+            ]
+            if index == 0:  # parameters without elements lie nowhere in the key space
+                empty = [keyspace.parameters[i] for i in table.parameters if not keyspace.parameters[i].size]
+                pieces += [(p, 0, 0, Block((0,) * len(p.shape), p.shape, 0)) for p in empty]
+            for array in range(self.num_arrays):
+                extents = placed.setdefault((array, number), [])
+                for parameter, origin, nth, block in pieces:
+                    while len(ends) <= nth:
+                        entries.append({})
+                        sharding.append({})
+                        ends.append(0)
+                    name = slot_entry(slot_names[array - 1], parameter.name) if array else parameter.name
+                    begin, nbytes = ends[nth], block.size * table.dtype.itemsize
+                    ends[nth] = begin + nbytes
+                    entries[nth][name] = {
+                        "dtype": DTYPES[table.dtype.name],
+                        "shape": list(block.shape),
+                        "data_offsets": [begin, begin + nbytes],
+                    }
+                    sharding[nth][name] = {OFFSETS_KEY: list(block.offsets)}
+                    if block.size:
+                        extents.append(Extent(nth, begin, origin + block.start, block.size))
+        if not ends:  # a shard that nothing was left for; a file says so
+            entries, sharding, ends = [{}], [{}], [0]
+        headers = [_header(e, s) for e, s in zip(entries, sharding, strict=True)]
+        self.files = tuple(
+            FileLayout(data_file(index, number, len(headers)), header, len(header) + ends[number])
+            for number, header in enumerate(headers)
+        )
+        self._itemsizes = [table.dtype.itemsize for table in keyspace.tables]
+        self._extents = {
+            where: _joined(
+                [e._replace(offset=e.offset + len(headers[e.file])) for e in found], self._itemsizes[where[1]]
+            )
+            for where, found in placed.items()
+        }
+        self._starts = {where: [e.start for e in found] for where, found in self._extents.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+    def extents(self, array: int, table: int, start: int, stop: int) -> Iterator[Extent]:
+        """Yield where elements ``[start, stop)`` of a table lie: of the values (0), or of a slot (from 1)."""
+        extents, starts = self._extents[array, table], self._starts[array, table]
+        for extent in extents[max(0, bisect_right(starts, start) - 1) :]:
+            lo, hi = max(start, extent.start), min(stop, extent.start + extent.size)
+            if extent.start >= stop:
+                return
+            if lo < hi:
+                skipped = (lo - extent.start) * self._itemsizes[table]
+                yield Extent(extent.file, extent.offset + skipped, lo, hi - lo)
+
+
+def _joined(extents: Sequence[Extent], itemsize: int) -> list[Extent]:
+    """Return extents with those that follow one another in table and file made one."""
+    joined: list[Extent] = []
+    for extent in extents:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.file == extent.file
+            and last.start + last.size == extent.start
+            and last.offset + last.size * itemsize == extent.offset
+        ):
+            joined[-1] = last._replace(size=last.size + extent.size)
+        else:
+            joined.append(extent)
+    return joined
+
+
+def _header(entries: dict[str, Any], sharding: dict[str, Any]) -> bytes:
+    metadata = {"DCP_VERSION": "1.0", SHARDING_KEY: json.dumps(sharding, separators=(",", ":")), "format": "pt"}
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % HEADER_ALIGNMENT_NBYTES)
+    if len(text) > MAX_HEADER_NBYTES:
+        raise ConfigurationError(
+            f"the names of a shard's parameters take {len(text):,} bytes in a checkpoint, and at most "
+            f"{MAX_HEADER_NBYTES:,} can be read; spread the job over more servers"
+        )
+    return struct.pack("<Q", len(text)) + text

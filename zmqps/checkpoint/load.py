@@ -1,0 +1,45 @@
+"""The arrays of a checkpoint anywhere, without a cluster."""
+
+from __future__ import annotations
+
+import os
+
+from zmqps import checks
+from zmqps.checkpoint.find import open_checkpoint, with_advice
+from zmqps.core.protocol.arrays import Array
+from zmqps.errors import CheckpointCorruptError
+
+
+def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: bool = False) -> dict[str, Array]:
+    """Return the values of a checkpoint.
+
+    Parameters
+    ----------
+    path
+        Of a checkpoint, or of a directory with checkpoints, of which the latest good one is read.
+    job
+        Whose, where the directory has checkpoints of several.
+    optimizer
+        Also return the optimizer's slots, named ``optimizer.<slot>.<name>``.
+
+    Returns
+    -------
+    dict of str to ndarray
+        By name, in the job's order, each a new array. Half-precision parameters come in float32, as the servers keep
+        them.
+
+    Raises
+    ------
+    CheckpointError
+        There is no checkpoint, or what was read is not what was written; says which older one looks whole.
+
+    Examples
+    --------
+    >>> arrays = zmqps.load("/data/run-7")  # doctest: +SKIP
+    """
+    checks.flag("optimizer", optimizer)
+    checkpoint = open_checkpoint(os.fspath(path), job)
+    try:
+        return checkpoint.arrays(optimizer=optimizer)
+    except CheckpointCorruptError as error:
+        raise with_advice(checkpoint.storage, checkpoint.path, error) from error.__cause__

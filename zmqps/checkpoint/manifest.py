@@ -1,0 +1,249 @@
+"""What a checkpoint is of, and which files belong to it: `manifest.json`, which is written last."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from zmqps.checkpoint.checksums import of_bytes
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.errors import (
+    CheckpointCorruptError,
+    CheckpointForeignError,
+    CheckpointFormatError,
+    ConfigurationError,
+    PSError,
+)
+
+NAME = "manifest.json"
+#: Raised when a reader of before would misread what is written.
+FORMAT = 1
+#: 200,000 parameters with long names; more is not read into memory.
+MAX_NBYTES = 512 << 20
+CONSISTENT, PER_SLICE = "consistent", "per slice"
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+#: Field -> what it may be, besides the checksum.
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "format": (int,),
+    "zmqps": (str,),
+    "created_at": (int, float),
+    "job_name": (str,),
+    "job": (dict,),
+    "placement": (dict,),
+    "version": (int,),
+    "kind": (str,),
+    "slots": (list,),
+    "shards": (list,),
+    "data": (list,),
+    "state": (dict,),
+    "run": (dict,),
+}
+
+
+class FileFact(NamedTuple):
+    """What the manifest says of a file; it travels as a list."""
+
+    name: str
+    nbytes: int
+    xxh3_128: str
+
+    @classmethod
+    def from_wire(cls, entry: object) -> FileFact:
+        """Return the fact of a received list; raise `ValueError` if it is none."""
+        match entry:
+            case [str(name), int(nbytes), str(digest)] if (
+                _FILE_NAME.fullmatch(name) and type(nbytes) is int and nbytes >= 0 and _DIGEST.fullmatch(digest)
+            ):
+                return cls(name, nbytes, digest)
+        raise ValueError("a file is [name, bytes, checksum]")
+
+
+def installed_version() -> str:
+    """Return the version of the package that is installed here."""
+    try:
+        return metadata.version("zmqps")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is of, and which files belong to it.
+
+    Parameters
+    ----------
+    job_name, job, placement
+        Of what was trained, and how it lay on the shards.
+    version
+        Updates that the values have absorbed; of the slices, the fewest.
+    kind
+        ``consistent``: all slices are of this version, or were cut between pushes; ``per slice``: each is whole, with
+        a version of its own.
+    slots
+        Names of the optimizer's slots, in the order in which they were written.
+    shards
+        The files of each shard, the one with its state last.
+    created_at
+        Seconds since 1970.
+    data
+        Where the job's data sets stand; plain data.
+    state
+        What the user saves with it; plain data.
+    run
+        What the coordinator keeps of the job beside it; plain data.
+    zmqps
+        The version that wrote it.
+    """
+
+    job_name: str
+    job: JobSpec
+    placement: Placement
+    version: int
+    slots: tuple[str, ...]
+    shards: tuple[tuple[FileFact, ...], ...]
+    created_at: float
+    kind: str = CONSISTENT
+    data: list[Any] = field(default_factory=list)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    zmqps: str = field(default_factory=installed_version)
+
+    @cached_property
+    def files(self) -> tuple[FileFact, ...]:
+        """All files but the manifest."""
+        return tuple(fact for shard in self.shards for fact in shard)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(fact.nbytes for fact in self.files)
+
+    def to_bytes(self) -> bytes:
+        """Return the file.
+
+        Raises
+        ------
+        ConfigurationError
+            ``data``, ``state`` or ``run`` is not plain data.
+        """
+        body = {
+            "format": FORMAT,
+            "zmqps": self.zmqps,
+            "created_at": self.created_at,
+            "job_name": self.job_name,
+            "job": self.job.to_wire(),
+            "placement": self.placement.to_wire(),
+            "version": self.version,
+            "kind": self.kind,
+            "slots": list(self.slots),
+            "shards": [[list(fact) for fact in shard] for shard in self.shards],
+            "data": plain("data", self.data),
+            "state": plain("state", dict(self.state)),
+            "run": plain("run", dict(self.run)),
+        }
+        return _sealed(body)
+
+    @classmethod
+    def from_bytes(cls, path: str, data: bytes) -> Manifest:
+        """Return what a file says.
+
+        Raises
+        ------
+        CheckpointForeignError, CheckpointFormatError, CheckpointCorruptError
+            It is no manifest of ours, one of a later version, or not what was written.
+        """
+        body = _parsed(path, data)
+        digest = body.pop("xxh3_128", None)
+        try:
+            if not isinstance(digest, str) or _sealed(body) != data:
+                raise ValueError("its checksum is not what was written")
+            for name, types in _FIELDS.items():
+                if type(body.get(name)) not in types:
+                    raise ValueError(f"it has no usable {name}")
+            if body["kind"] not in (CONSISTENT, PER_SLICE):
+                raise ValueError("it has no usable kind")
+            job = JobSpec.from_wire(body["job"])
+            placement = Placement.from_wire(KeySpace(job.parameters), body["placement"])
+            shards = tuple(tuple(map(FileFact.from_wire, shard)) for shard in body["shards"])
+            if len(shards) != placement.num_shards or not all(shards):
+                raise ValueError(f"it has {len(shards)} shards and should have {placement.num_shards}")
+            if not all(isinstance(slot, str) for slot in body["slots"]):
+                raise ValueError("it has no usable slots")
+        except (ValueError, TypeError, RecursionError, PSError) as error:
+            raise corrupt(path, f"the manifest cannot be used: {error}") from error
+        return cls(
+            job_name=body["job_name"],
+            job=job,
+            placement=placement,
+            version=body["version"],
+            kind=body["kind"],
+            slots=tuple(body["slots"]),
+            shards=shards,
+            created_at=float(body["created_at"]),
+            data=body["data"],
+            state=body["state"],
+            run=body["run"],
+            zmqps=body["zmqps"],
+        )
+
+
+def corrupt(path: str, what: str) -> CheckpointCorruptError:
+    """Return the error for a checkpoint that is not what was written."""
+    return CheckpointCorruptError(path=path, what=what, good="", advice="use another checkpoint")
+
+
+def plain(label: str, value: Any) -> Any:
+    """Return a value as JSON gives it back, tuples as lists; raise `ConfigurationError` if it is not plain data."""
+    try:
+        _check_keys(value)
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{label} must be plain data: maps with texts as keys, lists, texts, finite numbers, True, False and None "
+            f"({error})"
+        ) from error
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r} is not a text")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)
+
+
+def _sealed(body: Mapping[str, Any]) -> bytes:
+    """Return the file with these fields, and last its checksum: the XXH3-128 of the file without it."""
+    text = json.dumps(body, indent=1, allow_nan=False)
+    return json.dumps({**body, "xxh3_128": of_bytes(text.encode())}, indent=1).encode()
+
+
+def _parsed(path: str, data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise corrupt(path, "the manifest is no JSON") from error
+    if not isinstance(body, dict) or not {"format", "zmqps"} <= set(body):
+        raise CheckpointForeignError(
+            path=path, what="the manifest is not of zmqps", good="", advice="name a checkpoint that zmqps has written"
+        )
+    if type(body["format"]) is int and body["format"] > FORMAT:
+        raise CheckpointFormatError(
+            path=path,
+            what=f"it is of format {body['format']}, written by zmqps {body['zmqps']!s:.40}, and this zmqps "
+            f"{installed_version()} reads up to format {FORMAT}",
+            good="",
+            advice="install a newer zmqps, or use another checkpoint",
+        )
+    return body

@@ -1,0 +1,392 @@
+"""Reads a checkpoint: whole arrays, or any stretch of a table of another placement."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from zmqps.checkpoint import checksums
+from zmqps.checkpoint.checksums import Chunk
+from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
+from zmqps.checkpoint.layout import slot_entry, state_file
+from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt
+from zmqps.checkpoint.storage import Storage, join, naming_the_disk
+from zmqps.checkpoint.writer import STATE_FORMAT
+from zmqps.core.job.keyspace import KeySpace, Slice
+from zmqps.core.job.spec import Parameter
+from zmqps.core.protocol.arrays import Array
+from zmqps.errors import CheckpointMismatchError, UnknownParameterError
+
+#: Chunks that were read and checked, kept for who reads on where the last one has stopped.
+CACHE_NBYTES = 64 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardState:
+    """What is kept of a shard beside its arrays.
+
+    Attributes
+    ----------
+    versions
+        Of each slice.
+    steps
+        Of each slice, how many updates each of its segments has had.
+    state
+        What the server kept: its ledger, its counters.
+    """
+
+    versions: list[int]
+    steps: list[list[int]]
+    state: dict[str, Any]
+    chunks: dict[str, list[Chunk]]
+
+
+class Restored(NamedTuple):
+    """A slice of a placement, as a checkpoint has it.
+
+    Its version is the lowest of what it was put together from, for an element has absorbed that many updates at least.
+    A segment's step count is the highest: with it the corrections of a young optimizer state are not too large.
+    """
+
+    value: Array
+    slots: tuple[Array, ...]
+    version: int
+    steps: list[int]
+
+
+class Checkpoint:
+    """A checkpoint that looks whole; get one from `zmqps.checkpoint.open_checkpoint`.
+
+    What is read is checked against its checksum.
+
+    Attributes
+    ----------
+    path : str
+        Of its directory.
+    manifest : Manifest
+        What it is of.
+    storage : Storage
+        Where that is.
+    skipped : tuple of CheckpointError
+        Later ones that could not be used, where the latest good one was asked for.
+    """
+
+    def __init__(self, storage: Storage, path: str, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.skipped: tuple[Exception, ...] = ()
+        self.storage = storage
+        self._cache: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
+        self._cached_nbytes = 0
+
+    @property
+    def version(self) -> int:
+        """How many updates the values have absorbed, at least."""
+        return self.manifest.version
+
+    @property
+    def keyspace(self) -> KeySpace:
+        """Where its parameters lie."""
+        return self.manifest.placement.keyspace
+
+    @cached_property
+    def shards(self) -> tuple[ShardState, ...]:
+        """What is kept of each shard beside its arrays."""
+        return tuple(self._shard_state(index) for index in range(self.manifest.placement.num_shards))
+
+    @cached_property
+    def _facts(self) -> dict[str, FileFact]:
+        return {fact.name: fact for fact in self.manifest.files}
+
+    @cached_property
+    def _pieces(self) -> dict[str, list[Piece]]:
+        """Where each array lies, in order."""
+        found: dict[str, list[Piece]] = {}
+        parameters = self._entries
+        for facts in self.manifest.shards:
+            for fact in facts[:-1]:
+                header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
+                for name, piece in pieces_of(join(self.path, fact.name), header, fact, parameters):
+                    found.setdefault(name, []).append(piece)
+        for name, parameter in parameters.items():
+            found.setdefault(name, []).sort()
+            check_tiles(self.path, name, parameter, found[name])
+        return found
+
+    @cached_property
+    def _entries(self) -> dict[str, Parameter]:
+        """Every array by its name in the files."""
+        names = self.manifest.slots
+        return {
+            name: p
+            for p in self.keyspace.parameters
+            for name in (p.name, *(slot_entry(slot, p.name) for slot in names))
+        }
+
+    # --- bytes ---------------------------------------------------------------------------------
+
+    def check_files(self) -> None:
+        """Raise `CheckpointCorruptError` unless all files are there and as long as they should be."""
+        for fact in self.manifest.files:
+            path = join(self.path, fact.name)
+            with naming_the_disk(path, "read"):
+                try:
+                    nbytes = self.storage.size(path)
+                except FileNotFoundError as error:
+                    raise corrupt(path, "the file is missing") from error
+            if nbytes != fact.nbytes:
+                raise corrupt(path, f"it has {nbytes:,} bytes and should have {fact.nbytes:,}")
+
+    def verify(self) -> Iterator[int]:
+        """Read everything and check it; yield after each part how many bytes it had.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            A file is missing, cut short or changed.
+        """
+        self.check_files()
+        for shard, facts in zip(self.shards, self.manifest.shards, strict=True):
+            yield facts[-1].nbytes
+            for fact in facts[:-1]:
+                for chunk in shard.chunks[fact.name]:
+                    self._read_chunk(fact.name, chunk)
+                    yield chunk.nbytes
+        assert self._pieces is not None  # the headers say where everything is
+
+    def read_bytes(self, name: str, offset: int, nbytes: int) -> bytes:
+        """Return bytes of a file, after checking the chunks that they lie in."""
+        parts = [bytes(part) for part in self._read_parts(name, offset, nbytes)]
+        return b"".join(parts)
+
+    def _read_parts(self, name: str, offset: int, nbytes: int) -> Iterator[memoryview]:
+        chunks, starts = self._chunks_of[name]
+        stop = offset + nbytes
+        if nbytes and (not chunks or stop > chunks[-1].offset + chunks[-1].nbytes):
+            raise corrupt(join(self.path, name), f"it has no bytes {offset:,} to {stop:,}")
+        number = int(np.searchsorted(starts, offset, "right")) - 1
+        while offset < stop:
+            chunk = chunks[number]
+            data = self._chunk(name, number, chunk)
+            part = data[offset - chunk.offset : min(stop - chunk.offset, chunk.nbytes)]
+            yield part
+            offset, number = offset + len(part), number + 1
+
+    @cached_property
+    def _chunks_of(self) -> dict[str, tuple[list[Chunk], Any]]:
+        return {
+            name: (chunks, np.array([chunk.offset for chunk in chunks], np.int64))
+            for shard in self.shards
+            for name, chunks in shard.chunks.items()
+        }
+
+    def _chunk(self, name: str, number: int, chunk: Chunk) -> memoryview:
+        key = name, number
+        if key in self._cache:
+            self._cache.move_to_end(key)
+            return self._cache[key]
+        data = self._cache[key] = self._read_chunk(name, chunk)
+        self._cached_nbytes += chunk.nbytes
+        while self._cached_nbytes > CACHE_NBYTES and len(self._cache) > 1:
+            self._cached_nbytes -= len(self._cache.popitem(last=False)[1])
+        return data
+
+    def _read_chunk(self, name: str, chunk: Chunk) -> memoryview:
+        path = join(self.path, name)
+        with naming_the_disk(path, "read"):
+            data = self.storage.read(path, chunk.offset, chunk.nbytes)
+        if checksums.chunk_of(chunk.offset, data) != chunk:
+            end = chunk.offset + chunk.nbytes
+            raise corrupt(path, f"bytes {chunk.offset:,} to {end:,} are not what was written")
+        return memoryview(data)
+
+    def _shard_state(self, index: int) -> ShardState:
+        facts = self.manifest.shards[index]
+        path = join(self.path, facts[-1].name)
+        with naming_the_disk(path, "read"):
+            try:
+                data = self.storage.read(path)
+            except FileNotFoundError as error:
+                raise corrupt(path, "the file is missing") from error
+        if checksums.of_bytes(data) != facts[-1].xxh3_128:
+            raise corrupt(path, "it is not what was written")
+        try:
+            if facts[-1].name != state_file(index):
+                raise ValueError("another name")
+            record = json.loads(data)
+            if record["format"] != STATE_FORMAT or record["shard"] != index:
+                raise ValueError("another format")
+            chunks = {name: [Chunk(*entry) for entry in found] for name, found in record["chunks"].items()}
+            slices = self.manifest.placement.slices[index]
+            if [len(steps) for steps in record["steps"]] != [len(s.segments) for s in slices]:
+                raise ValueError("other slices")
+            if len(record["versions"]) != len(slices) or set(chunks) != {fact.name for fact in facts[:-1]}:
+                raise ValueError("other slices")
+            for fact in facts[:-1]:
+                if checksums.covered_nbytes(chunks[fact.name]) != fact.nbytes:
+                    raise ValueError("other chunks")
+                if checksums.of_chunks(chunks[fact.name]) != fact.xxh3_128:
+                    raise ValueError("other chunks")
+            return ShardState(
+                versions=record["versions"], steps=record["steps"], state=dict(record["state"]), chunks=chunks
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise corrupt(path, f"it does not belong to this manifest ({error})") from error
+
+    # --- arrays --------------------------------------------------------------------------------
+
+    def read_range(self, name: str, start: int, out: Array, slot: str | None = None) -> None:
+        """Fill ``out`` with flattened elements from ``start`` of a parameter, or of one of its slots."""
+        entry = name if slot is None else slot_entry(slot, name)
+        parameter = self._entries[entry]
+        itemsize = parameter.storage_dtype.itemsize
+        flat = out.data.cast("B") if out.size else memoryview(b"")
+        stop = start + out.size
+        for piece in self._pieces[entry]:
+            lo, hi = max(start, piece.start), min(stop, piece.start + piece.size)
+            if lo >= hi:
+                continue
+            at = (lo - start) * itemsize
+            for part in self._read_parts(
+                piece.file, piece.offset + (lo - piece.start) * itemsize, (hi - lo) * itemsize
+            ):
+                flat[at : at + len(part)] = part
+                at += len(part)
+
+    def array(self, name: str, slot: str | None = None) -> Array:
+        """Return a parameter's values, or one of its slots, in the dtype it is stored in.
+
+        Raises
+        ------
+        UnknownParameterError
+            The checkpoint has no such parameter or slot.
+        """
+        number = self.keyspace.index.get(name)
+        if number is None or (slot is not None and slot not in self.manifest.slots):
+            has = (
+                f"its slots are {', '.join(self.manifest.slots) or 'none'}" if number is not None else self._hint(name)
+            )
+            raise UnknownParameterError(name=name if number is None else slot_entry(str(slot), name), hint=has)
+        parameter = self.keyspace.parameters[number]
+        found = np.empty(parameter.size, parameter.storage_dtype.newbyteorder("<"))
+        self.read_range(name, 0, found, slot)
+        return found.reshape(parameter.shape)
+
+    def arrays(self, *, optimizer: bool = False) -> dict[str, Array]:
+        """Return all values by name, with ``optimizer`` also the slots, as ``optimizer.<slot>.<name>``."""
+        slots = self.manifest.slots if optimizer else ()
+        found = {p.name: self.array(p.name) for p in self.keyspace.parameters}
+        found |= {slot_entry(s, p.name): self.array(p.name, s) for s in slots for p in self.keyspace.parameters}
+        return found
+
+    def _hint(self, name: str) -> str:
+        names = [p.name for p in self.keyspace.parameters]
+        return f"the checkpoint has {', '.join(map(repr, names[:5]))}{' and others' if len(names) > 5 else ''}"
+
+    # --- another placement -----------------------------------------------------------------------
+
+    def onto(
+        self, parameters: Sequence[Parameter], slots: Sequence[str], names: Mapping[str, str] | None = None
+    ) -> Restorer:
+        """Return what reads slices of any placement of a job.
+
+        Parameters
+        ----------
+        parameters
+            Of the job.
+        slots
+            Of its optimizer, to restore; none: the values only.
+        names
+            Name in the job -> name in the checkpoint, where they differ.
+
+        Raises
+        ------
+        CheckpointMismatchError
+            The checkpoint is of another model or optimizer.
+        """
+        return Restorer(self, parameters, slots, names or {})
+
+    def steps_of(self, name: str) -> list[tuple[int, int, int, int]]:
+        """Return ``(start, stop, steps, version)`` of the parts of a parameter that lay in a slice each."""
+        return self._steps[self.keyspace.index[name]]
+
+    @cached_property
+    def _steps(self) -> list[list[tuple[int, int, int, int]]]:
+        found: list[list[tuple[int, int, int, int]]] = [[] for _ in self.keyspace.parameters]
+        for shard, slices in zip(self.shards, self.manifest.placement.slices, strict=True):
+            for slice_, version, steps in zip(slices, shard.versions, shard.steps, strict=True):
+                for segment, count in zip(slice_.segments, steps, strict=True):
+                    found[segment.parameter].append((segment.start, segment.start + segment.size, count, version))
+        return found
+
+
+class Restorer:
+    """Reads slices of another placement; get one from `Checkpoint.onto`."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, parameters: Sequence[Parameter], slots: Sequence[str], names: Mapping[str, str]
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._parameters = tuple(parameters)
+        self._slots = tuple(slots)
+        self._names = [names.get(p.name, p.name) for p in parameters]
+        self._check()
+
+    def _check(self) -> None:
+        has = {p.name: p for p in self._checkpoint.keyspace.parameters}
+        for parameter, name in zip(self._parameters, self._names, strict=True):
+            theirs = has.get(name)
+            if theirs is None:
+                self._refuse(f"it has no parameter {name!r}", "map the names, or name a checkpoint of this model")
+            if (theirs.shape, theirs.storage_dtype) != (parameter.shape, parameter.storage_dtype):
+                self._refuse(
+                    f"its parameter {name!r} is {theirs.describe()}, and the job's is {parameter.describe()}",
+                    "name a checkpoint of this model",
+                )
+        missing = [slot for slot in self._slots if slot not in self._checkpoint.manifest.slots]
+        if missing:
+            self._refuse(
+                f"its optimizer {self._checkpoint.manifest.job.optimizer.get('name')!r} has no {', '.join(missing)}",
+                "restore with the same optimizer, or only the values with restore_optimizer=False",
+            )
+
+    def _refuse(self, what: str, advice: str) -> NoReturn:
+        raise CheckpointMismatchError(path=self._checkpoint.path, what=what, good="", advice=advice)
+
+    def read(self, slice_: Slice, dtype: np.dtype[Any]) -> Restored:
+        """Return a slice of a placement of the job.
+
+        Parameters
+        ----------
+        slice_
+            Of any placement of the job's key space, whatever the number of shards or the size of slices.
+        dtype
+            Of its table.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            What was read is not what was written.
+        """
+        arrays = [np.empty(slice_.size, dtype) for _ in range(1 + len(self._slots))]
+        version: int | None = None
+        steps = []
+        for segment in slice_.segments:
+            name = self._names[segment.parameter]
+            where = slice(segment.position, segment.position + segment.size)
+            for array, slot in zip(arrays, (None, *self._slots), strict=True):
+                self._checkpoint.read_range(name, segment.start, array[where], slot)
+            parts = self._checkpoint.steps_of(name)
+            first = bisect_right(parts, segment.start, key=lambda part: part[1])
+            met = parts[first : bisect_left(parts, segment.start + segment.size, key=lambda part: part[0])]
+            steps.append(max(part[2] for part in met))
+            lowest = min(part[3] for part in met)
+            version = lowest if version is None else min(version, lowest)
+        return Restored(arrays[0], tuple(arrays[1:]), version or 0, steps)

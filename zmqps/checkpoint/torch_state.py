@@ -1,0 +1,199 @@
+"""Between a checkpoint and the state of a PyTorch optimizer, for those that have the same equation there.
+
+Values and slots are the same numbers in both; only their names differ, and that PyTorch keeps a step count with each
+parameter. Hyperparameters are not converted: the optimizer has been made with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zmqps.checkpoint.manifest import Manifest
+from zmqps.checkpoint.publish import Save
+from zmqps.checkpoint.reader import Checkpoint
+from zmqps.checkpoint.storage import LocalStorage, Storage
+from zmqps.checkpoint.writer import ShardWriter
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.arrays import Array
+from zmqps.errors import CheckpointMismatchError, OptimizerError
+
+#: Optimizer -> its class in ``torch.optim``, whether that counts steps, and slot -> name there, in the order of the
+#: slots. A slot that only some options have may be missing on both sides.
+TWINS: dict[str, tuple[str, bool, dict[str, str]]] = {
+    "sgd": ("SGD", False, {}),
+    "momentum": ("SGD", False, {"u": "momentum_buffer"}),
+    "nesterov": ("SGD", False, {"u": "momentum_buffer"}),
+    "adam": ("Adam", True, {"m": "exp_avg", "v": "exp_avg_sq"}),
+    "adamw": ("AdamW", True, {"m": "exp_avg", "v": "exp_avg_sq"}),
+    "amsgrad": ("Adam", True, {"m": "exp_avg", "v": "exp_avg_sq", "p": "max_exp_avg_sq"}),
+    "adagrad": ("Adagrad", True, {"v": "sum"}),
+    "rmsprop": ("RMSprop", True, {"v": "square_avg", "mean": "grad_avg", "u": "momentum_buffer"}),
+    "adadelta": ("Adadelta", True, {"v": "square_avg", "a": "acc_delta"}),
+}
+
+Named = Mapping[str, Any] | Iterable[tuple[str, Any]]
+
+
+def torch_state(checkpoint: Checkpoint, optimizer: Any, named_parameters: Named) -> dict[str, Any]:
+    """Return what ``optimizer.load_state_dict`` takes, with the slots and step counts of a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint
+        Whose slots.
+    optimizer
+        A ``torch.optim.Optimizer`` of the same equation, with hyperparameters of its own.
+    named_parameters
+        ``model.named_parameters()``: what its parameters are called in the checkpoint.
+
+    Raises
+    ------
+    OptimizerError
+        The checkpoint's optimizer has no twin in PyTorch, or ``optimizer`` is another one.
+    CheckpointMismatchError
+        It has no parameter of such a name and shape.
+
+    Examples
+    --------
+    >>> state = torch_state(checkpoint, optimizer, model.named_parameters())  # doctest: +SKIP
+    >>> optimizer.load_state_dict(state)  # doctest: +SKIP
+    """
+    import torch
+
+    counts, slots = _twin(checkpoint.manifest.job.optimizer, optimizer)
+    found = optimizer.state_dict()
+    names = _names(optimizer, named_parameters)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {}
+    has = checkpoint.keyspace
+    for number, (name, tensor) in enumerate(zip(names, parameters, strict=True)):
+        if name not in has.index or has.parameters[has.index[name]].shape != tuple(tensor.shape):
+            raise CheckpointMismatchError(
+                path=checkpoint.path,
+                what=f"it has no parameter {name!r} of shape {tuple(tensor.shape)}",
+                good="",
+                advice="name a checkpoint of this model",
+            )
+        steps = max((part[2] for part in checkpoint.steps_of(name)), default=0)
+        if steps == 0:  # PyTorch's first step makes the state, and some begin in another way than from zeros
+            continue
+        own = {
+            theirs: torch.from_numpy(checkpoint.array(name, ours)).to(tensor.device, tensor.dtype)
+            for ours, theirs in slots.items()
+            if ours in checkpoint.manifest.slots
+        }
+        state[number] = ({"step": torch.tensor(float(steps))} if counts else {}) | own
+    return {**found, "state": state}
+
+
+def from_torch(
+    directory: str,
+    optimizer: Any,
+    named_parameters: Named,
+    spec: Any,
+    *,
+    now: float,
+    job: str = "default",
+    storage: Storage | None = None,
+) -> str:
+    """Write what PyTorch has trained as a checkpoint from which a cluster goes on; return its path.
+
+    Parameters
+    ----------
+    directory, job, storage
+        Where the checkpoints of jobs are kept, and whose it is to be.
+    optimizer
+        A ``torch.optim.Optimizer``.
+    named_parameters
+        ``model.named_parameters()``.
+    spec
+        The optimizer of `zmqps.optim` with the same equation and hyperparameters.
+    now
+        Seconds since 1970.
+
+    Raises
+    ------
+    OptimizerError
+        ``spec`` has no twin in PyTorch, or ``optimizer`` is another one.
+    """
+    wire = spec.to_wire()
+    counts, slots = _twin(wire, optimizer)
+    tensors = dict(named_parameters)
+    parameters = tuple(Parameter(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
+    owned = {id(p): optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]}
+    states = {name: owned.get(id(tensor), {}) for name, tensor in tensors.items()}
+    [rule, *_] = spec.rules(list(tensors))[0]
+    names = tuple(rule.slots)
+    fills = dict(zip(names, rule.slot_fill, strict=True))
+    keyspace = KeySpace(parameters)
+    placement = Placement.balance(keyspace, 1)
+    steps = {name: _steps(state, counts) for name, state in states.items()}
+    version = max(steps.values(), default=0)
+    storage = storage or LocalStorage()
+    save = Save.begin(storage, directory, job, version, "torch", now)
+    with ShardWriter(storage, save.directory, placement, 0, names) as writer:
+        for slice_ in placement.slices[0]:
+            arrays = [np.empty(slice_.size, keyspace.tables[slice_.table].dtype) for _ in range(1 + len(names))]
+            for segment in slice_.segments:
+                name = parameters[segment.parameter].name
+                where = slice(segment.position, segment.position + segment.size)
+                part = slice(segment.start, segment.start + segment.size)
+                arrays[0][where] = _flat(tensors[name])[part]
+                for array, slot in zip(arrays[1:], names, strict=True):
+                    there = states[name].get(slots[slot])
+                    array[where] = fills[slot] if there is None else _flat(there)[part]
+            counted = [steps[parameters[segment.parameter].name] for segment in slice_.segments]
+            writer.write(slice_.index, arrays[0], arrays[1:], version=version, steps=counted)
+        facts = tuple(writer.close())
+    manifest = Manifest(
+        job_name=job,
+        job=JobSpec(parameters=parameters, optimizer=wire),
+        placement=placement,
+        version=version,
+        slots=names,
+        shards=(facts,),
+        created_at=now,
+    )
+    return save.commit(manifest)
+
+
+def _twin(wire: Mapping[str, Any], optimizer: Any) -> tuple[bool, dict[str, str]]:
+    ours, theirs = str(wire.get("name")), type(optimizer).__name__
+    if ours not in TWINS:
+        raise OptimizerError(f"{ours!r} has no twin in torch.optim; {', '.join(TWINS)} have")
+    name, counts, slots = TWINS[ours]
+    amsgrad = bool(optimizer.defaults.get("amsgrad", False))
+    if theirs != name or amsgrad != (ours == "amsgrad"):
+        wanted = f"{name}(amsgrad=True)" if ours == "amsgrad" else name
+        raise OptimizerError(
+            f"the optimizer {ours!r} is torch.optim.{wanted}, not {theirs}{'(amsgrad=True)' if amsgrad else ''}"
+        )
+    return counts, slots
+
+
+def _names(optimizer: Any, named_parameters: Named) -> list[str]:
+    names = {id(tensor): name for name, tensor in dict(named_parameters).items()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(id(p) not in names for p in parameters):
+        raise OptimizerError("the optimizer has parameters that are not among named_parameters")
+    return [names[id(p)] for p in parameters]
+
+
+def _steps(state: Mapping[str, Any], counts: bool) -> int:
+    """Return how many updates a parameter has had; without a count, one if it has had any."""
+    if counts:
+        return int(state.get("step", 0))
+    return int(state.get("momentum_buffer") is not None)
+
+
+def _flat(tensor: Any) -> Array:
+    import torch
+
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    array: Array = tensor.detach().cpu().numpy().reshape(-1)
+    return array

@@ -1,0 +1,96 @@
+"""What a job begins from that was saved: its checkpoint, as the coordinator knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from zmqps.core.job.spec import JobSpec
+from zmqps.errors import JobMismatchError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """A checkpoint to begin a job from.
+
+    Parameters
+    ----------
+    path
+        Where servers read it.
+    job
+        What was trained.
+    version
+        The clock to go on with: synchronous steps, or the slowest worker's clock.
+    data
+        Where the data sets stand (`DataSets.saved`).
+    state
+        What the user has saved with it.
+    optimizer
+        Whether slots and step counts are restored; else the job's optimizer begins anew, and may be another one.
+    names
+        Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    """
+
+    path: str
+    job: JobSpec
+    version: int = 0
+    data: Sequence[Any] = ()
+    state: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def owner(self) -> str:
+        """Who has described the job, for errors."""
+        return f"the checkpoint {self.path}"
+
+    def offered(self) -> JobSpec | None:
+        """Return the job for those that take it as it is; None where a worker must describe it first."""
+        if not self.optimizer:
+            return None
+        theirs = {in_checkpoint: in_job for in_job, in_checkpoint in self.names.items()}
+        parameters = tuple(replace(p, name=theirs.get(p.name, p.name)) for p in self.job.parameters)
+        return replace(self.job, parameters=parameters)
+
+    def check(self, job: JobSpec) -> None:
+        """Raise `JobMismatchError` unless a job that a worker describes can begin here.
+
+        The parameters must be those that were saved; servers compare them where the names are mapped. How the job is
+        synchronised may differ.
+        """
+        offered = self.offered()
+        if offered is None:
+            return
+        offered.check_same(replace(offered, parameters=job.parameters), self.owner)
+        if dict(offered.optimizer) != dict(job.optimizer):
+            raise JobMismatchError(
+                what="optimizer",
+                ours=repr(job.optimizer),
+                theirs=f"{offered.optimizer!r}; to begin with another one, restore with restore_optimizer=False",
+                owner=self.owner,
+            )
+
+    def source(self) -> dict[str, Any]:
+        """Return what servers are told (`Assign.restore`)."""
+        return {"path": self.path, "version": self.version, "optimizer": self.optimizer, "names": dict(self.names)}
+
+    def dump(self) -> list[Any]:
+        """Return it as plain data, for the coordinator's journal."""
+        return [
+            self.path, self.job.to_wire(), self.version, list(self.data), dict(self.state), self.optimizer,
+            dict(self.names),
+        ]  # fmt: skip
+
+    @classmethod
+    def restored(cls, kept: Sequence[Any]) -> Resumption:
+        """Return the one that was kept."""
+        path, job, version, data, state, optimizer, names = kept
+        return cls(
+            path=path, job=JobSpec.from_wire(job), version=version, data=data, state=state, optimizer=optimizer,
+            names=names,
+        )  # fmt: skip
+
+    def told(self) -> dict[str, Any]:
+        """Return what members are told (`Job.restored`)."""
+        return {"path": self.path, "version": self.version, "state": dict(self.state)}

@@ -1,0 +1,106 @@
+"""Messages about checkpoints: who asks for one, what servers keep and write for it, and how workers let it be a cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Seconds, Text
+
+#: `Saved.stage`: the shard is kept as it is, so many bytes of it are written, all are, or it has failed.
+KEPT, WRITING, WRITTEN, FAILED = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Save(Message):
+    """The coordinator lets a server keep its shard as it is, and write it to a directory.
+
+    With ``exact`` 1 at this very version, which the shard has, or will have after commits that are on their way.
+    """
+
+    kind: ClassVar[int] = 50
+    epoch: U32
+    number: U64
+    exact: U8
+    version: U64
+    path: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Saved(Message):
+    """How far a server is with a `Save`: ``stage`` is one of `KEPT`, `WRITING`, `WRITTEN` and `FAILED`.
+
+    ``facts`` are ``nbytes`` so far; of what is written what the checkpoint's manifest says of it; of what has failed
+    ``why``.
+    """
+
+    kind: ClassVar[int] = 51
+    epoch: U32
+    number: U64
+    stage: U8
+    facts: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Unsave(Message):
+    """The checkpoint has failed elsewhere: a server keeps nothing for it any more."""
+
+    kind: ClassVar[int] = 52
+    epoch: U32
+    number: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint(Message):
+    """Somebody asks for a checkpoint of a job, without joining, or a member of its own, where ``job`` is empty.
+
+    ``consistent`` 1 asks for a cut between pushes, also in the asynchronous mode. ``state`` is kept with it for the
+    user. ``nonce`` and ``guard`` are as in `EndJob`.
+    """
+
+    kind: ClassVar[int] = 53
+    request: U64
+    job: Text
+    consistent: U8
+    state: Plain
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed(Message):
+    """Answer to `Checkpoint`: where it is, of what version, how long it took and how large it is."""
+
+    kind: ClassVar[int] = 54
+    request: U64
+    path: Text
+    version: U64
+    seconds: Seconds
+    nbytes: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Message):
+    """A worker is to begin no push until `GoOn`, and say so once all that it had begun are acknowledged."""
+
+    kind: ClassVar[int] = 55
+    number: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Holding(Message):
+    """No push of this worker is under way."""
+
+    kind: ClassVar[int] = 56
+    number: U64
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn(Message):
+    """All servers keep what they have: a worker may push again."""
+
+    kind: ClassVar[int] = 57
+    number: U64

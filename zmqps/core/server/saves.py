@@ -1,0 +1,221 @@
+"""What a server does for a checkpoint: keeps its shard as it is, and has it written slice by slice meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
+from zmqps.core.protocol.messages import Save, Saved
+from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.snapshot import Piece, Snapshot
+from zmqps.core.server.tenant import Tenant
+from zmqps.errors import JobError, ProtocolError, PSError
+
+#: Slices handed out at a time: one that is written, and one that is copied meanwhile.
+IN_HAND = 2
+#: So often the coordinator hears how far a save is, at most.
+REPORT_S = 1.0
+
+
+class Writer(Protocol):
+    """Writes a shard's part of a checkpoint; called from other threads, one at a time."""
+
+    def write(self, piece: Piece) -> None:
+        """Write a slice."""
+
+    def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Write what is left, wait until all is on the disk, and return what the manifest says of it."""
+
+    def abandon(self) -> None:
+        """Give the files back, finished or not."""
+
+
+class Files(Protocol):
+    """Where checkpoints are written and read; called from other threads."""
+
+    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> Writer:
+        """Open the files of a shard; the job as it travels."""
+
+    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
+        """Fill a shard that was just built with what a checkpoint has for it; ``source`` is `Assign.restore`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """Tag of what is done aside for a save; ``index`` is the slice that was written, if it was one."""
+
+    epoch: int
+    number: int
+    index: int = -1
+
+
+class _Save:
+    """A save under way."""
+
+    def __init__(self, message: Save, tenant: Tenant, snapshot: Snapshot) -> None:
+        self.message = message
+        self.tenant = tenant
+        self.snapshot = snapshot
+        self.state = tenant.saved_state()  # as of this moment, as the values
+        self.writer: Writer | None = None
+        self.in_hand: set[int] = set()
+        self.busy = False  # a thread has the writer
+        self.ready: list[Piece] = []  # the next to be written
+        self.nbytes = 0
+        self.reported_at = 0.0
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which it is."""
+        return self.message.epoch, self.message.number
+
+
+class Saves:
+    """The saves of a server: one a shard, all of one checkpoint, for the coordinator has one made at a time.
+
+    Parameters
+    ----------
+    files
+        Where they are written; None: nowhere.
+    """
+
+    def __init__(self, files: Files | None) -> None:
+        self._files = files
+        self._under_way: dict[int, _Save] = {}  # by epoch
+        self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
+        self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
+
+    def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
+        """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
+        under_way = self._under_way.get(message.epoch)
+        if under_way is not None and under_way.key == (message.epoch, message.number):
+            return [self._report(under_way, KEPT, now)]
+        try:
+            if tenant is None:
+                raise JobError("this server has no shard of that job")
+            shard = tenant.ready()
+            if self._files is None:
+                raise JobError("this server was started without a place for checkpoints")
+            if message.exact and message.version > shard.version:
+                self._awaited[message.epoch] = message
+                return []
+            if message.exact and message.version != shard.version:
+                raise ProtocolError(f"version {message.version} is over: this shard is at {shard.version}")
+            actions = [] if under_way is None else self._give_up(under_way, "another checkpoint has begun")
+            snapshot = Snapshot(shard.slices, shard.memory, shard.version)
+        except (MemoryError, PSError) as error:
+            return [_failed(message, str(error) or type(error).__name__)]
+        save = self._under_way[message.epoch] = _Save(message, tenant, snapshot)
+        opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index)
+        save.busy = True
+        return [*actions, self._report(save, KEPT, now), Run(Saving(message.epoch, message.number), opening)]
+
+    def committed(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard has another version: one that was awaited perhaps."""
+        message = self._awaited.pop(tenant.assign.epoch, None)
+        return [] if message is None else self.ask(message, tenant, now)
+
+    def returned(self, tag: Saving, value: Any, now: float) -> list[Action]:
+        """Something that was done aside for a save is done, or has failed."""
+        key = tag.epoch, tag.number
+        if (leaving := self._leaving.pop(key, None)) is not None:
+            leaving.writer = leaving.writer or (None if isinstance(value, Exception) else value)
+            return _closed(leaving)
+        save = self._under_way.get(tag.epoch)
+        if save is None or save.key != key:
+            return []
+        save.busy = False
+        if isinstance(value, Exception):
+            return self._give_up(save, f"{value}" if isinstance(value, PSError) else repr(value))
+        if save.writer is None:
+            save.writer = value
+        elif tag.index >= 0:
+            save.in_hand.discard(tag.index)
+            save.snapshot.done(tag.index)
+        else:
+            del self._under_way[tag.epoch]
+            return [_said(save.message, WRITTEN, {**value, "nbytes": save.nbytes, "version": save.snapshot.version})]
+        return self._go_on(save, now)
+
+    def _go_on(self, save: _Save, now: float) -> list[Action]:
+        """Hand out slices as long as some wait, then have all brought to the disk."""
+        snapshot, writer = save.snapshot, save.writer
+        assert writer is not None
+        try:
+            while len(save.in_hand) < IN_HAND and (piece := snapshot.next()) is not None:
+                save.in_hand.add(piece.number)
+                save.ready.append(piece)
+                save.nbytes += piece.value.nbytes + sum([slot.nbytes for slot in piece.slots])
+        except MemoryError:
+            pass
+        if snapshot.failed is not None:
+            return self._give_up(
+                save, f"this server lacks the memory to keep what is updated meanwhile: {snapshot.failed}"
+            )
+        actions: list[Action] = []
+        if save.ready:
+            piece = save.ready.pop(0)
+            actions.append(Run(Saving(*save.key, piece.number), partial(writer.write, piece)))
+        elif not save.in_hand:
+            actions.append(Run(Saving(*save.key), partial(writer.close, save.state)))
+        save.busy = bool(actions)
+        if now >= save.reported_at + REPORT_S:
+            actions.append(self._report(save, WRITING, now))
+        return actions
+
+    def end(self, epoch: int, number: int | None = None, why: str = "") -> list[Action]:
+        """Keep nothing more for a save, or for any of an epoch: the job has ended, or the checkpoint has failed."""
+        self._awaited.pop(epoch, None)
+        save = self._under_way.get(epoch)
+        if save is None or number not in (None, save.message.number):
+            return []
+        return self._let_go(save)
+
+    def _give_up(self, save: _Save, why: str) -> list[Action]:
+        return [*self._let_go(save), _failed(save.message, why)]
+
+    def _let_go(self, save: _Save) -> list[Action]:
+        save.snapshot.release()
+        del self._under_way[save.message.epoch]
+        if save.busy:  # a thread has the files: they are closed once it is done with them
+            self._leaving[save.key] = save
+            return []
+        return _closed(save)
+
+    def _report(self, save: _Save, stage: int, now: float) -> Action:
+        save.reported_at = now
+        return _said(save.message, stage, {"nbytes": save.nbytes})
+
+    def counters(self, epoch: int) -> Mapping[str, int]:
+        """Return what the status shows of a shard that is being saved."""
+        save = self._under_way.get(epoch)
+        if save is None:
+            return {}
+        return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": save.snapshot.nbytes}
+
+    def validate(self) -> None:
+        """Assert that what is handed out is kept."""
+        for save in self._under_way.values():
+            save.snapshot.validate()
+            assert len(save.in_hand) <= IN_HAND
+            assert {piece.number for piece in save.ready} <= save.in_hand
+            assert save.busy or save.snapshot.failed is not None
+
+
+def _closed(save: _Save) -> list[Action]:
+    """Give the files of a save back that was given up."""
+    return [] if save.writer is None else [Run(Saving(0, 0), save.writer.abandon)]
+
+
+def _said(message: Save, stage: int, facts: Mapping[str, Any]) -> Action:
+    return Send(COORDINATOR, Saved(message.epoch, message.number, stage, facts))
+
+
+def _failed(message: Save, why: str) -> Action:
+    return _said(message, FAILED, {"why": why[:500]})

@@ -1,0 +1,121 @@
+"""What a cluster consists of, and the flags that its nodes are started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
+from zmqps.nodes.checkpoints import CheckpointConfig
+from zmqps.nodes.server import IO_THREADS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What a cluster on this host consists of.
+
+    Parameters
+    ----------
+    options
+        The coordinator's.
+    address
+        Where the coordinator is reached; port 0 takes a free one. Empty: at its own default.
+    interface
+        The network interface that all listen on.
+    ports
+        The range whose first free ports the servers take.
+    kernels
+        ``numba`` or ``numpy``, for the servers.
+    insecure
+        Allow binding beyond loopback.
+    log_level
+        debug, info, warning or error.
+    log_json
+        Log one JSON object a line.
+    apply_threads
+        How many threads update one slice, for the servers.
+    devices
+        Where servers keep their shards: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``, in turn.
+    memory_nbytes
+        The most that the shards of all jobs may take on a server; None: what is free.
+    job_secret
+        The file with what everybody who joins has to know; None: nothing.
+    keys
+        The directory with the cluster's keys; None: it has none.
+    io_threads
+        How many threads of each server read and write sockets.
+    checkpoints
+        Where jobs are saved, when, and what they begin from.
+    """
+
+    options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
+    address: str = "tcp://127.0.0.1:0"
+    interface: str = ""
+    ports: str = ""
+    kernels: str = "numba"
+    insecure: bool = False
+    log_level: str = "info"
+    log_json: bool = False
+    apply_threads: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+    memory_nbytes: int | None = None
+    job_secret: Path | None = None
+    keys: Path | None = None
+    io_threads: int = IO_THREADS
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def coordinator(self, name: str = "coordinator") -> list[str]:
+        """Return the flags of the coordinator."""
+        o = self.options
+        flags = [
+            f"--address={self.address}", f"--servers={o.servers}", f"--heartbeat-interval={o.heartbeat_interval}",
+            f"--heartbeat-timeout={o.heartbeat_timeout}", f"--lease={o.lease}", f"--idle-timeout={o.idle_timeout}",
+            f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
+            *["--once"] * o.once, *self._saving(),
+        ]  # fmt: skip
+        return [*flags, *self._common(name)]
+
+    def server(self, index: int, coordinator: str, *, bind: str = "", name: str = "") -> list[str]:
+        """Return the flags of a server, which by default listens on the same addresses as the coordinator."""
+        flags = [
+            f"--coordinator={coordinator}", f"--address={bind or self._server_address(coordinator)}",
+            f"--kernels={self.kernels}", f"--apply-threads={self.apply_threads}",
+            f"--device={self.devices[index % len(self.devices)]}", f"--io-threads={self.io_threads}",
+            *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
+            *([f"--ports={self.ports}"] if self.ports else []),
+        ]  # fmt: skip
+        return [*flags, *self._common(name or f"server-{index}")]
+
+    def _saving(self) -> list[str]:
+        c = self.checkpoints
+        flags = [f"--checkpoint={_absolute(c.directory)}"] if c.directory is not None else []
+        flags += [f"--checkpoint-every={c.every}"] if c.every else []
+        flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
+        return [*flags, f"--keep={c.keep}", *["--restore-values-only"] * (not c.restore_optimizer)]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody reaches the coordinator from other hosts, so that all its servers are started here."""
+        if self.interface:
+            return False
+        return not self.address.startswith("tcp://") or is_loopback(host_of(self.address))
+
+    def _server_address(self, coordinator: str) -> str:
+        if self.interface:
+            return ""
+        if is_wildcard(host_of(self.address)):
+            return join(host_of(self.address), 0)
+        return join(host_of(coordinator) or "127.0.0.1", 0)
+
+    def _common(self, name: str) -> list[str]:
+        switches = ["--insecure"] * self.insecure + ["--log-json"] * self.log_json
+        switches += [f"--interface={self.interface}"] if self.interface else []
+        switches += [f"--job-secret={self.job_secret}"] if self.job_secret is not None else []
+        switches += [f"--keys={self.keys.absolute()}"] if self.keys is not None else []
+        return [f"--name={name}", f"--log-level={self.log_level}", *switches]
+
+
+def _absolute(path: str) -> str:
+    """Return a path that means the same wherever a node is started; an address stays as it is."""
+    return path if "://" in path else str(Path(path).absolute())

@@ -1,0 +1,238 @@
+"""Checkpoints of a running cluster: what servers write and read, and what the coordinator publishes."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqps import checks
+from zmqps.checkpoint import (
+    CONSISTENT,
+    PER_SLICE,
+    FileFact,
+    Manifest,
+    Save,
+    ShardWriter,
+    good_ones,
+    job_directory,
+    open_checkpoint,
+    prune,
+    storage_of,
+)
+from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.snapshot import Piece
+from zmqps.errors import ConfigurationError
+from zmqps.optim import OptimizerSpec
+
+KEEP = 3
+#: What ``--checkpoint-every`` takes, in seconds.
+UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Where a cluster's jobs are saved, when, and what they begin from.
+
+    Parameters
+    ----------
+    directory
+        Where checkpoints are kept, which all hosts of the cluster share; None: nowhere.
+    every
+        When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
+    keep
+        How many checkpoints of a job are kept.
+    restore
+        A checkpoint, or a directory whose latest good one is taken, that jobs begin from.
+    restore_optimizer
+        Whether the optimizer's slots and step counts are restored as well.
+    restore_names
+        Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    """
+
+    directory: str | None = None
+    every: str = ""
+    keep: int = KEEP
+    restore: str | None = None
+    restore_optimizer: bool = True
+    restore_names: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        cadence(self.every)
+        checks.whole("keep", self.keep, 1)
+        if self.every and self.directory is None:
+            raise ConfigurationError("to save jobs every so often, say where: --checkpoint DIR")
+
+
+def cadence(every: str) -> tuple[float | None, int | None]:
+    """Return every how many seconds, or steps, jobs are saved.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither.
+    """
+    if not every:
+        return None, None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]+)", every.strip().lower())
+    if found is not None and found[2] in ("step", "steps") and found[1].isdigit() and int(found[1]):
+        return None, int(found[1])
+    if found is not None and found[2] in UNITS and float(found[1]) > 0:
+        return float(found[1]) * UNITS[found[2]], None
+    raise ConfigurationError(f"checkpoint_every is 5min, 90s, 2h or 500steps, not {checks.shown(every)}")
+
+
+class _Writer:
+    """A shard's part of a checkpoint (`zmqps.core.server.saves.Writer`)."""
+
+    def __init__(self, writer: ShardWriter, slots: tuple[str, ...]) -> None:
+        self._writer = writer
+        self._slots = slots
+        self._lowest: int | None = None
+
+    def write(self, piece: Piece) -> None:
+        """Write a slice."""
+        steps = piece.steps.tolist()
+        self._writer.write(piece.number, piece.value, piece.slots, version=piece.version, steps=steps)
+        self._lowest = piece.version if self._lowest is None else min(self._lowest, piece.version)
+
+    def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Bring all to the disk; return the files, the slots and the version of the slice with the fewest updates."""
+        files = [list(fact) for fact in self._writer.close(state)]
+        return {"files": files, "slots": list(self._slots), "lowest": self._lowest}
+
+    def abandon(self) -> None:
+        """Close the files."""
+        self._writer.abandon()
+
+
+class ShardFiles:
+    """What a server writes and reads of checkpoints (`zmqps.core.server.saves.Files`)."""
+
+    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
+        """Open the files of a shard."""
+        slots = _slots_of(JobSpec.from_wire(job))
+        storage, directory = storage_of(path)
+        return _Writer(ShardWriter(storage, directory, placement, index, slots), slots)
+
+    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
+        """Fill a shard from a checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            It is damaged, or of another model or optimizer.
+        """
+        storage, path = storage_of(source["path"])
+        checkpoint = open_checkpoint(path, storage=storage)
+        slots = _slots_of(job) if source["optimizer"] else ()
+        restorer = checkpoint.onto(job.parameters, slots, source["names"])
+        tables = shard.placement.keyspace.tables
+        for slice_ in shard.placement.slices[shard.index]:
+            found = restorer.read(slice_, tables[slice_.table].dtype)
+            steps = found.steps if source["optimizer"] else [0] * len(found.steps)
+            version = source["version"] if job.mode == "sync" else found.version
+            shard.restore(slice_.index, found.value, found.slots, steps, version)
+
+
+def _slots_of(job: JobSpec) -> tuple[str, ...]:
+    names = [parameter.name for parameter in job.parameters]
+    return tuple(OptimizerSpec.from_wire(job.optimizer).rules(names)[0][0].slots)
+
+
+class CheckpointStore:
+    """A directory of checkpoints (`zmqps.core.coordinator.checkpoints.Store`).
+
+    Parameters
+    ----------
+    directory
+        Where the checkpoints of all jobs are: a path, or an address that fsspec knows.
+    keep
+        How many of a job are kept.
+
+    Raises
+    ------
+    ConfigurationError
+        fsspec is not installed, or does not know the address.
+    """
+
+    def __init__(self, directory: str, keep: int) -> None:
+        self._storage, self._directory = storage_of(directory)
+        self._scheme = _scheme_of(directory)
+        self._keep = keep
+        self._owner = secrets.token_hex(8)
+        self._saves: dict[str, Save] = {}  # by path
+
+    def begin(self, job: str, version: int) -> str:
+        """Make room for a checkpoint; return where servers are to write."""
+        save = Save.begin(self._storage, self._directory, job, version, self._owner, time.time())
+        path = self._scheme + save.directory
+        self._saves[path] = save
+        return path
+
+    def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
+        """Let what was written be the newest checkpoint; remove those beyond `keep`."""
+        job = JobSpec.from_wire(manifest["job"])
+        placement = Placement.from_wire(KeySpace(job.parameters), manifest["placement"])
+        shards = manifest["shards"]
+        lowest = [shard["lowest"] for shard in shards if shard["lowest"] is not None]
+        whole = Manifest(
+            job_name=manifest["name"],
+            job=job,
+            placement=placement,
+            version=min(lowest, default=0) if job.mode == "async" else manifest["version"],
+            slots=tuple(shards[0]["slots"]),
+            shards=tuple(tuple(map(FileFact.from_wire, shard["files"])) for shard in shards),
+            created_at=time.time(),
+            kind=CONSISTENT if manifest["consistent"] else PER_SLICE,
+            data=list(manifest["data"]),
+            state=manifest["state"],
+        )
+        published = self._saves.pop(path).commit(whole)
+        job_path = job_directory(self._directory, manifest["name"])
+        prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
+        return self._scheme + published, whole.nbytes, whole.version
+
+    def abandon(self, path: str) -> None:
+        """Remove what was written of one that failed."""
+        save = self._saves.pop(path, None)
+        if save is not None:
+            save.abandon()
+
+
+def _scheme_of(path: str) -> str:
+    """Return what an address begins with; nothing for a path."""
+    scheme, found, _ = path.partition("://")
+    return f"{scheme}://" if found else ""
+
+
+def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
+    """Return what jobs begin from, by name.
+
+    Raises
+    ------
+    CheckpointError
+        There is no usable checkpoint.
+    """
+    if config.restore is None:
+        return {}
+    storage, path = storage_of(config.restore)
+    checkpoint = open_checkpoint(path, storage=storage)
+    manifest = checkpoint.manifest
+    return {
+        manifest.job_name: Resumption(
+            path=_scheme_of(config.restore) + checkpoint.path,
+            job=manifest.job,
+            version=manifest.version,
+            data=manifest.data,
+            state=manifest.state,
+            optimizer=config.restore_optimizer,
+            names=config.restore_names,
+        )
+    }
