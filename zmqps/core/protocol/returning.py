@@ -25,7 +25,7 @@ class Back(Message):
 
 @dataclass(frozen=True, slots=True)
 class Farewell(Message):
-    """`Leave` of a member to a coordinator that is back and does not know the connection: who it is, and why it goes."""
+    """`Leave` of a member to a coordinator that is back and does not know the connection: who goes, and why."""
 
     kind: ClassVar[int] = 71
     incarnation: Incarnation
