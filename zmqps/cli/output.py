@@ -153,12 +153,25 @@ class LogFile:
         Shows the lines as well.
     as_json
         How lines are written that are not log entries yet.
+    after
+        The log of the same node in its life before, which this one goes on with.
     """
 
-    def __init__(self, node: str, folder: Folder, name: str, terminal: Terminal | None, *, as_json: bool) -> None:
+    def __init__(
+        self,
+        node: str,
+        folder: Folder,
+        name: str,
+        terminal: Terminal | None,
+        *,
+        as_json: bool,
+        after: LogFile | None = None,
+    ) -> None:
         self.node = node
         self.path = folder.path / name
-        self._file = folder.begin(name)
+        self._file: IO[bytes] = (
+            folder.begin(name) if after is None else os.fdopen(os.dup(after._file.fileno()), "wb", buffering=0)
+        )
         self._terminal = terminal
         self._as_json = as_json
 

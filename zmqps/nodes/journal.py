@@ -215,6 +215,15 @@ def _one(db: sqlite3.Connection, pragma: str) -> Any:
     return db.execute(f"PRAGMA {pragma}").fetchone()
 
 
+def forget_journal(directory: Path) -> None:
+    """Remove the journal of a cluster that is over, and its directory if that is all there was."""
+    with contextlib.suppress(FileNotFoundError), Folder(directory.parent, directory.name) as folder:
+        for name in (FILE, LOCK, *(FILE + suffix for suffix in BESIDE)):
+            folder.remove(name)
+    with contextlib.suppress(OSError):
+        directory.rmdir()
+
+
 def resumed(journal: Journal, kept: Mapping[str, Any], identity: Identity, options: CoordinatorOptions) -> Identity:
     """Return who a coordinator is: whoever has written its journal, or the one given, which is written then.
 

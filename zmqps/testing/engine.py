@@ -56,6 +56,9 @@ LOOK_S = 1.0
 #: A machine whose deadline is due again and again at the same moment would spin forever.
 MOST_RINGS = 5
 
+#: In an inbox in the place of a message: the connection is there.
+UP = Packet((), [], None)
+
 #: Where nodes have keys: whose who shows, by role.
 HOLDERS = {"server": KeyHolder("node", "node"), "worker": KeyHolder("worker", "worker")}
 
@@ -349,7 +352,10 @@ class Engine:
         opener, acceptor = (self.nodes.get(name) for name in connection.ends)
         if opener is not None and acceptor is not None and acceptor.alive and connection.life == life:
             self.note(opener.name, f"is connected to {acceptor.name}")
-            self.event(opener, Connected(connection.names[0]))
+            if opener.inbox:  # the end of the connection before this one may wait there
+                opener.inbox.append((connection, 0, UP))
+            else:
+                self.event(opener, Connected(connection.names[0]))
 
     def _work(self, node: Node) -> None:
         """Take the messages that wait, as fast as a node can."""
@@ -366,6 +372,8 @@ class Engine:
 
     def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet | None) -> None:
         peer = connection.names[receiver]
+        if packet is UP:
+            return self.event(node, Connected(peer))
         if receiver == 1:
             connection.missed = packet is None
         elif packet is not None:
