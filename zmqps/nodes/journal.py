@@ -21,12 +21,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
-
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Record
-from zmqps.errors import JournalError
+from zmqps.core.protocol.plain import pack, unpack
+from zmqps.errors import JournalError, ProtocolError
 from zmqps.nodes.files import Folder
 
 #: The file of a journal in its directory, and the one whose lock its coordinator holds.
@@ -127,8 +126,8 @@ class Journal:
             assert self._connection is not None
             rows = self._connection.execute("SELECT key, value FROM state").fetchall()
             try:
-                return {key: msgpack.unpackb(value, max_ext_len=0) for key, value in rows}
-            except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+                return {key: unpack(value) for key, value in rows}
+            except ProtocolError as error:
                 raise self._damaged(f"a record cannot be read: {error}") from None
 
     def write(self, records: Sequence[Record]) -> None:
@@ -150,7 +149,7 @@ class Journal:
                 if record.data is None:
                     db.execute("DELETE FROM state WHERE key = ?", (record.key,))
                 else:
-                    value = msgpack.packb(record.data)
+                    value = pack(record.data)
                     db.execute("INSERT OR REPLACE INTO state (key, value) VALUES (?, ?)", (record.key, value))
             db.execute("COMMIT")
         except (sqlite3.Error, OSError, MemoryError) as error:

@@ -11,8 +11,6 @@ from random import Random
 from typing import Any, TypeAlias
 from zlib import crc32
 
-import msgpack  # type: ignore[import-untyped]
-
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import (
@@ -35,6 +33,7 @@ from zmqps.core.protocol.events import (
     Stop,
 )
 from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.plain import pack
 from zmqps.core.protocol.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
@@ -432,8 +431,7 @@ class Engine:
 
 def as_kept(data: Any) -> bytes:
     """Return plain data as a journal has it on its disk."""
-    packed: bytes = msgpack.packb(data)
-    return packed
+    return pack(data)
 
 
 def _outcome(work: Callable[[], Any]) -> Any:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgpack  # type: ignore[import-untyped]
-
 from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.remembered import dump_all
 from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.operations import Operation
 from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError
 from zmqps.testing.engine import Node, as_kept
@@ -105,7 +104,7 @@ class Returns:
 
 
 def _data(data: bytes | None) -> Any:
-    return None if data is None else msgpack.unpackb(data)
+    return None if data is None else unpack(data)
 
 
 def _differs(kept: Any, known: Any, where: str = "") -> str:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from random import Random
 
-import msgpack  # type: ignore[import-untyped]
-
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import Placement
@@ -17,6 +15,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Discard, Message
+from zmqps.core.protocol.plain import unpack
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -252,7 +251,7 @@ class Simulation(SimulatedCluster):
         identity, kept = self._identity("coordinator", "coordinator"), None
         if self._returns is not None:
             identity = self._known_as = self._known_as or identity
-            kept = {key: msgpack.unpackb(data) for key, data in self.journals["coordinator"].items()}
+            kept = {key: unpack(data) for key, data in self.journals["coordinator"].items()}
         machine = CoordinatorMachine(identity, self.options, kept=kept)
         node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
         self.start(node)

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgpack  # type: ignore[import-untyped]
-
 from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.spec import JobSpec
@@ -28,6 +26,7 @@ from zmqps.core.protocol.messages import (
     Take,
     Withdraw,
 )
+from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
@@ -122,7 +121,7 @@ class StepWitness:
     def _written(self, node: Node) -> None:
         """Take what a coordinator decides when it is kept, for it may come back before it has told anybody."""
         data = self._simulation.journals[node.name].get(f"step/{self._name}")
-        for step, contributors in msgpack.unpackb(data)["commits"] if data is not None else ():
+        for step, contributors in unpack(data)["commits"] if data is not None else ():
             epoch = self._simulation.coordinator.runs[self._name].startup.epoch
             self._committed(node, Commit(epoch, step, contributors))
 

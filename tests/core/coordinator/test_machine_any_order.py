@@ -183,7 +183,7 @@ class AnyOrder(RuleBasedStateMachine):
         machine = self.coordinator.machine
         epochs = {epoch for run in machine.runs.values() for epoch in run.startup.copies.by_epoch}
         for server in machine.servers:
-            awaited = machine._erasures._awaited.get(server.incarnation)
+            awaited = machine.erasures._awaited.get(server.incarnation)
             asked = set(awaited.jobs) if awaited else set()
             assert self.kept.get(server.hello.name, set()) <= epochs | asked
 

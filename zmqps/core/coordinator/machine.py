@@ -347,14 +347,13 @@ class CoordinatorMachine:
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
         self.counts["heartbeats"] += 1
-        run = self.runs.get(member.job)
-        if not message.counters:  # over a new connection nothing large is sent at first
-            return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
         member.counters, member.counters_nbytes = packed(message.counters)
         member.unreached = unreached(message.counters) if member.role != "server" else ""
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
         pushes = message.counters.get("pushes")
-        member.num_pushes = pushes if type(pushes) is int else 0
+        if type(pushes) is int:  # it is not said over a connection that is new
+            member.num_pushes = pushes
+        run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0))]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
@@ -384,6 +383,8 @@ class CoordinatorMachine:
         run = self._jobs.of_epoch(message.epoch, member)
         if run is None:
             return []
+        if run.steps.lacks(message.step):
+            return run.fall_behind(member, message.step)
         run.committed(message)
         ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
         return [*self.checkpoints.look(now), *ended]

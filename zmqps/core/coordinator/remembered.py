@@ -24,20 +24,40 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from zmqps.core.coordinator.ended import EndedJobs
+from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.journal import Plain, set_key, split_key, split_set
+from zmqps.core.coordinator.membership import Membership, Roster
+from zmqps.core.coordinator.run import JobRun
 
-if TYPE_CHECKING:
-    from zmqps.core.coordinator.machine import CoordinatorMachine
+
+class Host(Protocol):
+    """What is needed of the machine."""
+
+    membership: Membership
+    servers: Roster
+    runs: dict[str, JobRun]
+    ended: EndedJobs
+    erasures: Erasures
+
+    def dump_cluster(self) -> Plain:
+        """Return what is kept of the cluster as a whole."""
+
+    def restore_cluster(self, kept: Plain, now: float) -> None:
+        """Go on counting, and ending, where the cluster was."""
+
+    def restore_jobs(self, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
+        """Have the jobs that were kept."""
 
 
-def dump(machine: CoordinatorMachine, what: str, whose: str) -> Plain:
+def dump(machine: Host, what: str, whose: str) -> Plain:
     """Return what there is to keep under a key now; None for nothing."""
     return _DUMPS[what](machine, whose)
 
 
-def dump_all(machine: CoordinatorMachine) -> dict[tuple[str, str], Plain]:
+def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
     """Return all that there is to keep; tests compare it with what was written."""
     members = [who.hex() for who in machine.membership.members]
     keys = [("cluster", "")]
@@ -51,7 +71,7 @@ def dump_all(machine: CoordinatorMachine) -> dict[tuple[str, str], Plain]:
     return {key: data for key, data in found.items() if data is not None}
 
 
-def restore(machine: CoordinatorMachine, kept: Mapping[str, Plain], now: float) -> None:
+def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
     """Be what was kept: nobody is here yet, and all who were have time to come back."""
     records: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, data in kept.items():
@@ -71,16 +91,16 @@ def restore(machine: CoordinatorMachine, kept: Mapping[str, Plain], now: float) 
     machine.restore_cluster(records["cluster"].get(""), now)
 
 
-def _of_run(take: Callable[[Any], Plain]) -> Callable[[CoordinatorMachine, str], Plain]:
+def _of_run(take: Callable[[Any], Plain]) -> Callable[[Host, str], Plain]:
     return lambda machine, name: take(machine.runs[name]) if name in machine.runs else None
 
 
-def _data(machine: CoordinatorMachine, whose: str) -> Plain:
+def _data(machine: Host, whose: str) -> Plain:
     job, name = split_set(whose)
     return machine.runs[job].data.dump(name) if job in machine.runs else None
 
 
-_DUMPS: dict[str, Callable[[CoordinatorMachine, str], Plain]] = {
+_DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "cluster": lambda machine, _: machine.dump_cluster(),
     "member": lambda machine, who: machine.membership.dump(bytes.fromhex(who)),
     "answers": lambda machine, who: machine.membership.dump_answers(bytes.fromhex(who)),

@@ -31,7 +31,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, PSError, from_wire
+from zmqps.errors import ConfigurationError, JournalBehindError, PSError, from_wire
 
 
 class JobRun:
@@ -347,6 +347,12 @@ class JobRun:
             self.steps.lose(copy.epoch)
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
         return [Log("error", f"job {self.name!r}: {error}"), *told]
+
+    def fall_behind(self, server: MemberInfo, step: int) -> list[Action]:
+        """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
+        ours = self.steps.clock
+        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=ours)
+        return self.lose_server(server, error)
 
     # --- time ----------------------------------------------------------------------------------
 

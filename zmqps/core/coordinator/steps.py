@@ -290,6 +290,10 @@ class Steps:
                 actions.append(member.fail(request, error))
         return actions
 
+    def lacks(self, step: int) -> bool:
+        """Whether a step that a server has applied was never committed, as far as is known."""
+        return self.policy is not None and self.policy.mode == "sync" and step >= self.policy.now
+
     def confirmed(self, epoch: int, step: int) -> None:
         """A server has applied a step to its copy of a shard."""
         commits = self._unconfirmed.get(epoch, [])

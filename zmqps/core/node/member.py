@@ -164,6 +164,9 @@ class Member:
             return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
         if self._returning:
             return []  # said before it had gone
+        if self.unsure and self._heartbeat_due is not None:
+            self._heartbeat_due = now  # with all there is to say
+            self._set_due()
         self.unsure = False
         if isinstance(message, HeartbeatAck):
             self.num_workers = message.num_workers

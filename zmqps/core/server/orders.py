@@ -137,7 +137,10 @@ class Orders:
             check_welcome(member.identity.job_secret, member.handshake.hello, message)
         except IdentityError as error:
             return [Log("error", str(error)), Exit(exits.FAILED, str(error))]
-        return []
+        # to one that was away: the last step of each job, of which it knows unless its journal is behind
+        shards = [(epoch, tenant.shard) for epoch, tenant in self._host.tenants.items() if tenant.loaded]
+        last = [(epoch, s.version - 1) for epoch, s in shards if s is not None and s.steps is not None and s.version]
+        return [Send(COORDINATOR, Committed(epoch, step)) for epoch, step in last]
 
     def _assign(self, message: Assign, now: float) -> list[Action]:
         tenants = self._host.tenants
