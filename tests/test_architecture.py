@@ -187,6 +187,7 @@ MIRROR_NOTHING = {
     "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
+    "tests/test_coordinator_returns.py": "end to end: a coordinator that is killed and started again, in processes",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_identity.py": "end to end: strangers at live nodes",
     "tests/test_inprocess.py": "a double of the tests",

@@ -153,12 +153,13 @@ class Startup:
         self.returning.discard(member.incarnation)
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
-        actions += self._say_again() if key == next(iter(self.parked), None) else []
+        is_pace = key == (next(iter(self.parked), None) or self.loader)  # the loader's, when this coordinator was away
         requests = self._requests.setdefault(member.incarnation, set())
         if key not in self.parked and len(requests) >= MAX_PARKED:
             raise LimitError(what="number of inits of a member", got=len(requests) + 1, limit=MAX_PARKED)
         requests.add(message.request)
         self.parked[key] = Waiter(member, has_values)
+        actions += self._say_again() if is_pace else []
         if self.loader is None and has_values and self.placement is not None and not self.ready:
             actions += self._choose_loader()
         return actions + self._answer()
