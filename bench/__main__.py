@@ -17,6 +17,7 @@ from bench.cases import (
     pull,
     push,
     push_pull,
+    saving,
     sync_step,
     walk,
 )
@@ -32,7 +33,10 @@ def main() -> None:
     """
 
 
-cases = (push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, checkpoint)
+cases = (
+    *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
+    *(checkpoint, saving),
+)
 for module in (*cases, suite, compare, peers):
     main.add_command(module.command)
 

@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zmqps import aio, codecs, data, errors, keys, local, optim, pipeline, stale
+    from zmqps import aio, checkpoint, codecs, data, errors, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
-    from zmqps.worker import Worker, connect
+    from zmqps.worker import Worker, connect, drain_on
 
 __version__ = "0.1.0"
 
@@ -22,9 +22,11 @@ __all__ = [
     "Worker",
     "__version__",
     "aio",
+    "checkpoint",
     "codecs",
     "connect",
     "data",
+    "drain_on",
     "errors",
     "keys",
     "load",
@@ -41,9 +43,10 @@ _HOMES = {
     "Statistics": "zmqps.core.worker.statistics",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
+    "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
 }
-_MODULES = ("aio", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
+_MODULES = ("aio", "checkpoint", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
 
 
 def __getattr__(name: str) -> Any:

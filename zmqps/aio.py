@@ -24,14 +24,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError
-from zmqps.worker import Worker
+from zmqps.worker import DRAINED, Worker
 from zmqps.worker import connect as connect_blocking
 
 P = ParamSpec("P")
@@ -75,6 +75,7 @@ class AsyncWorker:
     checkpoint = _awaiting(Worker.checkpoint, Worker.checkpoint_async)
     status = _awaiting(Worker.status, Worker.status_async)
     _finish = _awaiting(Worker.finish, Worker.finish_async)
+    _drain = _awaiting(Worker.drain, Worker.drain_async)
 
     async def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return arrays that servers on this host read in place, as `zmqps.Worker.gradient_buffers` does."""
@@ -135,7 +136,7 @@ class AsyncWorker:
 
     @property
     def rank(self) -> int:
-        """This worker's 0-based index; a worker that restarts takes the lowest free one.
+        """This worker's 0-based index: the lowest free one, or the one that it had before where it is restarted.
 
         Where a number of workers is expected `init` may change it, so that strangers take none from those who train.
         """
@@ -173,6 +174,19 @@ class AsyncWorker:
             await self._finish(timeout=timeout)
         finally:
             await self.close()
+
+    @property
+    def draining(self) -> bool:
+        """Whether this process was asked to go, by a signal of `zmqps.drain_on`: `drain` where a step is done."""
+        return self._worker.draining
+
+    async def drain(self, *, timeout: float | None = None) -> NoReturn:
+        """Say goodbye because this process was asked to go, close and end the program, as `zmqps.Worker.drain` does."""
+        try:
+            await self._drain(timeout=timeout)
+        finally:
+            await self.close()
+        raise SystemExit(DRAINED)
 
     async def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster and release everything, as `zmqps.Worker.close` does."""

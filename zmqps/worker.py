@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
+from zmqps.client.draining import drain_on as drain_on
 from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.tensors import describe
@@ -17,6 +18,7 @@ from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec
+from zmqps.core.protocol.exits import DRAINED as DRAINED
 from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Advance, Checkpoint, Exchange, Init, SaveJob
 from zmqps.errors import ConfigurationError
@@ -188,7 +190,7 @@ class Worker(Puller):
         A worker that was stopped, or cut off, for longer than the heartbeat timeout is presumed
         dead, and the others go on without it. It hears so from them, or notices that nobody answers. This
         waits until the coordinator can be reached, ends its old life and joins as a new
-        incarnation under the same name, with the lowest free rank; where this worker had called
+        incarnation under the same name, with its old rank where that is free; where this worker had called
         `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.
 
         Of the old life's gradients, those that were complete (the worker had arrived) are in the
@@ -426,7 +428,8 @@ def connect(
         Seconds to wait for the coordinator. Later calls that are given none wait as long, but at least 60 s and twice
         the cluster's heartbeat timeout: whoever is lost meanwhile is named before.
     name : str, optional
-        This worker's name in logs and errors; by default made of host and pid.
+        This worker's name in logs and errors; by default made of host and pid, or of its number where its supervisor
+        starts it again when it fails (``--restart-workers``): it then has to be the same in each life.
     observer : bool
         Only look: pull, but never push, be counted or waited for.
     transport : {"auto", "tcp", "ipc", "shm"}, optional

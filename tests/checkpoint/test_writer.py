@@ -66,6 +66,19 @@ def test_a_slice_is_not_copied_to_be_written(tmp_path: Path) -> None:
         one.close()
 
 
+def test_the_layout_of_the_save_before_serves_again(tmp_path: Path) -> None:
+    facts = []
+    layout = None
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        with ShardWriter(LocalStorage(), str(tmp_path / name), PLACEMENT, 0, ("m",), layout=layout) as one:
+            one.write(0, EIGHT, [EIGHT])
+            one.write(1, EIGHT[:4], [EIGHT[:4]])
+            facts.append(one.close())
+            layout = one.layout
+    assert facts[0] == facts[1]
+
+
 @pytest.mark.parametrize("names", [("a", "optimizer.m.a"), ("__metadata__",)])
 def test_a_name_that_stands_for_something_else_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
     placement = Placement.balance(KeySpace([Parameter(name, (2,), "float32") for name in names]), 1)

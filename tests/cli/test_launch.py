@@ -163,8 +163,8 @@ def test_a_worker_that_fails_starts_again_as_often_as_it_may(ssh, zmqps, tmp_pat
     (tmp_path / "tries").unlink()
     result = zmqps(*told, "2", "--", "sh", "-c", script)
     assert result.returncode == exits.OK
-    assert "it starts again, which it may 2 times" in result.stdout
-    assert "it starts again, for the last time" in result.stdout
+    assert "it starts again in 0.5 s: restart 1 of 2" in result.stdout
+    assert "it starts again in 1 s: restart 2 of 2" in result.stdout
 
 
 @pytest.mark.processes

@@ -133,6 +133,17 @@ def tasks(start) -> Callable[..., list]:
 
 
 @pytest.mark.processes
+def test_a_worker_that_fails_is_started_again_in_its_task(tasks) -> None:
+    script = "echo worker $ZMQPS_WORKER_INDEX, life $ZMQPS_WORKER_RESTART; [ $ZMQPS_WORKER_RESTART = 1 ]"
+    found = tasks(2, "--restart-workers", "1", "--", "sh", "-c", script)
+    assert [task.exit_code() for task in found] == [exits.OK] * 2, [task.output for task in found]
+    for index, task in enumerate(found):
+        assert "it starts again in 0.5 s: restart 1 of 1" in task.output
+        lives = [f"worker {index}, life {number}" for number in (0, 1)]
+        assert [life in task.output for life in lives] == [True, True]
+
+
+@pytest.mark.processes
 def test_all_tasks_end_when_the_last_worker_has_ended(tasks) -> None:
     script = "echo worker $ZMQPS_WORKER_INDEX, $OMP_NUM_THREADS; sleep $ZMQPS_WORKER_INDEX"
     found = tasks(3, "--servers", "2", "--", "sh", "-c", script)

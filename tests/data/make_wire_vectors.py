@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from zmqps.codecs import bf16
-from zmqps.core.protocol.keys import proof_of, ticket_of
+from zmqps.core.protocol.keys import claim_of, proof_of, ticket_of
 from zmqps.core.protocol.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
@@ -34,6 +34,8 @@ from zmqps.core.protocol.messages import (
     Enter,
     Error,
     Farewell,
+    FileAnswer,
+    FileAsk,
     Forgotten,
     GoOn,
     Heartbeat,
@@ -123,11 +125,25 @@ MESSAGES: dict[str, Message] = {
     "farewell": Farewell(WORKER, PROOF, "finished"),
     "resumed": Resumed(7),
     "welcome of a coordinator with a journal": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2, patience=600.0),
+    "hello of a worker that was started again": Hello(
+        "zmqps",
+        3,
+        "worker",
+        WORKER,
+        "worker-2",
+        "host-a",
+        4713,
+        job="resnet",
+        secret=SECRET,
+        claim=claim_of(KEY, "worker", "resnet", "worker-2"),
+        life=1,
+    ),
     "welcome": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
     "welcome of a server": Welcome(3, SERVER, "server-b", 0, 0.0, 0.0, 4, 2, proof=PROOF),
     "heartbeat": Heartbeat({"pushes": 12, "staleness_mean": 0.5, "loaded": True, "nested": {"list": [1, None, "x"]}}),
     "heartbeat answered": HeartbeatAck(4),
     "leave": Leave("finished"),
+    "leave of a worker that drains": Leave("drained"),
     "left": Left(),
     "error with facts": Error(7, REFUSED.code, str(REFUSED), REFUSED.facts()),
     "error about no request": Error(0, 21, "x", {"ours": 1, "theirs": 2}),
@@ -209,6 +225,10 @@ MESSAGES: dict[str, Message] = {
     "hold": Hold(1),
     "holding": Holding(1),
     "go on": GoOn(1),
+    "stretch of a file to write": FileAsk(3, "write", "/data/resnet/tmp-1/a.safetensors", 64, 0, (W,)),
+    "stretch of a file to read": FileAsk(4, "read", "/data/resnet/ckpt-1/a.safetensors", 64, 4096, ()),
+    "file that was read": FileAnswer(4, {}, (W,)),
+    "file that is not there": FileAnswer(5, {"errno": 2, "why": "No such file or directory"}, ()),
     "tensors from one stage to another": Tensors(
         1, {"hidden": ["float32", [2, 3], "raw", 24], "mask": ["bool", [0], "raw", 0]}, (W,)
     ),

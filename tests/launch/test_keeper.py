@@ -52,7 +52,7 @@ def test_a_worker_that_fails_is_started_again_as_often_as_it_may(tmp_path: Path)
     assert run(shell(script, restarts=1), said) == Ended(7, "  bad luck")
     assert said == [
         "bad luck",
-        "worker-0 failed with exit code 7; its last lines:\n  bad luck\n  it starts again; 1 times at most",
+        "worker-0 failed with exit code 7; its last lines:\n  bad luck\n  it starts again in 0.01 s: restart 1 of 1",
         "bad luck",
     ]
     assert run(shell(script, restarts=1)).code == 0

@@ -42,8 +42,8 @@ from zmqps.core.worker.transfer import Load, Pull, Push, Target
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
+from zmqps.testing.comebacks import Comebacks
 from zmqps.testing.departures import Departures
-from zmqps.testing.returns import Returns
 from zmqps.testing.scenarios import SCENARIOS
 
 Patch = pytest.MonkeyPatch
@@ -640,7 +640,7 @@ def test_a_coordinator_that_hands_ranges_out_again_when_it_is_back(monkeypatch: 
         return data
 
     monkeypatch.setattr(DataSet, "restored", forget)
-    monkeypatch.setattr(Returns, "check", lambda self, node: None)
+    monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
     caught("sync-data-returned", "range")
 
 

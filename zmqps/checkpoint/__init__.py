@@ -8,6 +8,7 @@
     checkpoint.version, checkpoint.arrays()
 """
 
+from zmqps.checkpoint.compact import compact
 from zmqps.checkpoint.export import export
 from zmqps.checkpoint.find import find_job, good_ones, latest, look, open_checkpoint, with_advice
 from zmqps.checkpoint.layout import ShardLayout
@@ -36,6 +37,7 @@ __all__ = [
     "ShardWriter",
     "Storage",
     "clean",
+    "compact",
     "entries",
     "export",
     "find_job",

@@ -12,6 +12,9 @@ from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk
 from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotFoundError
 
+#: A chain is to be compacted long before; the limit ends a circle.
+MOST_BASES = 100
+
 
 def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | None = None) -> Checkpoint:
     """Return a checkpoint, after a look at its manifest and at the sizes of its files.
@@ -104,7 +107,7 @@ def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Chec
     )
 
 
-def look(storage: Storage, path: str) -> Checkpoint:
+def look(storage: Storage, path: str, depth: int = 0) -> Checkpoint:
     """Return a checkpoint, after a look at its manifest and at the sizes of its files."""
     file = join(path, manifests.NAME)
     with naming_the_disk(file, "read"):
@@ -121,9 +124,29 @@ def look(storage: Storage, path: str) -> Checkpoint:
                 good="",
                 advice="use another one",
             ) from error
-    checkpoint = Checkpoint(storage, path, Manifest.from_bytes(path, data))
+    manifest = Manifest.from_bytes(path, data)
+    base = None if manifest.base is None else _base(storage, path, manifest, depth)
+    checkpoint = Checkpoint(storage, path, manifest, base)
     checkpoint.check_files()
     return checkpoint
+
+
+def _base(storage: Storage, path: str, manifest: Manifest, depth: int) -> Checkpoint:
+    """Return what a checkpoint builds upon, which lies beside it; with all that that builds upon."""
+    assert manifest.base is not None
+    name, digest = manifest.base
+    place = join(path.rpartition("/")[0], name)
+    if depth >= MOST_BASES:
+        raise corrupt(path, f"it builds upon more than {MOST_BASES} others")
+    try:
+        base = look(storage, place, depth + 1)
+    except CheckpointError as error:
+        raise corrupt(path, f"it builds upon {place}, which cannot be used: {error.what}") from error
+    theirs = base.manifest
+    same = theirs.job.parameters == manifest.job.parameters and theirs.slots == manifest.slots
+    if theirs.digest != digest or not same or theirs.placement.to_wire() != manifest.placement.to_wire():
+        raise corrupt(path, f"{place} is not what it builds upon")
+    return base
 
 
 def good_ones(storage: Storage, job_path: str) -> Iterator[Checkpoint]:

@@ -23,6 +23,16 @@ class Piece(NamedTuple):
     size: int
     file: str
     offset: int  # bytes from the file's start
+    itemsize: int
+    depth: int = 0  # how many bases further down the file lies
+
+    def part(self, start: int, stop: int) -> list[Piece]:
+        """Return the part of it from an element to another one, if it has any."""
+        start, stop = max(start, self.start), min(stop, self.start + self.size)
+        if start >= stop:
+            return []
+        skipped = (start - self.start) * self.itemsize
+        return [self._replace(start=start, size=stop - start, offset=self.offset + skipped)]
 
 
 class Header(NamedTuple):
@@ -67,9 +77,11 @@ def pieces_of(
     path: str, header: Header, fact: FileFact, parameters: Mapping[str, Parameter]
 ) -> Iterator[tuple[str, Piece]]:
     """Yield name and place of each array in a file; raise `CheckpointCorruptError` where they cannot be true."""
+    dtypes = {dtype: (DTYPES[dtype.name], dtype.itemsize) for dtype in {p.storage_dtype for p in parameters.values()}}
     for name, entry in header.entries.items():
         try:
             parameter = parameters[name]
+            dtype, itemsize = dtypes[parameter.storage_dtype]
             shape, (begin, end) = entry["shape"], entry["data_offsets"]
             offsets = header.sharding[name][OFFSETS_KEY]
             start = _flat(parameter.shape, offsets)
@@ -77,16 +89,13 @@ def pieces_of(
             [block] = blocks(parameter.shape, start, start + size)
             if [list(block.offsets), list(block.shape)] != [offsets, shape] and size:
                 raise ValueError("it is not contiguous")
-            if entry["dtype"] != DTYPES[parameter.storage_dtype.name]:
+            if entry["dtype"] != dtype:
                 raise ValueError("another dtype")
-            if (
-                end - begin != size * parameter.storage_dtype.itemsize
-                or not 0 <= begin <= end <= fact.nbytes - header.nbytes
-            ):
+            if end - begin != size * itemsize or not 0 <= begin <= end <= fact.nbytes - header.nbytes:
                 raise ValueError("it lies outside the file")
         except (ValueError, KeyError, TypeError) as error:
             raise corrupt(path, f"what its header says of {name[:80]!r} cannot be used ({error})") from error
-        yield name, Piece(start, size, fact.name, header.nbytes + begin)
+        yield name, Piece(start, size, fact.name, header.nbytes + begin, itemsize)
 
 
 def check_tiles(path: str, name: str, parameter: Parameter, pieces: Sequence[Piece]) -> None:

@@ -153,36 +153,32 @@ class ShardLayout:
             if index == 0:  # parameters without elements lie nowhere in the key space
                 empty = [keyspace.parameters[i] for i in table.parameters if not keyspace.parameters[i].size]
                 pieces += [(p, 0, 0, Block((0,) * len(p.shape), p.shape, 0)) for p in empty]
+            dtype, itemsize = DTYPES[table.dtype.name], table.dtype.itemsize
+            for _ in range(len(ends), max((nth + 1 for _, _, nth, _ in pieces), default=0)):
+                entries.append({})
+                sharding.append({})
+                ends.append(0)
             for array in range(self.num_arrays):
                 extents = placed.setdefault((array, number), [])
                 for parameter, origin, nth, block in pieces:
-                    while len(ends) <= nth:
-                        entries.append({})
-                        sharding.append({})
-                        ends.append(0)
                     name = slot_entry(slot_names[array - 1], parameter.name) if array else parameter.name
-                    begin, nbytes = ends[nth], block.size * table.dtype.itemsize
-                    ends[nth] = begin + nbytes
-                    entries[nth][name] = {
-                        "dtype": DTYPES[table.dtype.name],
-                        "shape": list(block.shape),
-                        "data_offsets": [begin, begin + nbytes],
-                    }
-                    sharding[nth][name] = {OFFSETS_KEY: list(block.offsets)}
-                    if block.size:
-                        extents.append(Extent(nth, begin, origin + block.start, block.size))
+                    size = block.size
+                    begin, end = ends[nth], ends[nth] + size * itemsize
+                    ends[nth] = end
+                    entries[nth][name] = {"dtype": dtype, "shape": block.shape, "data_offsets": (begin, end)}
+                    sharding[nth][name] = {OFFSETS_KEY: block.offsets}
+                    if size:
+                        _append(extents, Extent(nth, begin, origin + block.start, size), itemsize)
         if not ends:  # a shard that nothing was left for; a file says so
             entries, sharding, ends = [{}], [{}], [0]
-        headers = [_header(e, s) for e, s in zip(entries, sharding, strict=True)]
+        headers = [header_of(e, s) for e, s in zip(entries, sharding, strict=True)]
         self.files = tuple(
             FileLayout(data_file(index, number, len(headers)), header, len(header) + ends[number])
             for number, header in enumerate(headers)
         )
         self._itemsizes = [table.dtype.itemsize for table in keyspace.tables]
         self._extents = {
-            where: _joined(
-                [e._replace(offset=e.offset + len(headers[e.file])) for e in found], self._itemsizes[where[1]]
-            )
+            where: [e._replace(offset=e.offset + len(headers[e.file])) for e in found]
             for where, found in placed.items()
         }
         self._starts = {where: [e.start for e in found] for where, found in self._extents.items()}
@@ -204,24 +200,18 @@ class ShardLayout:
                 yield Extent(extent.file, extent.offset + skipped, lo, hi - lo)
 
 
-def _joined(extents: Sequence[Extent], itemsize: int) -> list[Extent]:
-    """Return extents with those that follow one another in table and file made one."""
-    joined: list[Extent] = []
-    for extent in extents:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and last.file == extent.file
-            and last.start + last.size == extent.start
-            and last.offset + last.size * itemsize == extent.offset
-        ):
-            joined[-1] = last._replace(size=last.size + extent.size)
-        else:
-            joined.append(extent)
-    return joined
+def _append(extents: list[Extent], extent: Extent, itemsize: int) -> None:
+    """Append an extent, or lengthen the last one if it goes on there in table and file."""
+    if extents:
+        file, offset, start, size = extents[-1]
+        if file == extent.file and start + size == extent.start and offset + size * itemsize == extent.offset:
+            extents[-1] = Extent(file, offset, start, size + extent.size)
+            return
+    extents.append(extent)
 
 
-def _header(entries: dict[str, Any], sharding: dict[str, Any]) -> bytes:
+def header_of(entries: dict[str, Any], sharding: dict[str, Any]) -> bytes:
+    """Return how a file with these arrays begins: the length of its header, and that."""
     metadata = {"DCP_VERSION": "1.0", SHARDING_KEY: json.dumps(sharding, separators=(",", ":")), "format": "pt"}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % HEADER_ALIGNMENT_NBYTES)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
+from types import NoneType
 from typing import Any, NamedTuple
 
 from zmqps.checkpoint.checksums import of_bytes
@@ -45,6 +46,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "data": (list,),
     "state": (dict,),
     "run": (dict,),
+    "base": (list, NoneType),
 }
 
 
@@ -101,6 +103,9 @@ class Manifest:
         What the coordinator keeps of the job beside it; plain data.
     zmqps
         The version that wrote it.
+    base
+        Name and checksum of the manifest of the checkpoint beside it that has the slices which this one does not
+        hold; None: it holds all.
     """
 
     job_name: str
@@ -115,6 +120,7 @@ class Manifest:
     state: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     zmqps: str = field(default_factory=installed_version)
+    base: tuple[str, str] | None = None
 
     @cached_property
     def files(self) -> tuple[FileFact, ...]:
@@ -125,6 +131,11 @@ class Manifest:
     def nbytes(self) -> int:
         """Bytes of all files but the manifest."""
         return sum(fact.nbytes for fact in self.files)
+
+    @cached_property
+    def digest(self) -> str:
+        """The checksum of the file, by which what builds upon this checkpoint names it."""
+        return of_bytes(self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """Return the file.
@@ -148,6 +159,7 @@ class Manifest:
             "data": plain("data", self.data),
             "state": plain("state", dict(self.state)),
             "run": plain("run", dict(self.run)),
+            "base": None if self.base is None else list(self.base),
         }
         return _sealed(body)
 
@@ -175,6 +187,10 @@ class Manifest:
             shards = tuple(tuple(map(FileFact.from_wire, shard)) for shard in body["shards"])
             if len(shards) != placement.num_shards or not all(shards):
                 raise ValueError(f"it has {len(shards)} shards and should have {placement.num_shards}")
+            if body["base"] is not None:
+                [base, _] = map(_text, body["base"])
+                if not _FILE_NAME.fullmatch(base):
+                    raise ValueError("it has no usable base")
             if not all(isinstance(slot, str) for slot in body["slots"]):
                 raise ValueError("it has no usable slots")
         except (ValueError, TypeError, RecursionError, PSError) as error:
@@ -191,6 +207,7 @@ class Manifest:
             data=body["data"],
             state=body["state"],
             run=body["run"],
+            base=None if body["base"] is None else (body["base"][0], body["base"][1]),
             zmqps=body["zmqps"],
         )
 
@@ -210,6 +227,12 @@ def plain(label: str, value: Any) -> Any:
             f"{label} must be plain data: maps with texts as keys, lists, texts, finite numbers, True, False and None "
             f"({error})"
         ) from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")
+    return value
 
 
 def _check_keys(value: Any) -> None:

@@ -27,7 +27,7 @@ UNFINISHED = "tmp-"
 MARK = ".owner"
 
 _NAME = re.compile(r"ckpt-(\d{12,20})-(\d{4,12})")
-_UNFINISHED_NAME = re.compile(r"tmp-\d{12,20}-\d{4,12}-([A-Za-z0-9_.]+)")
+_UNFINISHED_NAME = re.compile(r"tmp-\d{12,20}-\d{4,12}-(.+)")
 _ATTEMPTS = 100
 
 
@@ -102,7 +102,7 @@ class Save:
         job, version
             What is saved.
         owner
-            Who saves, in letters and digits: one at a time. What it has left unfinished is removed.
+            Who saves, as it may stand in the name of a file: one at a time. What it has left unfinished is removed.
         now
             Seconds since 1970.
 
@@ -177,6 +177,8 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
 def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> list[str]:
     """Remove all but the latest checkpoints of those that are known to be good; return what was removed.
 
+    What one of the latest builds upon stays.
+
     Parameters
     ----------
     storage, job_path
@@ -187,11 +189,21 @@ def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> 
         Paths of checkpoints that look whole. Others are neither counted nor removed: somebody may want to look.
     """
     known = [entry.path for entry in entries(storage, job_path) if entry.path in good]
-    removed = known[: max(0, len(known) - max(1, keep))]
+    needed = set(known[-max(1, keep) :])
+    for path in reversed(known):  # a base lies before what builds upon it
+        if path in needed and (base := _base_of(storage, path)) is not None:
+            needed.add(join(job_path, base))
+    removed = [path for path in reversed(known) if path not in needed]  # what builds upon others before these
     for path in removed:
         with naming_the_disk(path, "remove"):
             remove_tree(storage, path, manifests.NAME)
     return removed
+
+
+def _base_of(storage: Storage, path: str) -> str | None:
+    with naming_the_disk(path, "read"):
+        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME)))
+    return None if manifest.base is None else manifest.base[0]
 
 
 def _touched_at(storage: Storage, path: str) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 
 from zmqps.checkpoint import checksums
 from zmqps.checkpoint.checksums import Chunk
+from zmqps.checkpoint.delta import delta_pieces, merged
 from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
 from zmqps.checkpoint.layout import slot_entry, state_file
 from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt
@@ -64,7 +65,7 @@ class Restored(NamedTuple):
 class Checkpoint:
     """A checkpoint that looks whole; get one from `zmqps.checkpoint.open_checkpoint`.
 
-    What is read is checked against its checksum.
+    What is read is checked against its checksum. One thread at a time.
 
     Attributes
     ----------
@@ -74,12 +75,15 @@ class Checkpoint:
         What it is of.
     storage : Storage
         Where that is.
+    base : Checkpoint, optional
+        What it builds upon, where it holds only what has changed since.
     skipped : tuple of CheckpointError
         Later ones that could not be used, where the latest good one was asked for.
     """
 
-    def __init__(self, storage: Storage, path: str, manifest: Manifest) -> None:
+    def __init__(self, storage: Storage, path: str, manifest: Manifest, base: Checkpoint | None = None) -> None:
         self.path = path
+        self.base = base
         self.manifest = manifest
         self.skipped: tuple[Exception, ...] = ()
         self.storage = storage
@@ -110,6 +114,10 @@ class Checkpoint:
         """Where each array lies, in order."""
         found: dict[str, list[Piece]] = {}
         parameters = self._entries
+        if self.base is not None:
+            return merged(
+                {n: [p._replace(depth=p.depth + 1) for p in ps] for n, ps in self.base._pieces.items()}, self._changed()
+            )
         for facts in self.manifest.shards:
             for fact in facts[:-1]:
                 header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
@@ -130,10 +138,22 @@ class Checkpoint:
             for name in (p.name, *(slot_entry(slot, p.name) for slot in names))
         }
 
+    def _changed(self) -> dict[str, list[Piece]]:
+        """Where the parts of arrays lie that have changed since the base."""
+        found: dict[str, list[Piece]] = {}
+        placement = self.manifest.placement
+        for slices, facts in zip(placement.slices, self.manifest.shards, strict=True):
+            for fact in facts[:-1]:
+                header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
+                place = join(self.path, fact.name)
+                for name, piece in delta_pieces(place, header, fact, slices, placement, self.manifest.slots):
+                    found.setdefault(name, []).append(piece)
+        return found
+
     # --- bytes ---------------------------------------------------------------------------------
 
     def check_files(self) -> None:
-        """Raise `CheckpointCorruptError` unless all files are there and as long as they should be."""
+        """Raise `CheckpointCorruptError` unless its files are there and as long as they should be; not its base's."""
         for fact in self.manifest.files:
             path = join(self.path, fact.name)
             with naming_the_disk(path, "read"):
@@ -152,6 +172,8 @@ class Checkpoint:
         CheckpointCorruptError
             A file is missing, cut short or changed.
         """
+        if self.base is not None:
+            yield from self.base.verify()
         self.check_files()
         for shard, facts in zip(self.shards, self.manifest.shards, strict=True):
             yield facts[-1].nbytes
@@ -225,8 +247,6 @@ class Checkpoint:
                 raise ValueError("another format")
             chunks = {name: [Chunk(*entry) for entry in found] for name, found in record["chunks"].items()}
             slices = self.manifest.placement.slices[index]
-            if [len(steps) for steps in record["steps"]] != [len(s.segments) for s in slices]:
-                raise ValueError("other slices")
             if len(record["versions"]) != len(slices) or set(chunks) != {fact.name for fact in facts[:-1]}:
                 raise ValueError("other slices")
             for fact in facts[:-1]:
@@ -234,11 +254,23 @@ class Checkpoint:
                     raise ValueError("other chunks")
                 if checksums.of_chunks(chunks[fact.name]) != fact.xxh3_128:
                     raise ValueError("other chunks")
-            return ShardState(
-                versions=record["versions"], steps=record["steps"], state=dict(record["state"]), chunks=chunks
-            )
+            versions, steps = self._completed(index, record["versions"], record["steps"])
+            return ShardState(versions=versions, steps=steps, state=dict(record["state"]), chunks=chunks)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise corrupt(path, f"it does not belong to this manifest ({error})") from error
+
+    def _completed(self, index: int, versions: list[Any], steps: list[Any]) -> tuple[list[int], list[list[int]]]:
+        """Return versions and step counts of a shard, with the base's for the slices that it does not hold."""
+        if self.base is not None:
+            base = self.base.shards[index]
+            steps = [b if v is None else own for v, own, b in zip(versions, steps, base.steps, strict=True)]
+            versions = [b if v is None else v for v, b in zip(versions, base.versions, strict=True)]
+        slices = self.manifest.placement.slices[index]
+        if [len(own) for own in steps] != [len(slice_.segments) for slice_ in slices]:
+            raise ValueError("other slices")
+        if not all(type(number) is int for numbers in (versions, *steps) for number in numbers):
+            raise ValueError("it lacks slices")
+        return versions, steps
 
     # --- arrays --------------------------------------------------------------------------------
 
@@ -254,11 +286,19 @@ class Checkpoint:
             if lo >= hi:
                 continue
             at = (lo - start) * itemsize
-            for part in self._read_parts(
+            for part in self._home(piece)._read_parts(
                 piece.file, piece.offset + (lo - piece.start) * itemsize, (hi - lo) * itemsize
             ):
                 flat[at : at + len(part)] = part
                 at += len(part)
+
+    def _home(self, piece: Piece) -> Checkpoint:
+        """Return the checkpoint of the chain in whose directory a piece lies."""
+        home = self
+        for _ in range(piece.depth):
+            assert home.base is not None
+            home = home.base
+        return home
 
     def array(self, name: str, slot: str | None = None) -> Array:
         """Return a parameter's values, or one of its slots, in the dtype it is stored in.

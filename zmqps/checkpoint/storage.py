@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -196,10 +195,6 @@ class LocalStorage:
                 os.rmdir(path)
             else:
                 os.unlink(path)
-
-    def free_nbytes(self, path: str) -> int:
-        """Return how much can still be written to the file system of a directory."""
-        return shutil.disk_usage(path).free
 
 
 @contextmanager

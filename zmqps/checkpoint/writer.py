@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from zmqps.checkpoint import checksums
+from zmqps.checkpoint.delta import DeltaLayout
 from zmqps.checkpoint.layout import ShardLayout, state_file
 from zmqps.checkpoint.manifest import FileFact, plain
 from zmqps.checkpoint.storage import Bytes, File, Storage, join, naming_the_disk
@@ -33,6 +34,11 @@ class ShardWriter:
         Of the job, and of the shard.
     slot_names
         Of the optimizer's slots, in order.
+    only
+        Numbers of the slices that have changed since another checkpoint, which the manifest is to name as its
+        ``base``; None: all.
+    layout
+        Of this shard, from the save before: with very many parameters it takes a second to make.
 
     Raises
     ------
@@ -43,14 +49,26 @@ class ShardWriter:
     """
 
     def __init__(
-        self, storage: Storage, directory: str, placement: Placement, index: int, slot_names: Sequence[str]
+        self,
+        storage: Storage,
+        directory: str,
+        placement: Placement,
+        index: int,
+        slot_names: Sequence[str],
+        only: Collection[int] | None = None,
+        layout: ShardLayout | DeltaLayout | None = None,
     ) -> None:
         self.index = index
-        self.layout = ShardLayout(placement, index, slot_names)
+        self.layout: ShardLayout | DeltaLayout
+        if only is None:
+            self.layout = layout or ShardLayout(placement, index, slot_names)
+        else:
+            self.layout = DeltaLayout(placement, index, slot_names, only)
         self.nbytes = 0  # written so far
         self._storage, self._directory = storage, directory
         self._slices = placement.slices[index]
         self._tables = placement.keyspace.tables
+        self._awaited = set(range(len(self._slices))) if only is None else set(only)
         self._versions: list[int | None] = [None] * len(self._slices)
         self._steps: list[list[int]] = [[] for _ in self._slices]
         self._chunks: list[list[checksums.Chunk]] = [[] for _ in self.layout.files]
@@ -89,8 +107,8 @@ class ShardWriter:
         """
         slice_ = self._slices[index]
         table = self._tables[slice_.table]
-        if self._versions[index] is not None:
-            raise ConfigurationError(f"slice {index} of shard {self.index} has been written already")
+        if index not in self._awaited:
+            raise ConfigurationError(f"slice {index} of shard {self.index} has been written already, or is not to be")
         arrays = (value, *slots)
         if len(arrays) != self.layout.num_arrays:
             raise ConfigurationError(f"a slice has {self.layout.num_arrays - 1} slots here, not {len(slots)}")
@@ -107,6 +125,7 @@ class ShardWriter:
             for extent in self.layout.extents(number, slice_.table, slice_.start, slice_.stop):
                 begin = (extent.start - slice_.start) * table.dtype.itemsize
                 self._put(extent.file, extent.offset, data[begin : begin + extent.size * table.dtype.itemsize])
+        self._awaited.discard(index)
         self._versions[index] = int(version)
         self._steps[index] = counts
 
@@ -123,12 +142,12 @@ class ShardWriter:
         InternalError
             A slice is missing.
         """
-        missing = [index for index, version in enumerate(self._versions) if version is None]
         for chunks, file in zip(self._chunks, self.layout.files, strict=True):
             chunks.sort()
-            if checksums.covered_nbytes(chunks) != file.nbytes or missing:
+            if checksums.covered_nbytes(chunks) != file.nbytes or self._awaited:
                 raise InternalError(
-                    node=f"shard {self.index}", what=f"its checkpoint was closed without slices {missing[:8]}"
+                    node=f"shard {self.index}",
+                    what=f"its checkpoint was closed without slices {sorted(self._awaited)[:8]}",
                 )
         facts = []
         for open_file, file, chunks in zip(self._files, self.layout.files, self._chunks, strict=True):

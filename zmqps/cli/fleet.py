@@ -9,13 +9,14 @@ import shutil
 import signal
 import traceback
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from zmqps import __version__
+from zmqps.cli.launch_config import LaunchConfig
 from zmqps.cli.output import LogFile, Terminal
 from zmqps.cli.state import Claim, State, state_path
 from zmqps.core.protocol import exits
@@ -27,11 +28,10 @@ from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
 from zmqps.launch.hosts import Place
-from zmqps.launch.logs import NAME_WIDTH
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
-from zmqps.launch.ssh import Shell
+from zmqps.launch.restarts import Restarts, failed
 from zmqps.nodes.files import Folder
 from zmqps.trace import VARIABLE as TRACE
 
@@ -40,74 +40,6 @@ SIGNALLED = 128
 #: Where the keys are while the cluster lives, beside the state file.
 KEYS = "keys"
 MOST_NAMED = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """What ``zmqps launch`` is told.
-
-    Parameters
-    ----------
-    cluster
-        The coordinator and servers; ``insecure``: without keys, unless it names some. Its address does not count.
-    places
-        What runs on each host.
-    shell
-        How they are reached.
-    command
-        What each worker runs.
-    env
-        Variables that the workers get.
-    name
-        The cluster's, for its folder under ``runs/``.
-    directory
-        Where ``runs/`` and ``.zmqps/`` are.
-    remote_directory
-        Where the workers run on their hosts.
-    port
-        The coordinator's; 0 takes a free one.
-    timeout
-        Seconds to wait for the start.
-    restarts
-        How often a worker that fails is started again.
-    sync
-        The folder to copy to each host first, and its name there; None: nothing.
-    """
-
-    cluster: ClusterConfig
-    places: Sequence[Place]
-    shell: Shell
-    command: Sequence[str]
-    env: Mapping[str, str] = field(default_factory=dict)
-    name: str
-    directory: Path
-    remote_directory: str
-    port: int = 0
-    timeout: float = 60.0
-    restarts: int = 0
-    sync: tuple[Path, str] | None = None
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return sum(len(place.workers) for place in self.places)
-
-    @property
-    def num_servers(self) -> int:
-        """How many servers there are."""
-        return sum(len(place.servers) for place in self.places)
-
-    @property
-    def width(self) -> int:
-        """The length of the longest name of a process."""
-        return max(NAME_WIDTH, *(len(name) for place in self.places for name in names(place)))
-
-
-def names(place: Place) -> list[str]:
-    """Return the names of what runs on a host: role and number, and the host's."""
-    roles = ["coordinator"] * place.coordinator
-    roles += [f"server-{index}" for index in place.servers] + [f"worker-{index}" for index in place.workers]
-    return [f"{role}@{place.host.name}" for role in roles]
 
 
 class Fleet:
@@ -133,6 +65,7 @@ class Fleet:
         self._logs: contextlib.ExitStack = contextlib.ExitStack()
         self._first = asyncio.Event()  # something has failed
         self._code = exits.OK
+        self._drained: list[str] = []  # workers that were asked to go, and have gone in order
         self._asked: signal.Signals | None = None
         self._ending = False
         self._address = ""
@@ -403,33 +336,42 @@ class Fleet:
             await asyncio.gather(*tasks, return_exceptions=True)
         if self._first.is_set():
             return self._code
-        self._log.say(
-            "info", f"all {len(workers)} workers have ended well" if len(workers) != 1 else "the worker has ended well"
-        )
-        return exits.OK
+        well = len(workers) - len(self._drained)
+        if self._drained:
+            who = f"{well} of {counted(len(workers), 'worker')} have ended well; {listed(self._drained, 8)} drained"
+        else:
+            who = f"all {well} workers have ended well" if well != 1 else "the worker has ended well"
+        self._log.say("info", who)
+        return exits.OK if well else exits.DRAINED
 
     async def _watch_worker(self, place: Place, index: int) -> None:
         name = f"worker-{index}@{place.host.name}"
-        facts = {"command": list(self._config.command), "address": self._address, "index": index, "env": {}}
+        lives = Restarts(self._config.restarts)
         log = self._new_log(name, f"{name}.log")
-        for restart in range(self._config.restarts + 1):
+        while True:
+            facts = {
+                "command": list(self._config.command), "address": self._address, "index": index,
+                "env": dict(lives.environment),
+            }  # fmt: skip
             process = self._hosts[place.host.name].start(name, "worker", log.path, log.take, facts)
             self._processes.append(process)
             code = await process.exited()
-            if not code or self._ending or code == exits.HOST_LOST:
+            if not failed(code):
+                if code:
+                    self._drained.append(name)
+                    self._log.say("info", f"{name} has drained")
+                return
+            if self._ending or code == exits.HOST_LOST:
                 return
             text = f"{name} failed with {describe_exit(code)}; its last lines:\n{tail(process.log)}"
-            if restart == self._config.restarts:
-                self._fail(code, text)
-            else:
-                left = self._config.restarts - restart
-                self._log.say(
-                    "error",
-                    f"{text}\n  it starts again, which it may {left} times"
-                    if left > 1
-                    else f"{text}\n  it starts again, for the last time",
-                )
-                self._processes.remove(process)
+            if follows := lives.what_follows(code):
+                text = f"{text}\n  {follows}"
+            if not lives.may_follow(code):
+                return self._fail(code, text)
+            self._log.say("error", text)
+            await asyncio.sleep(lives.pause)
+            lives.begin()
+            self._processes.remove(process)
 
     async def _watch_node(self, node: RemoteProcess) -> None:
         code = await node.exited()
@@ -458,7 +400,8 @@ class Fleet:
     async def _end(self) -> None:
         number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
         by_role = {role: [p for p in self._processes if p.role == role] for role in ("worker", "coordinator", "server")}
-        await end(by_role["worker"], number, GRACE_S)
+        grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
+        await end(by_role["worker"], number, grace)
         await end(by_role["coordinator"], signal.SIGTERM, GRACE_S)
         await end(by_role["server"], signal.SIGTERM, GRACE_S)
         if directory := os.environ.get(TRACE):

@@ -17,7 +17,7 @@ from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
 if TYPE_CHECKING:
-    from zmqps.cli.fleet import LaunchConfig
+    from zmqps.cli.launch_config import LaunchConfig
 
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
 PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
@@ -57,7 +57,8 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
     "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
 )
 @setting("--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync).")
-@setting("--restart-workers", type=click.IntRange(min=0), default=0, help="How often a worker that fails starts again.")
+@settings.restart_workers
+@settings.drain_timeout
 @setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
 @setting(
     "--silence", type=click.FloatRange(min=1), default=20.0,
@@ -104,7 +105,7 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
 def _config(told: dict[str, Any]) -> LaunchConfig:
     from dataclasses import replace
 
-    from zmqps.cli.fleet import LaunchConfig
+    from zmqps.cli.launch_config import LaunchConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.hosts import read_hostfile, read_hosts, spread
@@ -141,7 +142,8 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     return LaunchConfig(
         cluster=cluster, places=places, shell=Shell(told["ssh"], told["python"] or "", told["silence"]),
         command=told["command"], env=_variables(told["env"]), name=told["name"], directory=told["directory"],
-        remote_directory=there, port=told["port"], timeout=told["timeout"], restarts=told["restart_workers"], sync=sync,
+        remote_directory=there, port=told["port"], timeout=told["timeout"], restarts=told["restart_workers"],
+        drain_timeout=told["drain_timeout"], sync=sync,
     )  # fmt: skip
 
 
@@ -160,7 +162,7 @@ def _variables(told: tuple[str, ...]) -> dict[str, str]:
 
 def _show(config: LaunchConfig) -> None:
     """Print what would run where, and by which command."""
-    from zmqps.cli.fleet import names
+    from zmqps.cli.launch_config import names
 
     for place in config.places:
         if not place.is_used:

@@ -153,25 +153,12 @@ class LogFile:
         Shows the lines as well.
     as_json
         How lines are written that are not log entries yet.
-    after
-        The log of the same node in its life before, which this one goes on with.
     """
 
-    def __init__(
-        self,
-        node: str,
-        folder: Folder,
-        name: str,
-        terminal: Terminal | None,
-        *,
-        as_json: bool,
-        after: LogFile | None = None,
-    ) -> None:
+    def __init__(self, node: str, folder: Folder, name: str, terminal: Terminal | None, *, as_json: bool) -> None:
         self.node = node
         self.path = folder.path / name
-        self._file: IO[bytes] = (
-            folder.begin(name) if after is None else os.fdopen(os.dup(after._file.fileno()), "wb", buffering=0)
-        )
+        self._file = folder.begin(name)
         self._terminal = terminal
         self._as_json = as_json
 
@@ -203,7 +190,7 @@ class LogFile:
 
 
 class Pump:
-    """Moves the output of a process from its pipe into its log, line by line."""
+    """Moves the output of a process from its pipe into its log, line by line; another process may follow there."""
 
     def __init__(self, pipe: IO[bytes], log: LogFile) -> None:
         self.log = log
@@ -227,5 +214,4 @@ class Pump:
         if not self.ended.is_set():
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
             self._pipe.close()
-            self.log.close()
             self.ended.set()

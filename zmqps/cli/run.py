@@ -40,6 +40,8 @@ ASK_S = 1.0
 )
 @settings.cluster_settings
 @setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
+@settings.restart_workers
+@settings.drain_timeout
 @setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
 @setting(
     "--server-tasks", type=click.IntRange(1, 65535), metavar="N",
@@ -144,7 +146,8 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
         host=socket.gethostname(), command=told["command"], env=_thread_limits(told["workers_each"], found.source),
-        name=told["name"], directory=told["directory"], timeout=told["timeout"],
+        name=told["name"], directory=told["directory"], timeout=told["timeout"], restarts=told["restart_workers"],
+        drain_timeout=told["drain_timeout"],
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ import click
 
 from zmqps.errors import ConfigurationError
 from zmqps.launch.logs import LEVELS
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from zmqps.nodes.checkpoints import CheckpointConfig
@@ -157,10 +158,18 @@ def cluster_settings(
         setting(
             "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
         ),
+        setting(
+            "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
+            help="coordinator: its host alone has the directory; servers send it what they write.",
+        ),
         setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
         setting(
             "--restore", metavar="PATH",
             help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
+        ),
+        click.option(
+            "--restore-name", multiple=True, allow_from_autoenv=False, metavar="NAME=NAME THERE",
+            help="A parameter that is called otherwise in the checkpoint.  May be repeated.",
         ),
         setting(
             "--restore-values-only", is_flag=True,
@@ -180,11 +189,29 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
         directory=told["checkpoint"],
         every=told["checkpoint_every"] or "",
         keep=told["keep"],
+        via=told["checkpoint_via"],
         restore=told["restore"],
         restore_optimizer=not told["restore_values_only"],
+        restore_names=_names(told["restore_name"]),
     )
 
 
+def _names(told: tuple[str, ...]) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in told]
+    for name, equals, there in pairs:
+        if not (name and equals and there):
+            raise click.UsageError(f"--restore-name {name!r}: write NAME=NAME THERE")
+    return {name: there for name, _, there in pairs}
+
+
+restart_workers = setting(
+    "--restart-workers", type=click.IntRange(min=0), default=0, metavar="N",
+    help="How often each worker that fails is started again; it rejoins its job under its name and rank.",
+)  # fmt: skip
+drain_timeout = setting(
+    "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
+    help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
+)  # fmt: skip
 insecure = setting(
     "--insecure", is_flag=True, help="Allow binding beyond this host without keys: anybody there may do everything."
 )

@@ -35,6 +35,7 @@ from zmqps.launch.processes import (
     worker_command,
     worker_environment,
 )
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
@@ -68,6 +69,10 @@ class UpConfig:
         Seconds to wait for the start.
     gpus
         Those that workers are pinned to, in turn; none: they see what this process sees.
+    restarts
+        How often each worker that fails is started again.
+    drain_timeout
+        Seconds that workers have to end after SIGTERM.
     """
 
     cluster: ClusterConfig
@@ -77,6 +82,8 @@ class UpConfig:
     directory: Path
     timeout: float
     gpus: Sequence[str] = ()
+    restarts: int = 0
+    drain_timeout: float = DRAIN_TIMEOUT_S
 
     @property
     def logs(self) -> tuple[str, str, str]:
@@ -104,9 +111,11 @@ class Supervisor:
         self._terminal = terminal
         self._ready = ready
         self._nodes = Nodes(config.cluster, self._spawn_node)
-        self._workers: list[Process] = []
+        self._workers: dict[int, Process] = {}  # by number: the life under way, or the last one
+        self._lives: dict[int, Restarts] = {}
+        self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._keys: dict[str, str] = {}  # where workers find what they show
-        self._pumps: list[Pump] = []
+        self._pumps: dict[str, Pump] = {}
         self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
@@ -172,9 +181,9 @@ class Supervisor:
         self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.servers]
         self._node_watches.append(ended)
         if not self._config.command:
-            failed = asyncio.create_task(self._a_node_failed.wait())
-            await asyncio.wait((failed, ended), return_when=asyncio.FIRST_COMPLETED)
-            failed.cancel()
+            fails = asyncio.create_task(self._a_node_failed.wait())
+            await asyncio.wait((fails, ended), return_when=asyncio.FIRST_COMPLETED)
+            fails.cancel()
             if self._a_node_failed.is_set():  # its shard is gone, nobody can go on
                 return exits.FAILED
             code = await ended
@@ -183,12 +192,10 @@ class Supervisor:
             if code in (exits.IDLE, exits.WORKERS_FAILED):
                 return code
             return exits.FAILED if self._a_node_failed.is_set() else exits.OK
-        for index in range(self._config.num_workers):
-            self._spawn_worker(index)
-        codes = await asyncio.gather(*map(self._watch_worker, self._workers))
+        codes = await asyncio.gather(*(self._watch_worker(index) for index in range(self._config.num_workers)))
         if self._a_node_failed.is_set():  # whatever became of the workers followed from that
             return exits.FAILED
-        failures = [f"{w.name} ({describe_exit(code)})" for w, code in zip(self._workers, codes, strict=True) if code]
+        failures = [f"worker-{index} ({describe_exit(code)})" for index, code in enumerate(codes) if failed(code)]
         if failures:
             of_all = f"{len(failures)} of {counted(len(codes), 'worker')}"
             self._verdict = ("warning", f"{of_all} failed: {listed(failures, 8)}")
@@ -196,9 +203,14 @@ class Supervisor:
         if lost := await self._lost():
             self._verdict = ("error", f"all workers have ended well, but {lost}: its part of the data may be unused")
             return exits.WORKERS_FAILED
-        who = "the worker has" if len(codes) == 1 else f"all {len(codes)} workers have"
-        self._verdict = ("info", f"{who} ended well")
-        return exits.OK
+        drained = [f"worker-{index}" for index, code in enumerate(codes) if code == exits.DRAINED]
+        again = [f"worker-{i} was restarted {counted(life.num, 'time')}" for i, life in self._lives.items() if life.num]
+        well = len(codes) - len(drained)
+        who = "the worker has" if len(codes) == 1 else f"all {well} workers have"
+        who = f"{well} of {counted(len(codes), 'worker')} have" if drained else who
+        more = [*again, *([f"{listed(drained, 8)} drained"] if drained else [])]
+        self._verdict = ("info", "; ".join([f"{who} ended well", *more[:8]]))
+        return exits.OK if well else exits.DRAINED
 
     async def _lost(self) -> str:
         """Say which workers were lost and did not come back, or have ended without a goodbye; empty if none has."""
@@ -218,28 +230,40 @@ class Supervisor:
         said += [f"{listed(silent, 8)} ended without worker.finish() or close()"] if silent else []
         return "; ".join(said)
 
-    async def _watch_worker(self, worker: Process) -> int:
-        code = await worker.exited()
-        if code and not self._ending and self._asked is None:
-            others = sum(not other.ended for other in self._workers)
-            await self._drained(worker.name)
+    async def _watch_worker(self, index: int) -> int:
+        """Run a worker, and again as often as it may fail; return how the last life has ended."""
+        life = self._lives[index] = Restarts(self._config.restarts)
+        while True:
+            worker = self._spawn_worker(index)
+            code = await worker.exited()
+            if not code or self._ending or self._asked is not None:
+                return code
+            await self._said(worker.name)
+            if not failed(code):
+                self._log.say("info", f"{worker.name} has drained")
+                return code
             text = f"{worker.name} failed with {describe_exit(code)}; its last lines:\n{tail(worker.log)}"
-            self._log.say("error", text)
-            if others:
-                self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
-        return code
+            ends = not life.may_follow(code) or self._is_over
+            what = "" if self._is_over else life.what_follows(code)
+            self._log.say("error", f"{text}\n  {what}" if what else text)
+            if ends:
+                self._say_who_goes_on()
+                return code
+            await asyncio.sleep(life.pause)
+            if self._is_over:  # what it died of was noticed meanwhile
+                return code
+            life.begin()
 
-    async def _watch_node(self, node: Process) -> int:
-        code = await node.exited()
-        await self._judge(node, code)
-        return code
+    @property
+    def _is_over(self) -> bool:
+        """Whether there is nothing left that a worker could be started again for."""
+        journal = self._config.cluster.journal
+        returns = journal is not None and (journal / FILE).exists()
+        return self._a_node_failed.is_set() or (self._nodes.coordinator.ended and not returns)
 
-    async def _judge(self, node: Process, code: int) -> None:
-        """Note how a node has ended, and say so unless that was well."""
-        if code not in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) and not self._ending and self._asked is None:
-            self._a_node_failed.set()
-            await self._drained(node.name)
-            self._log.say("error", str(node.failure(code)))
+    def _say_who_goes_on(self) -> None:
+        if others := sum(not other.ended for other in self._workers.values()):
+            self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
 
     async def _watch_coordinator(self) -> int:
         """Start the coordinator again when it fails, as often as may be; return how it has ended."""
@@ -249,7 +273,7 @@ class Supervisor:
             goes_on = journal is not None and (journal / FILE).exists()  # else it has ended with its cluster
             if self._ending or self._asked is not None or not goes_on or again == RESTARTS:
                 break
-            await self._drained("coordinator")
+            await self._said("coordinator")
             text = f"the coordinator failed with {describe_exit(code)} and is started again ({again + 1} of {RESTARTS})"
             self._log.say("warning", f"{text}: it goes on from its journal, and the others wait for it")
             try:
@@ -262,17 +286,28 @@ class Supervisor:
         await self._judge(self._nodes.coordinator, code)
         return code
 
-    async def _drained(self, name: str) -> None:
+    async def _watch_node(self, node: Process) -> int:
+        code = await node.exited()
+        await self._judge(node, code)
+        return code
+
+    async def _judge(self, node: Process, code: int) -> None:
+        """Note how a node has ended, and say so unless that was well."""
+        if code not in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) and not self._ending and self._asked is None:
+            self._a_node_failed.set()
+            await self._said(node.name)
+            self._log.say("error", str(node.failure(code)))
+
+    async def _said(self, name: str) -> None:
         """Wait for the last words of a process that has ended."""
-        pump = next(pump for pump in reversed(self._pumps) if pump.log.node == name)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(pump.ended.wait(), DRAIN_S)
+            await asyncio.wait_for(self._pumps[name].ended.wait(), DRAIN_S)
 
     # --- the end ------------------------------------------------------------------------------
 
     def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
         if self._ending or self._asked is not None:
-            for process in [*self._workers, *self._nodes.processes]:
+            for process in [*self._workers.values(), *self._nodes.processes]:
                 process.kill()
             return
         self._asked = number
@@ -281,11 +316,14 @@ class Supervisor:
 
     async def _end(self) -> None:
         number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
-        await end(self._workers, number, GRACE_S)
+        grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
+        await end(self._workers.values(), number, grace)
         await self._nodes.stop()
-        for pump in self._pumps:
-            await self._drained(pump.log.node)
+        for name, pump in self._pumps.items():
+            await self._said(name)
             pump.close()
+        for log in self._files.values():
+            log.close()
         for watch in self._node_watches:
             watch.cancel()
         await asyncio.gather(*self._node_watches, return_exceptions=True)
@@ -296,17 +334,20 @@ class Supervisor:
     def _spawn_node(self, name: str, command: Sequence[str]) -> Process:
         return self._spawn(name, command, node_environment(), is_node=True)
 
-    def _spawn_worker(self, index: int) -> None:
-        env = worker_environment(self._nodes.address, index, self._config.cluster.job_secret)
+    def _spawn_worker(self, index: int) -> Process:
+        env = worker_environment(self._nodes.address, index, self._config.cluster.job_secret, self._lives[index])
         env |= self._keys | (pin(gpus, index) if (gpus := self._config.gpus) else {})
-        self._workers.append(self._spawn(f"worker-{index}", worker_command(self._config.command), env))
+        worker = self._workers[index] = self._spawn(f"worker-{index}", worker_command(self._config.command), env)
+        return worker
 
     def _spawn(self, name: str, command: Sequence[str], env: dict[str, str], *, is_node: bool = False) -> Process:
-        before = next((pump.log for pump in reversed(self._pumps) if pump.log.node == name), None)
-        as_json = self._config.cluster.log_json
-        log = LogFile(name, self._logs, f"{name}.log", self._terminal, as_json=as_json, after=before)
-        env = env | self._mark
+        if name not in self._files:
+            as_json = self._config.cluster.log_json
+            self._files[name] = LogFile(name, self._logs, f"{name}.log", self._terminal, as_json=as_json)
+        else:
+            self._pumps[name].close()  # of the life before
+        log, env = self._files[name], env | self._mark
         process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
         assert process.popen.stdout is not None
-        self._pumps.append(Pump(process.popen.stdout, log))
+        self._pumps[name] = Pump(process.popen.stdout, log)
         return process

@@ -137,6 +137,7 @@ def checkpoint_table(one: Checkpoint) -> Table:
         "slots": ", ".join(manifest.slots) or "none",
         "shards": f"{len(manifest.shards)}, {num_bytes(manifest.nbytes)} in {counted(len(manifest.files), 'file')}",
         "data sets": len(manifest.data),
+        "builds upon": manifest.base[0] if manifest.base else "no other",
         "own state": printable(listed(sorted(manifest.state), 8)) or "none",
     }
     for what, value in rows.items():

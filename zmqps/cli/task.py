@@ -38,6 +38,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.ranks import Roles
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 
@@ -76,6 +77,10 @@ class TaskConfig:
         Logs go to ``runs/NAME/logs`` below the directory.
     timeout
         Seconds to wait for the start.
+    restarts
+        How often each worker that fails is started again.
+    drain_timeout
+        Seconds that workers have to end after SIGTERM.
     """
 
     cluster: ClusterConfig
@@ -90,6 +95,8 @@ class TaskConfig:
     name: str
     directory: Path
     timeout: float
+    restarts: int = 0
+    drain_timeout: float = DRAIN_TIMEOUT_S
 
 
 class Task:
@@ -107,8 +114,10 @@ class Task:
         self._config = config
         self._terminal = terminal
         self._nodes: list[Process] = []
-        self._workers: list[Process] = []
+        self._workers: dict[int, Process] = {}  # by number: the life under way, or the last one
+        self._shown: dict[str, str] = {}  # where they find the key that they show
         self._pumps: dict[str, Pump] = {}
+        self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._asked: signal.Signals | None = None
         self._ending = False
         self._observers: list[zmqps.Worker] = []  # that this task is there, and then that its workers have ended
@@ -143,10 +152,9 @@ class Task:
 
     async def _start(self) -> None:
         config = self._config
-        shown: dict[str, str] = {}
         if config.cluster.keys is not None and config.roles.workers:  # they have no use for what a node may
             folder = await self._stack.enter_async_context(worker_keys(config.cluster.keys, self._log.say))
-            shown = {"ZMQPS_KEYS": str(folder)}
+            self._shown = {"ZMQPS_KEYS": str(folder)}
         if config.roles.coordinator:
             name = self._name("coordinator")
             coordinator = self._spawn_node("coordinator", "coordinator", config.cluster.coordinator(name))
@@ -175,9 +183,13 @@ class Task:
                 future.cancel()
             await asyncio.gather(*futures, return_exceptions=True)
         await self._observe(f"{NAME}{config.rank}")
-        for index in config.roles.workers:
-            env = dict(config.env) | worker_environment(config.address, index, config.cluster.job_secret) | shown
-            self._workers.append(self._spawn(f"worker-{index}", worker_command(config.command), env))
+
+    def _spawn_worker(self, index: int, lives: Restarts) -> Process:
+        config = self._config
+        env = worker_environment(config.address, index, config.cluster.job_secret, lives) | self._shown
+        env = dict(config.env) | env
+        worker = self._workers[index] = self._spawn(f"worker-{index}", worker_command(config.command), env)
+        return worker
 
     def _name(self, role: str) -> str:
         return f"{role}@{self._config.host}"
@@ -192,8 +204,11 @@ class Task:
 
     def _spawn(self, role: str, command: Sequence[str], env: Mapping[str, str], *, is_node: bool = False) -> Process:
         name, as_json = self._name(role), self._config.cluster.log_json
-        log = LogFile(name, self._folder, self._file(role), self._terminal, as_json=as_json)
-        env = {**env, **self._mark}
+        if name not in self._files:
+            self._files[name] = LogFile(name, self._folder, self._file(role), self._terminal, as_json=as_json)
+        else:
+            self._pumps[name].close()  # of the life before
+        log, env = self._files[name], {**env, **self._mark}
         process = Process(name, command, stdout=subprocess.PIPE, log=log.path, env=env, is_node=is_node)
         assert process.popen.stdout is not None
         self._pumps[name] = Pump(process.popen.stdout, log)
@@ -204,7 +219,7 @@ class Task:
     async def _supervise(self) -> int:
         """Wait for the end of the own workers, then for that of all; return the exit code."""
         nodes = [asyncio.ensure_future(self._watch(node)) for node in self._nodes]
-        workers = [asyncio.ensure_future(self._watch(worker)) for worker in self._workers]
+        workers = [asyncio.ensure_future(self._watch_worker(index)) for index in self._config.roles.workers]
         others = asyncio.ensure_future(self._watch_others())
         waiting: set[asyncio.Future[int]] = {*nodes, *workers, others}
         try:
@@ -236,11 +251,30 @@ class Task:
         lost = code == exits.COORDINATOR_LOST and process in self._nodes  # what `_watch_others` says better
         if not code or lost:
             return exits.OK
+        await self._say_failure(process, code)
+        return code if code > 0 else 128 - code
+
+    async def _watch_worker(self, index: int) -> int:
+        """Run a worker, and again as often as it may fail; return what its end means for this task."""
+        lives = Restarts(self._config.restarts)
+        while True:
+            worker = self._spawn_worker(index, lives)
+            code = await worker.exited()
+            if not failed(code):
+                if code:
+                    self._log.say("info", f"{worker.name} has drained")
+                return exits.OK
+            await self._say_failure(worker, code, lives.what_follows(code))
+            if not lives.may_follow(code):
+                return code if code > 0 else 128 - code
+            await asyncio.sleep(lives.pause)
+            lives.begin()
+
+    async def _say_failure(self, process: Process, code: int, follows: str = "") -> None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._pumps[process.name].ended.wait(), DRAIN_S)
         text = f"{process.name} failed with {describe_exit(code)}; its last lines:\n{tail(process.log)}"
-        self._log.say("error", text)
-        return code if code > 0 else 128 - code
+        self._log.say("error", f"{text}\n  {follows}" if follows else text)
 
     async def _watch_others(self) -> int:
         """Look until the cluster has to end, or has ended; return the exit code."""
@@ -251,7 +285,7 @@ class Task:
             try:
                 status = await asyncio.to_thread(self._observers[0].status)
             except PSError as error:
-                if all(worker.popen.returncode == 0 for worker in self._workers):
+                if all(w.ended and not failed(w.popen.returncode) for w in self._workers.values()):
                     return exits.OK
                 self._log.say("error", f"workers of this task are at work, but {error}")
                 return exits.WORKERS_FAILED if isinstance(error, ShutdownError) else exits.COORDINATOR_LOST
@@ -283,7 +317,7 @@ class Task:
 
     def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
         if self._ending or self._asked is not None:
-            for process in [*self._workers, *self._nodes]:
+            for process in [*self._workers.values(), *self._nodes]:
                 process.kill()
             return
         self._asked = number
@@ -292,7 +326,8 @@ class Task:
 
     async def _end(self) -> None:
         number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
-        await end(self._workers, number, GRACE_S)
+        grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
+        await end(self._workers.values(), number, grace)
         for observer in self._observers:
             with contextlib.suppress(PSError):
                 await asyncio.to_thread(observer.close)
@@ -302,5 +337,7 @@ class Task:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pump.ended.wait(), DRAIN_S)
             pump.close()
+        for log in self._files.values():
+            log.close()
         for node in self._nodes:
             node.close()

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     "--servers-per-gpu", type=click.IntRange(1, 65535),
     help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
+@settings.restart_workers
+@settings.drain_timeout
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
 @settings.job_secret
 @settings.keys
@@ -130,6 +132,8 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         directory=told["directory"],
         timeout=told["timeout"],
         gpus=gpus if told["pin_workers"] else (),
+        restarts=told["restart_workers"],
+        drain_timeout=told["drain_timeout"],
     )
     return asyncio.run(Supervisor(config, terminal, ready).run())
 

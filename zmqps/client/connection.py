@@ -17,14 +17,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 
 from zmqps import checks
+from zmqps.client.draining import is_draining
+from zmqps.client.lives import find_life
 from zmqps.client.tensors import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
+from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
 from zmqps.core.worker.session import SessionMachine
@@ -86,7 +89,8 @@ class Connection:
         )  # until the coordinator has said after what time who is lost
         self._job_name = job
         self._role = "observer" if observer else "worker"
-        self._name = name
+        self._life = find_life(os.environ)
+        self._name = name or self._life.name(self._role)
         self._transport = transport
         self._job_secret = read_job_secret(job_secret)
         if self._keys is not None:
@@ -107,7 +111,10 @@ class Connection:
     def _start(self) -> SessionThread:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
             are_finite([np.empty(0, dtype)])
-        identity = new_identity(self._role, name=self._name, job=self._job_name, job_secret=self._job_secret)
+        identity = new_identity(
+            self._role, name=self._name, job=self._job_name, job_secret=self._job_secret, token=self._life.token,
+            life=self._life.number,
+        )  # fmt: skip
         check = around("check", "worker", are_finite)
         machine = SessionMachine(identity, self.address, check, watched_coding())
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
@@ -129,7 +136,7 @@ class Connection:
 
     @property
     def rank(self) -> int:
-        """This worker's 0-based index; a worker that restarts takes the lowest free one.
+        """This worker's 0-based index: the lowest free one, or the one that it had before where it is restarted.
 
         Where a number of workers is expected `init` may change it, so that strangers take none from those who train.
         """
@@ -286,6 +293,42 @@ class Connection:
     def finish_async(self, *, timeout: float | None = None) -> Future[None]:
         """`finish` without the close, as a future."""
         return self._submit(Finish(0.0), timeout)
+
+    @property
+    def draining(self) -> bool:
+        """Whether this process was asked to go, by a signal of `zmqps.drain_on`: `drain` where a step is done."""
+        return is_draining()
+
+    def drain(self, *, timeout: float | None = None) -> NoReturn:
+        """Complete what is under way, say goodbye as one that was asked to go, close, and end the program.
+
+        As `finish`, but the job is not taken for done: it waits for workers that go on with it, as long as
+        ``--lease`` says. Nobody is told of a loss. The range of data that this worker has, of which it may have used a
+        part, is handed out again. Started again under the same name, it gets its rank back where that is free.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Raises
+        ------
+        SystemExit
+            Always, with the exit code 75, unless another error comes first: what started this program knows by
+            it that the worker went in order, before it was done.
+        DeadlineError
+            Names what was not completed; the worker is closed anyway.
+        """
+        refuse_in_callback()
+        try:
+            self.drain_async(timeout=timeout).result()
+        finally:
+            self.close()
+        raise SystemExit(DRAINED)
+
+    def drain_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`drain` without the close and the end of the program, as a future."""
+        return self._submit(Finish(0.0, reason="drained"), timeout)
 
     def _rejoin(self, timeout: float) -> float:
         """End this life and join as a new incarnation; return how many seconds are left."""

@@ -185,10 +185,14 @@ class LocalCluster:
         Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default only when asked (`Worker.checkpoint`).
     keep : int
         How many checkpoints of a job are kept.
+    checkpoint_via : {"shared", "coordinator"}
+        Whether servers write to the directory themselves, or send what they write to the coordinator.
     restore : path, optional
         A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
     restore_optimizer : bool
         Whether the optimizer's state is restored as well; else the job may have another optimizer.
+    restore_names : mapping of str to str, optional
+        Name of a parameter in the job -> its name in the checkpoint, where they differ.
     job_secret : path, optional
         The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
         `zmqps.connect`, too. By default nobody has to know anything.
@@ -235,8 +239,10 @@ class LocalCluster:
         checkpoint: str | Path | None = None,
         checkpoint_every: str = "",
         keep: int = KEEP,
+        checkpoint_via: str = "shared",
         restore: str | Path | None = None,
         restore_optimizer: bool = True,
+        restore_names: Mapping[str, str] | None = None,
         job_secret: str | Path | None = None,
         keys: str | Path | None = None,
         io_threads: int = IO_THREADS,
@@ -259,8 +265,10 @@ class LocalCluster:
             directory=None if checkpoint is None else os.fspath(checkpoint),
             every=checkpoint_every,
             keep=keep,
+            via=checkpoint_via,
             restore=None if restore is None else os.fspath(restore),
             restore_optimizer=restore_optimizer,
+            restore_names=restore_names or {},
         )
         CoordinatorConfig(options=options, job_secret=job_secret, keys=keys)
         secret = None if job_secret is None else Path(job_secret)

@@ -96,7 +96,9 @@ class ClusterConfig:
         flags = [f"--checkpoint={_absolute(c.directory)}"] if c.directory is not None else []
         flags += [f"--checkpoint-every={c.every}"] if c.every else []
         flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
-        return [*flags, f"--keep={c.keep}", *["--restore-values-only"] * (not c.restore_optimizer)]
+        flags += [f"--restore-name={name}={there}" for name, there in c.restore_names.items()]
+        flags += [f"--keep={c.keep}", f"--checkpoint-via={c.via}"]
+        return [*flags, *["--restore-values-only"] * (not c.restore_optimizer)]
 
     @property
     def is_local(self) -> bool:

@@ -36,13 +36,12 @@ from zmqps.launch.processes import (
     worker_command,
     worker_environment,
 )
+from zmqps.launch.restarts import PAUSE_S, Restarts
 from zmqps.nodes.inquiry import inquire
 
 #: In a node's flags: by which address its host is reached.
 HOST = "{host}"
 CHUNK_NBYTES = 64 << 10
-#: How long to wait before a process is started again: so long at first, and longer each time up to the most.
-PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 #: How long the output of an ended process may take to arrive.
 DRAIN_S = 1.0
 
@@ -129,16 +128,15 @@ class Keeper:
         """Run a process until it has ended well, was asked to end, or has failed as often as it may."""
         try:
             self._prepare(order)
-            code, left, pause = 0, order.restarts, order.pause
+            code, lives = 0, Restarts(order.restarts, order.pause)
             while not self._ending.is_set():
-                code = await self._run_once(order)
-                if not code or not left or self._ending.is_set():
+                code = await self._run_once(order, lives)
+                if not lives.may_follow(code) or self._ending.is_set():
                     break
-                self._say(f"{Ended(code, self._tail()).text(self._name)}\n  it starts again; {left} times at most")
-                left -= 1
+                self._say(f"{Ended(code, self._tail()).text(self._name)}\n  {lives.what_follows(code)}")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), pause)
-                pause = max(pause, min(2 * pause, MOST_PAUSE_S))
+                    await asyncio.wait_for(self._ending.wait(), lives.pause)
+                lives.begin()
             return Ended(code, self._tail())
         except ConfigurationError as error:
             self._error = error
@@ -195,11 +193,11 @@ class Keeper:
                     f"there is no directory {order.directory!r} on {self._host} ({error.strerror})"
                 ) from None
 
-    def _start(self, order: Order) -> Process:
+    def _start(self, order: Order, lives: Restarts) -> Process:
         if order.role == "worker":
             command, env = (
                 worker_command(order.command),
-                {**worker_environment(order.address, order.index), **order.env},
+                {**worker_environment(order.address, order.index, lives=lives), **order.env},
             )
         else:
             command, env = node_command(order.role, *(self._filled(flag) for flag in order.command)), node_environment()
@@ -211,10 +209,10 @@ class Keeper:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return flag.replace(FILES, str(self._folder)).replace(HOST, host)
 
-    async def _run_once(self, order: Order) -> int:
+    async def _run_once(self, order: Order, lives: Restarts) -> int:
         assert self._guard is not None
         self._lines.clear()
-        process = self._process = self._start(order)
+        process = self._process = self._start(order, lives)
         self._guard.watch(process.popen.pid)
         assert process.popen.stdout is not None
         reader, transport = await open_reader(process.popen.stdout)

@@ -26,7 +26,8 @@ def main() -> None:
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"cannot run {command[0]!r}: {error.strerror}")
+        print(f"cannot run {command[0]!r}: {error.strerror}", file=sys.stderr)
+        sys.exit(NOT_FOUND)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import IO, Protocol
 
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.launch.logs import read_message
+from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
 
@@ -324,16 +325,21 @@ def worker_command(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *command]
 
 
-def worker_environment(address: str, index: int, job_secret: Path | None = None) -> dict[str, str]:
+def worker_environment(
+    address: str, index: int, job_secret: Path | None = None, lives: Restarts | None = None
+) -> dict[str, str]:
     """Return a worker's environment; ``python`` in its command is the Python that runs this.
 
-    The workers of one `up` have one secret for their channels, unless the user's own environment has another.
+    The workers of one `up` have one secret for their channels, unless the user's own environment has another. What
+    shows the lives of one worker is never that of another supervisor, which has started this one as a worker.
     """
+    outer = {name: value for name, value in os.environ.items() if name not in (TOKEN, RESTART)}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {
-        "ZMQPS_CHANNEL_SECRET": CHANNEL_SECRET, **os.environ, "PATH": path, "PYTHONUNBUFFERED": "1",
+        "ZMQPS_CHANNEL_SECRET": CHANNEL_SECRET, **outer, "PATH": path, "PYTHONUNBUFFERED": "1",
         "ZMQPS_COORDINATOR": address, "ZMQPS_WORKER_INDEX": str(index),
         **({"ZMQPS_JOB_SECRET": str(job_secret.resolve())} if job_secret is not None else {}),
+        **(lives.environment if lives is not None else {}),
     }  # fmt: skip
 
 

@@ -27,8 +27,13 @@ def new_identity(
     job: str = "",
     job_secret: bytes = b"",
     keyed: bool = False,
+    token: bytes = b"",
+    life: int = 0,
 ) -> Identity:
-    """Return the identity of this life of this process; ``job`` is what a worker or observer is there for."""
+    """Return the identity of this life of this process.
+
+    ``job`` is what a worker or observer is there for, ``token`` and ``life`` those of one that is started again.
+    """
     host = socket.gethostname()
     return Identity(
         role=role,
@@ -41,6 +46,8 @@ def new_identity(
         secret=secrets.token_bytes(KEY_NBYTES),
         job_secret=job_secret,
         keyed=keyed,
+        token=token,
+        life=life,
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
 from zmqps.checkpoint import (
@@ -23,15 +24,22 @@ from zmqps.checkpoint import (
     prune,
     storage_of,
 )
+from zmqps.checkpoint.storage import File, Storage
+from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
 from zmqps.errors import ConfigurationError
+from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
 
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
 KEEP = 3
+VIA = ("shared", "coordinator")
 #: What ``--checkpoint-every`` takes, in seconds.
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -48,6 +56,9 @@ class CheckpointConfig:
         When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
     keep
         How many checkpoints of a job are kept.
+    via
+        ``shared``: all hosts have the directory; ``coordinator``: only the coordinator's host has, and servers send it
+        what they write and ask it for what they read.
     restore
         A checkpoint, or a directory whose latest good one is taken, that jobs begin from.
     restore_optimizer
@@ -59,6 +70,7 @@ class CheckpointConfig:
     directory: str | None = None
     every: str = ""
     keep: int = KEEP
+    via: str = "shared"
     restore: str | None = None
     restore_optimizer: bool = True
     restore_names: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +78,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         cadence(self.every)
         checks.whole("keep", self.keep, 1)
+        checks.one_of("checkpoint_via", self.via, VIA)
         if self.every and self.directory is None:
             raise ConfigurationError("to save jobs every so often, say where: --checkpoint DIR")
 
@@ -113,12 +126,26 @@ class _Writer:
 
 
 class ShardFiles:
-    """What a server writes and reads of checkpoints (`zmqps.core.server.saves.Files`)."""
+    """What a server writes and reads of checkpoints (`zmqps.core.server.saves.Files`).
+
+    Parameters
+    ----------
+    relay
+        The disk of the coordinator's host, for paths that are there.
+    """
+
+    def __init__(self, relay: RelayStorage) -> None:
+        self._relay = relay
+
+    def _storage_of(self, path: str) -> tuple[Storage, str]:
+        if path.startswith(SCHEME):
+            return self._relay, path.removeprefix(SCHEME)
+        return storage_of(path)
 
     def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
         """Open the files of a shard."""
         slots = _slots_of(JobSpec.from_wire(job))
-        storage, directory = storage_of(path)
+        storage, directory = self._storage_of(path)
         return _Writer(ShardWriter(storage, directory, placement, index, slots), slots)
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
@@ -129,7 +156,7 @@ class ShardFiles:
         CheckpointError
             It is damaged, or of another model or optimizer.
         """
-        storage, path = storage_of(source["path"])
+        storage, path = self._storage_of(source["path"])
         checkpoint = open_checkpoint(path, storage=storage)
         slots = _slots_of(job) if source["optimizer"] else ()
         restorer = checkpoint.onto(job.parameters, slots, source["names"])
@@ -146,6 +173,19 @@ def _slots_of(job: JobSpec) -> tuple[str, ...]:
     return tuple(OptimizerSpec.from_wire(job.optimizer).rules(names)[0][0].slots)
 
 
+#: What servers may ask of files -> whether it changes them.
+SERVED = {
+    "create": True,
+    "write": True,
+    "sync": True,
+    "sync_directory": True,
+    "read": False,
+    "size": False,
+    "names": False,
+    "is_directory": False,
+}
+
+
 class CheckpointStore:
     """A directory of checkpoints (`zmqps.core.coordinator.checkpoints.Store`).
 
@@ -155,6 +195,10 @@ class CheckpointStore:
         Where the checkpoints of all jobs are: a path, or an address that fsspec knows.
     keep
         How many of a job are kept.
+    via
+        How servers reach it, see `CheckpointConfig`.
+    restore
+        What may be read there besides.
 
     Raises
     ------
@@ -162,10 +206,13 @@ class CheckpointStore:
         fsspec is not installed, or does not know the address.
     """
 
-    def __init__(self, directory: str, keep: int) -> None:
+    def __init__(self, directory: str, keep: int, via: str = "shared", restore: str = "") -> None:
         self._storage, self._directory = storage_of(directory)
         self._scheme = _scheme_of(directory)
         self._keep = keep
+        self.serves = via == "coordinator"
+        self._restore = restore
+        self._open: dict[str, File] = {}  # by path: what servers write
         self._owner = secrets.token_hex(8)
         self._saves: dict[str, Save] = {}  # by path
 
@@ -174,7 +221,7 @@ class CheckpointStore:
         save = Save.begin(self._storage, self._directory, job, version, self._owner, time.time())
         path = self._scheme + save.directory
         self._saves[path] = save
-        return path
+        return SCHEME + path if self.serves else path
 
     def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
         """Let what was written be the newest checkpoint; remove those beyond `keep`."""
@@ -194,16 +241,62 @@ class CheckpointStore:
             data=list(manifest["data"]),
             state=manifest["state"],
         )
-        published = self._saves.pop(path).commit(whole)
+        published = self._taken(path).commit(whole)
         job_path = job_directory(self._directory, manifest["name"])
         prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
         return self._scheme + published, whole.nbytes, whole.version
 
     def abandon(self, path: str) -> None:
         """Remove what was written of one that failed."""
-        save = self._saves.pop(path, None)
-        if save is not None:
-            save.abandon()
+        if path.removeprefix(SCHEME) in self._saves:
+            self._taken(path).abandon()
+
+    def _taken(self, path: str) -> Save:
+        """Return a save that is over, with no file of it open."""
+        save = self._saves.pop(path.removeprefix(SCHEME))
+        for name in [name for name in self._open if name.startswith(save.directory + "/")]:
+            self._open.pop(name).close()
+        return save
+
+    def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
+        """Do something with a file for a server that does not have the directory.
+
+        Raises
+        ------
+        OSError
+            As the file system says; or a server asks for what is none of its business.
+        """
+        if what not in SERVED or ".." in path.split("/"):
+            raise PermissionError(errno.EPERM, f"no server may {what[:40]} {path[:200]}")
+        saves = [save.directory for save in self._saves.values()]
+        readable = [self._directory, self._restore] if self._restore else [self._directory]
+        if not any(path == place or path.startswith(place + "/") for place in (saves if SERVED[what] else readable)):
+            raise PermissionError(errno.EPERM, f"{path[:200]} is no file of a checkpoint that is made, or restored")
+        return self._serve(what, path, offset, nbytes, payload)
+
+    def _serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
+        storage = self._storage
+        if what == "create":
+            if path not in self._open:  # else it is asked again
+                self._open[path] = storage.create(path)
+        elif what == "write":
+            for buffer in payload:
+                view = memoryview(buffer).cast("B")
+                self._open[path].write_at(view, offset)
+                offset += view.nbytes
+        elif what == "sync":
+            self._open[path].sync()
+        elif what == "sync_directory":
+            storage.sync_directory(path)
+        elif what == "read":
+            return Served({}, (storage.read(path, offset, min(nbytes, CHUNK_NBYTES)),))
+        elif what == "size":
+            return Served({"size": storage.size(path)})
+        elif what == "names":
+            return Served({"names": storage.names(path)})
+        elif what == "is_directory":
+            return Served({"is": storage.is_directory(path)})
+        return Served({})
 
 
 def _scheme_of(path: str) -> str:
@@ -228,6 +321,7 @@ def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
     return {
         manifest.job_name: Resumption(
             path=_scheme_of(config.restore) + checkpoint.path,
+            read_at=(SCHEME if config.via == "coordinator" else "") + _scheme_of(config.restore) + checkpoint.path,
             job=manifest.job,
             version=manifest.version,
             data=manifest.data,

@@ -23,6 +23,7 @@ from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, 
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
+from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
@@ -115,42 +116,47 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
     with _opened(config.journal) as (journal, known):
-        transport = ZmqTransport(arrays=False, keys=keys)
+        relays = config.checkpoints.via == "coordinator"
+        transport = ZmqTransport(arrays=relays, keys=keys)
+        if relays:
+            transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
+        secret = read_job_secret(config.job_secret)
         try:
             bound = transport.bind(_as_before(where, known))
             endpoint = config.place.advertises(bound)
+            identity = new_identity(
+                "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
+            )
+            identity = replace(identity, end_key=new_end_key())
+            if journal is not None:
+                identity = resumed(journal, known, identity, config.options)
         except BaseException:
             transport.close(0)
             raise
         if others := other_addresses(bound, endpoint):
             log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
-        secret = read_job_secret(config.job_secret)
-        identity = new_identity(
-            "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
-        )
-        identity, options = replace(identity, end_key=new_end_key()), config.options
-        if journal is not None:
-            try:
-                identity = resumed(journal, known, identity, options)
-            except BaseException:
-                transport.close(0)
-                raise
-        else:
-            options = replace(options, patience=0.0)  # nobody comes back
         with offer_end_key(endpoint, identity.end_key) as end_key:
             if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
                 identity = replace(identity, server_key=end_key)
-            state = {key: data for key, data in known.items() if key != IDENTITY}
-            saved = config.checkpoints
-            store = None if saved.directory is None else CheckpointStore(saved.directory, saved.keep)
-            seconds, steps = cadence(saved.every)
-            options = replace(options, checkpoint_seconds=seconds, checkpoint_steps=steps)
-            machine = CoordinatorMachine(identity, options, store, begins_from, state if journal is not None else None)
+            state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
+            machine = CoordinatorMachine(identity, _options(config), _store(config), begins_from, state)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
             code = await run_node(driver, endpoint, parent_fd)
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew
         return code
+
+
+def _store(config: CoordinatorConfig) -> CheckpointStore | None:
+    saved = config.checkpoints
+    place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
+    return None if place is None else CheckpointStore(place, saved.keep, saved.via, saved.restore or "")
+
+
+def _options(config: CoordinatorConfig) -> CoordinatorOptions:
+    seconds, steps = cadence(config.checkpoints.every)
+    patience = config.options.patience if config.journal is not None else 0.0  # else nobody comes back
+    return replace(config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
+from zmqps.core.server.relay import FileRequest
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
@@ -39,6 +41,7 @@ from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
 from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.listening import Place, resolved
+from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
 from zmqps.trace.record import watch, watch_rules, watched_coding
 
@@ -273,16 +276,26 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add)
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
-    machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles())
+    relay = RelayStorage()
+    machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
 
     def largest_nbytes() -> int:
         shards = [tenant.shard for tenant in machine.tenants.values() if tenant.shard is not None]
         return max((shard.placement.nbytes(shard.index) for shard in shards), default=0)
 
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
-    driver = Driver(*watch(machine, transport, identity), log)
+    driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
     driver.data_header_nbytes = lambda: largest_header
-    return await run_node(driver, endpoint, parent_fd)
+    relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
+    try:
+        return await run_node(driver, endpoint, parent_fd)
+    finally:
+        relay.end()
+
+
+def _submit(loop: asyncio.AbstractEventLoop, driver: Driver, request: FileRequest) -> None:
+    """Hand what a thread asks for to the machine."""
+    loop.call_soon_threadsafe(driver.submit, request)
 
 
 def run(config: ServerConfig, parent_fd: int | None = None) -> int:

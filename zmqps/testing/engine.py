@@ -349,6 +349,10 @@ class Engine:
     def _back(self, connection: Connection, life: int) -> None:
         """Let the one that opens a connection notice that it is there, if the other one is."""
         opener, acceptor = (self.nodes.get(name) for name in connection.ends)
+        if opener is not None and any(of is connection and packet is None for of, _, packet in opener.inbox):
+            # it has yet to take that the connection has ended, as after a stop: that comes before its return
+            ready = max(self.now, opener.stopped_until, opener.busy_until) + self._message_s
+            return self.at(ready, partial(self._back, connection, life))
         if opener is not None and acceptor is not None and acceptor.alive and connection.life == life:
             self.note(opener.name, f"is connected to {acceptor.name}")
             if opener.inbox:  # the end of the connection before this one may wait there

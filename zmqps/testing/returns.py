@@ -1,118 +1,101 @@
-"""A coordinator that dies again and again, at any message and any write to its journal, and comes back from that."""
+"""Workers that die and are started again by a supervisor, which gives all their lives one claim: each has one place."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.remembered import dump_all
-from zmqps.core.protocol.messages import Message
-from zmqps.core.protocol.plain import unpack
-from zmqps.core.worker.operations import Operation
-from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError
-from zmqps.testing.engine import Node, as_kept
+from zmqps.core.protocol.messages import Hello, Message
+from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
+    from zmqps.core.coordinator.membership import MemberInfo, Roster
     from zmqps.testing.cluster import SimulatedCluster
 
-#: Members wait so long for it: longer than it is ever away.
-PATIENCE_S = 60.0
-#: How often it dies, and how long after it is back at least, and at most.
-DEATHS = (1, 5)
-AFTER_S = (0.0, 6.0)
-#: It dies at one of so many messages or writes that follow.
-MOST_EVENTS = 12
-#: What it dies at: a moment, a message that it is about to send or take, a transaction that is lost, or is there.
-MOMENTS = ("time", "send", "receive", "write", "written")
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker was when its next life came."""
+
+    incarnation: bytes
+    rank: int
+    counted: bool
 
 
 class Returns:
-    """Kills the coordinator, and asserts that what it had decided it still knows when it is back.
+    """Asserts that a worker that comes back has the rank and the place that it had, and that nobody else has them.
 
     Parameters
     ----------
     simulation
-        Whose; it starts the coordinator again, from its journal.
+        Whose workers have claims.
     """
 
     def __init__(self, simulation: SimulatedCluster) -> None:
+        self.num_at_once = 0  # that came back before they were missed
+        self.num_later = 0  # that came back to a rank that was free
         self._simulation = simulation
-        self._left = simulation.rng.randint(*DEATHS)
-        self._moment = ""  # at what it dies next; empty: not yet
-        self._events = 0
-        self.times = 0  # that it has come back
-        simulation.on_send.append(self._sent)
+        self._before: tuple[bytes, Place | None, int | None] | None = (
+            None  # who joins, in whose place, or to which rank
+        )
+        self._last: dict[int, tuple[Roster, dict[int, bytes]]] = {}  # who had each rank of a roster last, by claim
         simulation.on_receive.append(self._received)
-        simulation.on_write.append(lambda node: self._at("write", node))
-        simulation.on_written.append(lambda node: self._at("written", node))
-
-    def started(self, coordinator: Node) -> None:
-        """The coordinator is there, perhaps again: assert that it knows what is in its journal."""
-        simulation = self._simulation
-        if coordinator.machine.is_back:  # type: ignore[union-attr]
-            self.times += 1
-        self.check(coordinator)
-        if self._left > 0:
-            self._left -= 1
-            simulation.at(simulation.now + simulation.rng.uniform(*AFTER_S), lambda: self._arm(coordinator))
-
-    def _arm(self, coordinator: Node) -> None:
-        simulation = self._simulation
-        if not coordinator.alive or simulation.network.quiet:
-            return
-        self._events = simulation.rng.randrange(MOST_EVENTS)
-        self._moment = simulation.rng.choice(MOMENTS)
-        if self._moment == "time":
-            self._events = 0
-            self._at("time", coordinator)
-
-    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
-        self._at("send", sender)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
-        self._at("receive", receiver)
-
-    def _at(self, moment: str, node: Node) -> None:
-        if moment != self._moment or node.role != "coordinator" or not node.alive:
+        machine = receiver.machine
+        if not isinstance(machine, CoordinatorMachine) or not isinstance(message, Hello) or not message.claim:
             return
-        self._events -= 1
-        if self._events < 0:
-            self._moment = ""
-            self._simulation.kill(node)
+        members = machine.membership.members
+        if message.incarnation in members:
+            return  # said again
+        before = next((m for m in members.values() if m.hello.claim == message.claim), None)
+        if before is not None and before.hello.life > message.life:
+            return  # an echo, which is refused
+        free = None
+        if before is None:
+            free = self._free_rank(machine, message)
+        self._before = message.incarnation, self._place(machine, before) if before is not None else None, free
 
-    def check(self, coordinator: Node) -> None:
-        """Assert that the journal holds what the coordinator knows, and nothing else."""
-        machine = coordinator.machine
-        assert isinstance(machine, CoordinatorMachine)
-        knows = {key_of(*key): as_kept(data) for key, data in dump_all(machine).items()}
-        kept = self._simulation.journals[coordinator.name]
-        wrong = sorted(key for key in {*knows, *kept} if knows.get(key) != kept.get(key))
-        assert not wrong, "the journal does not hold what the coordinator knows: " + ", ".join(
-            f"{key} {_differs(_data(kept.get(key)), _data(knows.get(key)))}" for key in wrong[:3]
-        )
+    def _free_rank(self, machine: CoordinatorMachine, hello: Hello) -> int | None:
+        """Return the rank that somebody had last, if nobody has had it since; of the job that is there now."""
+        run = machine.runs.get(hello.job)
+        if run is None or id(run.workers) not in self._last:
+            return None
+        taken = {worker.rank for worker in run.workers}
+        last = self._last[id(run.workers)][1]
+        return next((rank for rank, claim in last.items() if claim == hello.claim and rank not in taken), None)
 
-    def resolved(self, worker: Node, operation: Operation, value: object, *, may_be_lost: bool) -> None:
-        """Assert that nobody has lost the coordinator, and nobody is lost because it was away."""
-        if self._simulation.nodes["coordinator"].exit is not None:
-            return  # the cluster has ended with its job
-        name = f"{worker.name}: {operation.title}"
-        assert not isinstance(value, CoordinatorRestartedError), f"{name}: the coordinator is taken for another one"
-        lost = isinstance(value, PeerLostError) and value.role == "coordinator"
-        assert not lost, f"{name}: the coordinator is given up although it comes back"
-        assert may_be_lost or not isinstance(value, EvictedError), f"{name}: it is evicted, though it was never away"
+    def _place(self, machine: CoordinatorMachine, member: MemberInfo) -> Place:
+        counted = member.incarnation in machine.runs[member.job].attendance
+        return Place(member.incarnation, member.rank, counted)
 
+    def check(self, node: Node) -> None:
+        """Assert what must hold after an event of the coordinator."""
+        machine = node.machine
+        if not isinstance(machine, CoordinatorMachine):
+            return
+        members = machine.membership.members
+        by_rank: dict[tuple[str, str, int], MemberInfo] = {}
+        for member in members.values():
+            other = by_rank.setdefault((member.role, member.job, member.rank), member)
+            assert other is member, f"{other.title} and {member.title} have one rank"
+        joined, self._before = self._before, None
+        if joined is not None and joined[0] in members:
+            self._check_place(machine, members[joined[0]], joined[1], joined[2])
+        for member in members.values():
+            _, last = self._last.setdefault(id(member.roster), (member.roster, {}))
+            last[member.rank] = member.hello.claim
 
-def _data(data: bytes | None) -> Any:
-    return None if data is None else unpack(data)
-
-
-def _differs(kept: Any, known: Any, where: str = "") -> str:
-    """Say where two records differ first."""
-    if type(kept) is type(known) is list and len(kept) == len(known):
-        number = next(i for i, (a, b) in enumerate(zip(kept, known, strict=True)) if a != b)
-        return _differs(kept[number], known[number], f"{where}[{number}]")
-    if type(kept) is type(known) is dict and kept.keys() == known.keys():
-        name = next(name for name in kept if kept[name] != known[name])
-        return _differs(kept[name], known[name], f"{where}[{name!r}]")
-    return f"{where} is {kept!r:.150}, not {known!r:.150}"
+    def _check_place(
+        self, machine: CoordinatorMachine, member: MemberInfo, before: Place | None, free: int | None
+    ) -> None:
+        if before is not None:
+            self.num_at_once += 1
+            assert member.rank == before.rank, f"{member.title} has come back, and its rank was {before.rank}"
+            assert before.incarnation not in machine.membership.members, f"{member.title} is there twice"
+            counts = member.incarnation in machine.runs[member.job].attendance
+            assert counts or not before.counted, f"{member.title} has come back, and does not count any more"
+        elif free is not None:
+            self.num_later += 1
+            assert member.rank == free, f"{member.title} has come back, and its rank was {free}, which is free"

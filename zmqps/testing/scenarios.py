@@ -29,6 +29,7 @@ EVERYTHING = Faults(
 )
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
+RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
@@ -66,6 +67,8 @@ class Scenario:
         Whether it dies once, and another one is started at its address.
     journaled
         Whether it dies again and again, and comes back from its journal.
+    claimed
+        Whether workers that are started again have a claim to their place.
     calm_s
         After so many seconds nothing goes wrong any more.
     bandwidth
@@ -81,6 +84,7 @@ class Scenario:
     orphaned: bool = False
     succeeded: bool = False
     journaled: bool = False
+    claimed: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
 
@@ -89,8 +93,8 @@ class Scenario:
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
-            journaled=self.journaled,
-            bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH,
+            journaled=self.journaled, claimed=self.claimed, bandwidth=self.bandwidth,
+            thrifty=self.bandwidth < BANDWIDTH,
         )  # fmt: skip
 
 
@@ -183,6 +187,17 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in long.items():
         found[f"{mode}-succeeded"] = Scenario(faults=Faults(delay=0.004), training=training, succeeded=True)
     returning = {
+        "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, lives=16, compute_s=0.3),
+        "ssp": lambda: BoundedTraining(1, steps=5, parameters=4, size=32, lives=16, compute_s=0.3),
+        "sync": _synchronous(steps=5, retain=1),
+        "sync-backup": policies["backup"],
+        "sync-data": policies["data"],
+        "jobs": _several,
+    }
+    for mode, training in returning.items():
+        workers = 6 if mode == "jobs" else 3
+        found[f"{mode}-returns"] = Scenario(faults=RETURNS, training=training, workers=workers, claimed=True)
+    kept = {
         "async": long["async"],
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
         "sync": _synchronous(steps=8, compute_s=1.0, lives=16, retain=1),
@@ -192,17 +207,21 @@ def _scenarios() -> Mapping[str, Scenario]:
         "sync-continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
         "sync-fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
     }
-    for mode, training in returning.items():
+    for mode, training in kept.items():
         calm = Faults(delay=0.004)
         found[f"{mode}-returned"] = Scenario(faults=calm, training=training, journaled=True, calm_s=LATE_CALM_S)
     for mode in ("async", "ssp", "sync", "sync-data"):
         found[f"{mode}-returned-everything"] = Scenario(
-            faults=EVERYTHING, training=returning[mode], journaled=True, calm_s=LATE_CALM_S
+            faults=EVERYTHING, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
         )
         found[f"{mode}-returned-restarts"] = Scenario(
-            faults=RESTARTS, training=returning[mode], journaled=True, calm_s=LATE_CALM_S
+            faults=RESTARTS, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
         )
     found["jobs-returned"] = Scenario(faults=LOSS, training=_several, workers=6, journaled=True, calm_s=LATE_CALM_S)
+    for mode in ("async", "sync"):
+        found[f"{mode}-returned-claimed"] = Scenario(
+            faults=RETURNS, training=kept[mode], journaled=True, claimed=True, calm_s=LATE_CALM_S
+        )
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -25,13 +25,14 @@ from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.comebacks import PATIENCE_S, Comebacks
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
-from zmqps.testing.returns import PATIENCE_S, Returns
+from zmqps.testing.returns import Returns
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
@@ -40,6 +41,9 @@ from zmqps.testing.training import Training
 LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
+#: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
+#: than until it is missed.
+SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
 #: With it alone jobs can be ended from outside.
@@ -106,7 +110,9 @@ class Simulation(SimulatedCluster):
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
     journaled
-        Whether it dies again and again and comes back from its journal: `zmqps.testing.returns.Returns`.
+        Whether it dies again and again and comes back from its journal: `zmqps.testing.comebacks.Comebacks`.
+    claimed
+        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
         Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
 
@@ -137,9 +143,11 @@ class Simulation(SimulatedCluster):
         orphaned: bool = False,
         succeeded: bool = False,
         journaled: bool = False,
+        claimed: bool = False,
         thrifty: bool = False,
     ) -> None:
         self.seed = seed
+        self._claimed = claimed
         self._keyed = keyed
         self.faults = faults
         self.training = training or AsyncTraining()
@@ -165,9 +173,10 @@ class Simulation(SimulatedCluster):
             self._departures = Departures(self, faults.departure, calm_s)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
-        self._returns = Returns(self) if journaled else None
+        self._comebacks = Comebacks(self) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
+        self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
         for _ in range(servers):
@@ -249,14 +258,14 @@ class Simulation(SimulatedCluster):
         """Start the coordinator, perhaps again, at the same address."""
         self.restarting = False
         identity, kept = self._identity("coordinator", "coordinator"), None
-        if self._returns is not None:
+        if self._comebacks is not None:
             identity = self._known_as = self._known_as or identity
             kept = {key: unpack(data) for key, data in self.journals["coordinator"].items()}
         machine = CoordinatorMachine(identity, self.options, kept=kept)
         node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
         self.start(node)
-        if self._returns is not None and node.alive:
-            self._returns.started(node)
+        if self._comebacks is not None and node.alive:
+            self._comebacks.started(node)
         return node
 
     def start_server(self) -> Node:
@@ -282,6 +291,9 @@ class Simulation(SimulatedCluster):
         before = self._again.popleft() if self._again else None
         known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
+        if self._claimed:
+            token = before.token if before else self.rng.randbytes(KEY_NBYTES)
+            identity = replace(identity, token=token, life=before.life + 1 if before else 0)
         node = Node(
             name=name,
             role="worker",
@@ -330,8 +342,10 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._successors is not None:
                 self._successors.check(node)
-            if self._returns is not None and node.role == "coordinator":
-                self._returns.check(node)
+            if self._comebacks is not None and node.role == "coordinator":
+                self._comebacks.check(node)
+            if self.returns is not None:
+                self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
                 self._departures.check(node)
                 missed = {peer for peer, connection in node.connections.items() if connection.missed}
@@ -354,7 +368,9 @@ class Simulation(SimulatedCluster):
             if self.training.restarts(self, node):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
-                self.at(self.now + self.rng.uniform(0.1, 3.0), self.start_worker)
+                late = self._claimed and self.rng.random() < LATE_RETURNS
+                pause = self.rng.uniform(*(LATE_S if late else SOON_S))
+                self.at(self.now + pause, self.start_worker)
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well
@@ -371,9 +387,9 @@ class Simulation(SimulatedCluster):
             self._orphans.resolved(node, operation, value)
         if self._successors is not None:
             self._successors.resolved(node, operation, value)
-        if self._returns is not None:
+        if self._comebacks is not None:
             f = self.faults
-            self._returns.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
+            self._comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S

@@ -80,6 +80,11 @@ class Attendance:
             filled.append(member)
         return filled
 
+    def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
+        """A worker has come in the place of one that is about to go: it counts as that one does, and is no spare."""
+        if before.incarnation in self.here:
+            self.count(member)
+
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""
         self.spares.pop(member.incarnation, None)

@@ -9,12 +9,13 @@ before stays.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
@@ -31,6 +32,9 @@ from zmqps.errors import (
     printable,
 )
 
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
 #: Workers let a cut be made for so long; one that is stopped, or computes in its own callback, may not answer.
 HOLD_S = 10.0
 #: A server that writes says so every second; one that has said nothing for so long is not waited for any more.
@@ -44,6 +48,12 @@ MAX_WHY_CHARS = 300
 
 class Store(Protocol):
     """Where checkpoints are; called from other threads."""
+
+    #: Whether servers reach the files by way of the coordinator.
+    serves: bool
+
+    def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
+        """Do something with a file for a server."""
 
     def begin(self, job: str, version: int) -> str:
         """Make room for a checkpoint and return where servers are to write their parts."""

@@ -19,7 +19,7 @@ PIECE_S = 0.005
 #: Departures that wait for a server: it remembers no more who may not come back, and a job's end makes them moot.
 MAX_DEPARTURES = 4096
 #: What servers are told of members that have not left by themselves.
-EVICTED = {"lost": 1, "revoked": 2}
+EVICTED = {"lost": 1, "restarted": 1, "revoked": 2}
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ class Losses:
     """The workers of a job that were lost, and in whose place nobody has come; those of one name are one worker."""
 
     def __init__(self) -> None:
-        self._lost: OrderedDict[str, tuple[int, str]] = OrderedDict()  # name -> rank, title
+        self._lost: OrderedDict[str, tuple[int, str, bool]] = OrderedDict()  # name -> rank, title, has a claim
         self._here: Counter[str] = Counter()  # those who train, by name
         self._elsewhere: Counter[str] = Counter()  # restarted under a name of those here, but in another's place
         self._finished: OrderedDict[str, None] = OrderedDict()
@@ -38,7 +38,7 @@ class Losses:
         self._here[name] += 1
         is_new = self._lost.pop(name, None) is None and self._here[name] == 1  # else it was, or is yet to be, lost
         if is_new and by_rank:
-            same = [lost for lost, (rank, _) in self._lost.items() if rank == worker.rank]
+            same = [lost for lost, (rank, _, _) in self._lost.items() if rank == worker.rank]
             for lost in same[:1]:
                 del self._lost[lost]
 
@@ -60,8 +60,8 @@ class Losses:
         self._here[name] -= 1
         if how == "finished":
             self._finished[name] = None
-        elif how == "lost" and self._here[name] <= self._elsewhere[name] and name not in self._finished:
-            self._lost[name] = worker.rank, worker.title
+        elif how in ("lost", "restarted") and self._here[name] <= self._elsewhere[name] and name not in self._finished:
+            self._lost[name] = worker.rank, worker.title, bool(worker.hello.claim)
         if not self._here[name]:
             del self._here[name], self._elsewhere[name]
         for names in (self._lost, self._finished):
@@ -70,22 +70,27 @@ class Losses:
 
     def dump(self) -> Plain:
         """Return what is kept of them."""
-        lost = [[name, rank, title] for name, (rank, title) in self._lost.items()]
+        lost = [[name, *facts] for name, facts in self._lost.items()]
         return [lost, dict(self._here), dict(self._elsewhere), list(self._finished)]
 
     def restore(self, kept: Plain) -> None:
         """Be what was kept."""
         lost, here, elsewhere, finished = kept
-        self._lost = OrderedDict((name, (rank, title)) for name, rank, title in lost)
+        self._lost = OrderedDict((name, (rank, title, has_claim)) for name, rank, title, has_claim in lost)
         self._here, self._elsewhere = Counter(here), Counter(elsewhere)
         self._finished = OrderedDict.fromkeys(finished)
+
+    @property
+    def to_return(self) -> bool:
+        """Whether one of them is started again by its supervisor, perhaps: that it is lost is no end of the job."""
+        return any(has_claim for _, _, has_claim in self._lost.values())
 
     @property
     def text(self) -> str:
         """Who was lost, in words; empty if nobody was."""
         if not self._lost:
             return ""
-        titles = [title for _, title in self._lost.values()]
+        titles = [title for _, title, _ in self._lost.values()]
         were = "was" if len(titles) == 1 else "were"
         return f"{listed(titles, MOST_NAMED)[:MAX_CHARS]} {were} lost, and nobody came instead"
 

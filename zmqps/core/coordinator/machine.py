@@ -11,6 +11,7 @@ from zmqps.core.coordinator.checkpoints import Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
@@ -51,6 +52,7 @@ from zmqps.core.protocol.messages import (
     Enter,
     Error,
     Farewell,
+    FileAsk,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -130,6 +132,7 @@ class CoordinatorMachine:
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
         self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence)
         self.ended: EndedJobs = self._jobs.ended
+        self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self._jobs.on_end = self.checkpoints.ended
         self._partings = Partings(
             self.membership, self._jobs, self.erasures, self._cluster_end, self.checkpoints, once=options.once
@@ -198,6 +201,8 @@ class CoordinatorMachine:
     def _handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         if isinstance(event, Stop):
             return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
+        if isinstance(event, Returned) and isinstance(event.tag, Serving):
+            return self.files.returned(event.tag, event.value)
         if isinstance(event, Returned):
             return self.checkpoints.returned(event.tag, event.value, now)
         member = self.membership.find(event.peer)
@@ -299,14 +304,17 @@ class CoordinatorMachine:
             if not known and len(roster) >= self.options.servers:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
         was_absent = known and self.membership.members[hello.incarnation].absent
-        member = self.membership.join(hello, event.peer, roster, now, event.holder)
+        before = None if known or run is None else roster.predecessor(hello, event.holder)
+        member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
         actions: list[Action] = []
         if was_absent:
             actions += self._welcome_back(member, now)
         if not known:
             member.origin = event.origin
             actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
-            if run is not None:
+            if before is not None:
+                actions += self._partings.succeed(before, member, now)
+            elif run is not None:
                 self.runs[run.name] = run
                 self._cluster_end.idle_since = None
                 actions += run.join(member, now)
@@ -358,7 +366,7 @@ class CoordinatorMachine:
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
-        how = "finished" if message.reason == "finished" else "closed"
+        how = message.reason if message.reason in ("finished", "drained") else "closed"
         return [farewell, Log("info", f"{member.title} {how}"), *self._partings.depart(member, how, now)]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
@@ -391,6 +399,9 @@ class CoordinatorMachine:
 
     def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
         return self.checkpoints.saved(member, message, now)
+
+    def _file(self, member: MemberInfo, message: FileAsk, now: float) -> list[Action]:
+        return self.files.ask(member, message)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         return self.checkpoints.holds(member, message, now)
@@ -477,6 +488,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,
     ("server", Saved): CoordinatorMachine._saved,
+    ("server", FileAsk): CoordinatorMachine._file,
     ("worker", Holding): CoordinatorMachine._holds,
     **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any
 
+from zmqps.core.coordinator.claims import Claims
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpacked
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.keys import KEY_NBYTES, same
@@ -115,12 +116,14 @@ class MemberInfo:
 
     def eviction(self, now: float, how: str) -> PSError | None:
         """Return what it is told if it comes back after it has gone without a goodbye."""
+        if how == "restarted":
+            return EvictedError(f"{self.title} was started again, and its new life has its place; connect again")
         return shut_out(self.role) if how == "revoked" else self.lost(now) if how == "lost" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A node that has gone; ``how`` is finished, closed, lost, or ended with its job."""
+    """A node that has gone; ``how`` is finished, closed, drained, lost, restarted, or ended with its job."""
 
     member: MemberInfo
     how: str
@@ -135,6 +138,7 @@ class Roster:
         self._free: list[int] = []  # a heap of the ranks below ``_next`` that are free; some are taken again
         self._next = 0
         self._names: set[str] = set()  # of all who ever joined
+        self._claims: Claims[MemberInfo] = Claims()
         self.num_finished = 0
 
     def __len__(self) -> int:
@@ -153,14 +157,23 @@ class Roster:
         """
         return max(len(self._names), len(self) + self.num_finished)
 
-    def enter(self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None) -> MemberInfo:
-        """Return a new member under the lowest free rank."""
+    def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
+        """Return the member whose next life says this `Hello`, as `Claims.predecessor` knows it."""
+        return self._claims.predecessor(hello, holder)
+
+    def enter(
+        self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
+    ) -> MemberInfo:
+        """Return a new member: under the rank of its predecessor, which is to leave, or the one that it had last.
+
+        Of any other it is the lowest that is free.
+        """
         member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, holder=holder)
-        self.take(member)
+        self.take(member, self._claims.rank(hello) if before is None else before.rank)
         return member
 
     def take(self, member: MemberInfo, rank: int | None = None) -> None:
-        """Enter a member under a rank that is free here; by default the lowest."""
+        """Enter a member under a rank that is free here, or of one that is to leave; by default the lowest."""
         while rank is None and self._free:
             free = heapq.heappop(self._free)
             rank = None if free in self._by_rank else free
@@ -172,8 +185,20 @@ class Roster:
             self._next += 1
         member.roster, member.rank = self, rank
         self._by_rank[member.rank] = member
+        self._claims.took(member)
         if len(self._names) < MAX_MEMBERS:
             self._names.add(member.hello.name)
+
+    def dump(self) -> Plain:
+        """Return what is kept of it: who has which rank, and who had those that are free."""
+        return [[[member.incarnation, member.rank] for member in self], self._claims.dump()]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
+        """Have the members that were kept at their ranks."""
+        ranks, claims = kept
+        for who, rank in ranks:
+            self.take(members[who], rank)
+        self._claims.restore(claims)
 
     def promote(self, member: MemberInfo, below: int, settled: Container[bytes]) -> None:
         """Give a member whose rank is not below this one the lowest that is.
@@ -188,6 +213,7 @@ class Roster:
             return
         other = held.pop(rank, None)
         member.rank, held[rank] = rank, held.pop(before)
+        self._claims.took(member)
         if other is None:
             heapq.heappush(self._free, before)
         else:
@@ -195,8 +221,11 @@ class Roster:
 
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""
-        del self._by_rank[member.rank]
-        heapq.heappush(self._free, member.rank)
+        frees = self._by_rank[member.rank] is member  # else somebody has come in its place
+        self._claims.left(member, frees=frees)
+        if frees:
+            del self._by_rank[member.rank]
+            heapq.heappush(self._free, member.rank)
         if not self._by_rank:
             self._free, self._next = [], 0
         self.num_finished += how == "finished"
@@ -205,6 +234,7 @@ class Roster:
         """Assert that every rank below the next one is taken or free."""
         assert set(range(self._next)) <= {*self._by_rank, *self._free}
         assert all(rank < self._next for rank in (*self._by_rank, *self._free))
+        self._claims.validate(self._by_rank)
 
 
 def no_place(servers: Roster, heartbeat_interval: float, heartbeat_timeout: float, now: float) -> JobError:
@@ -245,8 +275,18 @@ class Membership:
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}
         self._barred_peers: dict[Peer, PSError] = {}
 
-    def join(self, hello: Hello, peer: Peer, roster: Roster, now: float, holder: KeyHolder | None = None) -> MemberInfo:
+    def join(
+        self,
+        hello: Hello,
+        peer: Peer,
+        roster: Roster,
+        now: float,
+        holder: KeyHolder | None = None,
+        before: MemberInfo | None = None,
+    ) -> MemberInfo:
         """Enter a member in its roster; the same incarnation keeps its rank, whatever connection it comes by.
+
+        One that has a predecessor, ``before``, takes that one's rank, and it is to be removed next.
 
         Raises
         ------
@@ -265,7 +305,7 @@ class Membership:
         if member is None:
             if len(self.members) >= MAX_MEMBERS:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
-            member = roster.enter(hello, peer, now, holder)
+            member = roster.enter(hello, peer, now, holder, before)
             self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
             self._watch(member)
             self._changed("member", hello.incarnation)

@@ -8,7 +8,7 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Lost
+from zmqps.core.protocol.messages import Error, Lost
 from zmqps.errors import PeerLostError, PSError
 
 
@@ -71,6 +71,17 @@ class Partings:
             if run.vacant:  # nobody is there who would have to notice before
                 actions += self._jobs.end(run, str(error), now)
         return [*actions, *(Send(other.peer, lost) for other in told)]
+
+    def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
+        """A member comes in the place of an earlier life of its own, which was not known to be lost.
+
+        Nobody is told of a loss, and who waits for the one at a barrier waits for the other.
+        """
+        text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
+        self._jobs.runs[member.job].succeed(before, member)
+        actions = [Log("warning", text), *self.depart(before, "restarted", now)]
+        told = before.eviction(now, "restarted")
+        return [*actions, *([Send(before.peer, Error.of(0, told))] if told is not None else [])]
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""

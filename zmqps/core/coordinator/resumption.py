@@ -17,7 +17,9 @@ class Resumption:
     Parameters
     ----------
     path
-        Where servers read it.
+        Where it is.
+    read_at
+        Where servers read it, if they do so in another way.
     job
         What was trained.
     version
@@ -39,6 +41,7 @@ class Resumption:
     state: Mapping[str, Any] = field(default_factory=dict)
     optimizer: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
+    read_at: str = ""
 
     @property
     def owner(self) -> str:
@@ -73,7 +76,12 @@ class Resumption:
 
     def source(self) -> dict[str, Any]:
         """Return what servers are told (`Assign.restore`)."""
-        return {"path": self.path, "version": self.version, "optimizer": self.optimizer, "names": dict(self.names)}
+        return {
+            "path": self.read_at or self.path,
+            "version": self.version,
+            "optimizer": self.optimizer,
+            "names": dict(self.names),
+        }
 
     def dump(self) -> list[Any]:
         """Return it as plain data, for the coordinator's journal."""

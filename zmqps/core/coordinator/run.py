@@ -126,10 +126,11 @@ class JobRun:
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done.
 
-        Those who were expected came, one has finished, and all servers have applied every step.
+        Those who were expected came, one has finished, all servers have applied every step, and nobody who is lost is
+        to be started again: that takes as long as a program needs to start.
         """
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.lost_shard is None and self.steps.settled
+        return done and self.lost_shard is None and self.steps.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
@@ -140,12 +141,20 @@ class JobRun:
 
     def join(self, member: MemberInfo, now: float) -> list[Action]:
         """A worker or observer has joined."""
+        self._add(member)
+        return self.move_on(now)
+
+    def succeed(self, before: MemberInfo, member: MemberInfo) -> None:
+        """A member has come in the place of another one, which is to depart next, and counts as that one did."""
+        self._add(member)
+        self.attendance.succeed(before, member)
+
+    def _add(self, member: MemberInfo) -> None:
+        self._changed()
         if self._left_alone and member.role == "worker":
             self._returned.add(member.incarnation)
         self.idle_since = None
         self.members[member.incarnation] = member
-        self._changed()
-        return self.move_on(now)
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
@@ -381,21 +390,20 @@ class JobRun:
 
     def dump(self) -> Plain:
         """Return what is kept of those who are there."""
-        ranks = [[[member.incarnation, member.rank] for member in roster] for roster in (self.workers, self.observers)]
+        rosters = [self.workers.dump(), self.observers.dump()]
         failed = b"" if self.lost_shard is None else packed(Error.of(0, self.lost_shard))
         return [
-            ranks, self.places.dump(), sorted(self._training), sorted(self._returned), self._left_alone, self._before,
+            rosters, self.places.dump(), sorted(self._training), sorted(self._returned), self._left_alone, self._before,
             self.idle_since is not None, failed,
         ]  # fmt: skip
 
     def restore(self, kept: Plain, everybody: Mapping[bytes, MemberInfo], now: float) -> None:
         """Have those there who were; the lease of a job without workers begins again."""
         self.data.resume(())  # what of a checkpoint nobody has named yet is kept by itself
-        ranks, places, training, returned, self._left_alone, self._before, is_idle, failed = kept
-        for roster, held in zip((self.workers, self.observers), ranks, strict=True):
-            for who, rank in held:
-                self.members[who] = everybody[who]
-                roster.take(everybody[who], rank)
+        rosters, places, training, returned, self._left_alone, self._before, is_idle, failed = kept
+        for roster, held in zip((self.workers, self.observers), rosters, strict=True):
+            roster.restore(held, everybody)
+            self.members.update((member.incarnation, member) for member in roster)
         self.places.restore(places)
         self._training, self._returned = set(training), set(returned)
         self.idle_since = now if is_idle else None

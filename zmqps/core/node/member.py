@@ -9,6 +9,7 @@ from typing import Any
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.guard import join_guard
+from zmqps.core.protocol.keys import claim_of
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -50,6 +51,8 @@ class Identity:
     end_key: bytes = field(default=b"", repr=False)  # who knows it may end jobs where there is no job secret
     server_key: bytes = field(default=b"", repr=False)  # who knows it may be a server; empty: anybody who may join
     keyed: bool = False  # whether nobody connects to this process without a key
+    token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
+    life: int = 0  # how often that has been started again
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
@@ -57,7 +60,12 @@ class Identity:
             MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
             job=self.job, secret=ticket or self.secret, epoch=epoch,
         )  # fmt: skip
-        secret = b"" if ticket else self.job_secret or self.server_key
+        if ticket:
+            return hello
+        if self.token:
+            claim = claim_of(self.token, self.role, self.job, self.name)
+            hello = replace(hello, claim=claim, life=self.life)
+        secret = self.job_secret or self.server_key
         return replace(hello, guard=join_guard(secret, hello)) if secret else hello
 
 

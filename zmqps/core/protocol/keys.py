@@ -37,6 +37,11 @@ def proof_of(key: bytes, role: str, incarnation: bytes) -> bytes:
     return _derive(key, b"proof", role.encode() + incarnation)
 
 
+def claim_of(token: bytes, role: str, job: str, name: str) -> bytes:
+    """Return what shows that a member is started by whoever has started others of this name; empty without a token."""
+    return _derive(token, b"claim", "\0".join((role, job, name)).encode()) if token else b""
+
+
 def key_of(text: str) -> bytes:
     """Return the key that a hex text says; raise `ProtocolError` if it says none."""
     try:

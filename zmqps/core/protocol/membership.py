@@ -19,7 +19,8 @@ class Hello(Message):
 
     ``job`` names the job that a worker trains or an observer looks at; a server has none of its own. ``secret``
     is known to the sender and, from then on, the receiver alone; to a server it is the ticket of ``epoch``'s `Job`.
-    ``guard`` proves that the sender knows the cluster's job secret.
+    ``guard`` proves that the sender knows the cluster's job secret. ``claim`` is the same in all lives of a worker that
+    its supervisor starts again, which ``life`` numbers.
     """
 
     kind: ClassVar[int] = 1
@@ -36,6 +37,8 @@ class Hello(Message):
     secret: Key = field(default=b"", repr=False)
     epoch: U32 = 0
     guard: Key = field(default=b"", repr=False)
+    claim: Key = field(default=b"", repr=False)
+    life: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,18 @@ from zmqps.core.protocol.membership import (
 )
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
-from zmqps.core.protocol.saving import Checkpoint, Checkpointed, GoOn, Hold, Holding, Save, Saved, Unsave
+from zmqps.core.protocol.saving import (
+    Checkpoint,
+    Checkpointed,
+    FileAnswer,
+    FileAsk,
+    GoOn,
+    Hold,
+    Holding,
+    Save,
+    Saved,
+    Unsave,
+)
 from zmqps.core.protocol.steps import (
     Arrive,
     Commit,
@@ -64,6 +75,8 @@ __all__ = [
     "Enter",
     "Error",
     "Farewell",
+    "FileAnswer",
+    "FileAsk",
     "Forgotten",
     "GoOn",
     "Heartbeat",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Seconds, Text
+    from zmqps.core.protocol.message import U8, U32, U64, Key, Payload, Plain, Seconds, Text
 
 #: `Saved.stage`: the shard is kept as it is, so many bytes of it are written, all are, or it has failed.
 KEPT, WRITING, WRITTEN, FAILED = range(4)
@@ -104,3 +104,29 @@ class GoOn(Message):
 
     kind: ClassVar[int] = 57
     number: U64
+
+
+@dataclass(frozen=True, slots=True)
+class FileAsk(Message):
+    """A server that shares no directory with the coordinator's host asks for something of a file there.
+
+    ``what`` is one of `zmqps.nodes.checkpoints.SERVED`; whatever is asked twice does no harm.
+    """
+
+    kind: ClassVar[int] = 58
+    request: U64
+    what: Text
+    path: Text
+    offset: U64
+    nbytes: U64
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class FileAnswer(Message):
+    """What came of a `FileAsk`: its ``value``, or ``errno`` and ``why`` it failed; or bytes of a file."""
+
+    kind: ClassVar[int] = 59
+    request: U64
+    value: Plain
+    payload: Payload = field(repr=False)

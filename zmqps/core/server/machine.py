@@ -56,6 +56,7 @@ from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
+from zmqps.core.server.relay import FileRelay, FileRequest
 from zmqps.core.server.saves import Files, Saves, Saving
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
@@ -104,6 +105,7 @@ class ServerMachine:
         self.clients = Clients(keyed=identity.keyed)
         self.discarded = DiscardedJobs()
         self._saves = Saves(files)
+        self.relay = FileRelay()
         self._orders = Orders(self, Builds(self.tenants, make_shard, available, files), self._saves)
         self._num_refused = 0
         self._throttle = Throttle()
@@ -126,7 +128,7 @@ class ServerMachine:
         here = {"refused": self._num_refused, "clients": len(self.clients)}
         return {**in_all(of_jobs.values()), **here, "jobs": of_jobs}
 
-    def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
+    def handle(self, event: NetworkEvent | Stop | Returned | FileRequest, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
@@ -141,7 +143,9 @@ class ServerMachine:
                     self.tenants[epoch].parked.drop(client.hello.incarnation)
             return []
         if isinstance(event, Connected):
-            return self.member.on_connected(now)
+            return [*self.member.on_connected(now), *self.relay.again()]
+        if isinstance(event, FileRequest):
+            return self.relay.ask(event)
         if isinstance(event, Returned) and isinstance(event.tag, Saving):
             return self._saves.returned(event.tag, event.value, now)
         if isinstance(event, Returned):

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import (
     Discard,
     Discarded,
     Error,
+    FileAnswer,
     Forgotten,
     Message,
     Ready,
@@ -29,6 +30,7 @@ from zmqps.core.server.builds import Builds, build_error
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.parked import COMMITTED, Awaited
+from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
@@ -45,6 +47,7 @@ class Host(Protocol):
     tenants: dict[int, Tenant]
     clients: Clients
     discarded: DiscardedJobs
+    relay: FileRelay
 
     def tenant_of(self, epoch: int) -> Tenant:
         """Return the job of an epoch, or raise why it is not here."""
@@ -185,6 +188,9 @@ class Orders:
     def _save(self, message: Save, now: float) -> list[Action]:
         return self._saves.ask(message, self._host.tenants.get(message.epoch), now)
 
+    def _file(self, message: FileAnswer, now: float) -> list[Action]:
+        return self._host.relay.answer(message)
+
     def _unsave(self, message: Unsave, now: float) -> list[Action]:
         return self._saves.end(message.epoch, message.number)
 
@@ -207,6 +213,7 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Commit: Orders._commit,
     Discard: Orders._discard,
     Save: Orders._save,
+    FileAnswer: Orders._file,
     Unsave: Orders._unsave,
     Departed: Orders._depart,
     Shutdown: Orders._shut_down,

@@ -1,0 +1,131 @@
+"""Workers that `zmqps up` starts again when they die, and those that go in order when they are asked to."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from zmqps.core.protocol import exits
+
+UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy")
+#: Nobody is missed while a Python starts.
+PATIENT = (*UP, "--heartbeat-timeout", "60")
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]  # half a dozen Pythons, on a busy machine
+
+#: Says of each example how often it was used: minus the value of its element.
+COUNT = """
+import os, signal, numpy as np, zmqps
+first_life = os.environ["ZMQPS_WORKER_RESTART"] == "0"
+with zmqps.connect(os.environ["ZMQPS_COORDINATOR"]) as worker:
+    worker.init({"used": np.zeros(300, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
+    print("life", os.environ["ZMQPS_WORKER_RESTART"], "has rank", worker.rank)
+    if first_life:
+        worker.barrier("all are here", timeout=60)
+    for number, examples in enumerate(worker.ranges(300, 10, passes=2)):
+        if first_life and number == 3 and os.environ["ZMQPS_WORKER_INDEX"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        used = np.zeros(300, np.float32)
+        used[examples.indices] = 1
+        worker.push({"used": used})
+    print("each example was used", *np.unique(-worker.pull()["used"]), "times")
+    worker.finish()
+"""
+
+
+def test_a_worker_that_is_killed_comes_back_and_each_example_is_used_once_a_pass(start) -> None:
+    up = start(*PATIENT, "--workers", "3", "--restart-workers", "2", "--", sys.executable, "-c", COUNT)
+    assert up.exit_code() == exits.OK, up.output
+    said = up.output
+    assert re.search(r"worker-1 failed with signal SIGKILL(.|\n)*it starts again in 0\.5 s: restart 1 of 2", said)
+    ranks = re.findall(r"worker-1 .* life (\d) has rank (\d)", said)
+    assert [life for life, _ in ranks] == ["0", "1"]
+    assert ranks[0][1] == ranks[1][1]
+    rank = ranks[0][1]
+    assert re.search(
+        rf"worker {rank} \(worker-1, .*\) had died and was started again \(restart 1\): worker {rank}", said
+    )
+    assert re.findall(r"each example was used (.*) times", said) == ["2.0"] * 3
+    assert "all 3 workers have ended well; worker-1 was restarted 1 time" in said
+
+
+#: The example, and the worker of number 1 is killed as it is about to push for the 20th time.
+KILLED = f"""
+import itertools, os, signal, sys
+sys.path.insert(0, {str(DIGITS.parent)!r})
+import digits, zmqps
+from argparse import Namespace
+worker = zmqps.connect(os.environ["ZMQPS_COORDINATOR"], timeout=60)
+push, pushes = worker.push, itertools.count(1)
+def dies(*arguments, **options):
+    if os.environ["ZMQPS_WORKER_INDEX"] + os.environ["ZMQPS_WORKER_RESTART"] == "10" and next(pushes) == 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+    push(*arguments, **options)
+worker.push = dies
+digits.train(worker, Namespace(mode=sys.argv[1], staleness=3, share=3 if sys.argv[1] == "sync" else 1, codec="raw",
+                               passes=15, batch=16, report=os.devnull))
+"""
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_digits_come_as_far_although_a_worker_is_killed_in_the_middle(start, mode: str) -> None:
+    up = start(*PATIENT, "--workers", "3", "--restart-workers", "1", "--", sys.executable, "-c", KILLED, mode)
+    assert up.exit_code() == exits.OK, up.output
+    back = r"worker (\d) \(worker-1, .*\) had died and was started again \(restart 1\): worker (\d)"
+    ranks = re.search(back, up.output)
+    assert ranks is not None, up.output
+    assert ranks[1] == ranks[2]
+    accuracies = [float(text) for text in re.findall(r"test accuracy (0\.\d+)", up.output)]
+    assert len(accuracies) == 3
+    assert max(accuracies) >= 0.95
+    assert "all 3 workers have ended well; worker-1 was restarted 1 time" in up.output
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [("9", "it was restarted 1 time, as often as it may"), ("2", "exit code 2 says that this would be no use")],
+)
+def test_a_worker_is_not_started_again_for_ever_nor_in_vain(zmqps, code: str, says: str) -> None:
+    result = zmqps(*UP, "--restart-workers", "1", "--", "sh", "-c", f"echo life $ZMQPS_WORKER_RESTART; exit {code}")
+    assert result.returncode == exits.WORKERS_FAILED
+    assert f"it does not start again: {says}" in result.stdout
+    assert len(re.findall(r"worker-0 .* life \d", result.stdout)) == (2 if code == "9" else 1)
+    assert f"1 of 1 worker failed: worker-0 (exit code {code})" in result.stdout
+
+
+STEPS = """
+import os, signal, sys, numpy as np, zmqps
+zmqps.drain_on()
+index, asked = os.environ["ZMQPS_WORKER_INDEX"], sys.argv[1:] == ["1"]
+with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], name="w" + index) as worker:
+    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    while not asked or (version := worker.pull().version) < 40:
+        if worker.draining:
+            worker.drain()
+        if asked and index == "1" and version == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        worker.push({"w": np.ones(4, np.float32)})
+    worker.finish()
+"""
+
+
+def test_a_worker_that_is_asked_to_go_is_no_failure_and_the_others_go_on(start) -> None:
+    up = start(*UP, "--workers", "2", "--restart-workers", "1", "--", sys.executable, "-c", STEPS, "1")
+    assert up.exit_code() == exits.OK, up.output
+    assert re.search(r"worker \d \(w1, .*\) drained", up.output)
+    assert "worker-1 has drained" in up.output
+    assert "1 of 2 workers have ended well; worker-1 drained" in up.output
+
+
+def test_sigterm_lets_workers_complete_what_they_do(start) -> None:
+    up = start(*UP, "--workers", "2", "--drain-timeout", "60", "--", sys.executable, "-c", STEPS)
+    for said in ("cluster at", r"\(w\d, .*joined job", r"\(w\d(.|\n)*\(w\d, .*joined job", "server-0 .* shard 0 of 1"):
+        up.wait_for(said)  # each in its time: two Pythons start
+    up.popen.send_signal(signal.SIGTERM)
+    assert up.exit_code() == exits.TERMINATED
+    assert len(re.findall(r"worker \d \(w\d, .*\) drained", up.output)) == 2, up.output

@@ -1,0 +1,34 @@
+"""The simulator's loop: what a node is told, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zmqps.core.protocol.events import Connected, Disconnected
+from zmqps.testing import Simulation
+from zmqps.testing.asynchronous import AsyncTraining
+from zmqps.testing.engine import Node
+
+
+def test_a_node_that_was_stopped_hears_of_the_end_of_a_connection_before_its_return() -> None:
+    simulation = Simulation(1, servers=1, workers=1, training=AsyncTraining(steps=5, compute_s=1.0))
+    heard: dict[bytes, list[type]] = {}
+    take = simulation.event
+
+    def event(node: Node, event: Any) -> None:
+        if isinstance(event, Connected | Disconnected) and node.role == "worker" and simulation.now > 3.0:
+            if simulation.now >= node.stopped_until:
+                heard.setdefault(event.peer, []).append(type(event))
+        take(node, event)
+
+    def stop() -> None:
+        (worker,) = simulation.workers
+        simulation.stop(worker, 5.0)
+        for way in list(worker.connections.values()):  # it takes one after the other when it goes on
+            simulation.network.reset(way, simulation.now)
+
+    simulation.event = event  # type: ignore[method-assign]
+    simulation.at(3.0, stop)
+    simulation.run()
+    assert len(heard) == 2
+    assert all(events == [Disconnected, Connected] for events in heard.values())

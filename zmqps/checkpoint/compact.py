@@ -1,0 +1,51 @@
+"""A chain of checkpoints that each hold what has changed becomes one that holds all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zmqps.checkpoint.publish import Save
+from zmqps.checkpoint.reader import Checkpoint
+from zmqps.checkpoint.writer import ShardWriter
+from zmqps.core.job.keyspace import KeySpace
+
+
+def compact(checkpoint: Checkpoint, directory: str, owner: str, now: float) -> str:
+    """Write a checkpoint anew that builds upon no other; return its path.
+
+    It becomes the latest of its job, of the same version and with the same state. What it was made of may be pruned
+    afterwards. A slice is in memory at a time.
+
+    Parameters
+    ----------
+    checkpoint
+        The end of the chain; all of it is checked.
+    directory
+        Where the checkpoints of all jobs are kept.
+    owner, now
+        As for `Save.begin`; the owner must not be one that saves meanwhile.
+
+    Raises
+    ------
+    CheckpointCorruptError
+        What was read is not what was written.
+    CheckpointStorageError
+        The disk is full or read-only, or fails; nothing is left of what was begun.
+    """
+    manifest = checkpoint.manifest
+    placement, slots = manifest.placement, manifest.slots
+    keyspace: KeySpace = placement.keyspace
+    restorer = checkpoint.onto(keyspace.parameters, slots)
+    save = Save.begin(checkpoint.storage, directory, manifest.job_name, manifest.version, owner, now)
+    try:
+        shards = []
+        for index, (slices, state) in enumerate(zip(placement.slices, checkpoint.shards, strict=True)):
+            with ShardWriter(checkpoint.storage, save.directory, placement, index, slots) as writer:
+                for slice_, version, steps in zip(slices, state.versions, state.steps, strict=True):
+                    found = restorer.read(slice_, keyspace.tables[slice_.table].dtype)
+                    writer.write(slice_.index, found.value, found.slots, version=version, steps=steps)
+                shards.append(tuple(writer.close(state.state)))
+        return save.commit(replace(manifest, shards=tuple(shards), base=None, created_at=now))
+    except BaseException:
+        save.abandon()
+        raise

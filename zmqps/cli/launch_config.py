@@ -1,0 +1,84 @@
+"""What ``zmqps launch`` is told, and the names of what it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zmqps.launch.config import ClusterConfig
+from zmqps.launch.hosts import Place
+from zmqps.launch.logs import NAME_WIDTH
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S
+from zmqps.launch.ssh import Shell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    """What ``zmqps launch`` is told.
+
+    Parameters
+    ----------
+    cluster
+        The coordinator and servers; ``insecure``: without keys, unless it names some. Its address does not count.
+    places
+        What runs on each host.
+    shell
+        How they are reached.
+    command
+        What each worker runs.
+    env
+        Variables that the workers get.
+    name
+        The cluster's, for its folder under ``runs/``.
+    directory
+        Where ``runs/`` and ``.zmqps/`` are.
+    remote_directory
+        Where the workers run on their hosts.
+    port
+        The coordinator's; 0 takes a free one.
+    timeout
+        Seconds to wait for the start.
+    restarts
+        How often a worker that fails is started again.
+    drain_timeout
+        Seconds that workers have to end after SIGTERM.
+    sync
+        The folder to copy to each host first, and its name there; None: nothing.
+    """
+
+    cluster: ClusterConfig
+    places: Sequence[Place]
+    shell: Shell
+    command: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    name: str
+    directory: Path
+    remote_directory: str
+    port: int = 0
+    timeout: float = 60.0
+    restarts: int = 0
+    drain_timeout: float = DRAIN_TIMEOUT_S
+    sync: tuple[Path, str] | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return sum(len(place.workers) for place in self.places)
+
+    @property
+    def num_servers(self) -> int:
+        """How many servers there are."""
+        return sum(len(place.servers) for place in self.places)
+
+    @property
+    def width(self) -> int:
+        """The length of the longest name of a process."""
+        return max(NAME_WIDTH, *(len(name) for place in self.places for name in names(place)))
+
+
+def names(place: Place) -> list[str]:
+    """Return the names of what runs on a host: role and number, and the host's."""
+    roles = ["coordinator"] * place.coordinator
+    roles += [f"server-{index}" for index in place.servers] + [f"worker-{index}" for index in place.workers]
+    return [f"{role}@{place.host.name}" for role in roles]
