@@ -447,7 +447,6 @@ class CoordinatorMachine:
     # --- what others may look at ---------------------------------------------------------------
 
     def _waiting(self) -> list[str]:
-        """Return in words what is waited for."""
         return waiting(list(self.servers), self.options.servers, self.runs)
 
     def status(self, now: float) -> dict[str, Any]:
