@@ -191,6 +191,7 @@ MIRROR_NOTHING = {
     "tests/test_inprocess.py": "a double of the tests",
     "tests/test_jobs.py": "end to end: several jobs on one cluster of processes",
     "tests/test_kill_matrix.py": "end to end: workers that die in each phase of a step",
+    "tests/test_replicas.py": "end to end: servers that die where shards have backups",
     "tests/test_trust.py": "end to end: clusters with keys, and who is let in",
     "tests/test_sync.py": "end to end: synchronous training with real servers",
     "tests/net/test_matrix.py": "end to end: each codec with each optimizer over each transport",

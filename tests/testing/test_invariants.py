@@ -601,3 +601,38 @@ def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkey
     monkeypatch.setattr(Link, "_doubt", lambda *rest, **options: None)  # nor when it asks the server
     monkeypatch.setattr(Link, "validate", lambda link: None)
     caught("async-breaks", "waits although all is well")
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+def test_a_primary_that_acknowledges_what_its_backups_lack(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Stream, "is_behind", False)
+    caught("async-replicas", "an acknowledged push is missing")
+
+
+def test_a_worker_that_numbers_its_pushes_anew_for_a_new_server(monkeypatch: Patch) -> None:
+    def retarget(original: Any, link: Link, *rest: Any) -> None:
+        original(link, *rest)
+        for request in link.in_flight.values():
+            if request.seq:
+                request.seq, link._next_seq = link._next_seq, link._next_seq + 1
+
+    wrap(monkeypatch, Link, "retarget", retarget)
+    caught("async-replicas", "a push was applied twice")
+
+
+def test_a_worker_that_brings_nothing_again_to_a_new_server(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Moves, "_again", lambda moves, *rest: [])
+    caught("sync-replicas", "")
+
+
+def test_a_coordinator_that_commits_before_gradients_are_brought_again(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Steps, "_blocked", False)
+    caught("sync-replicas", "")
+
+
+def test_a_backup_that_follows_its_old_primary_after_its_promotion(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Replication, "check_role", lambda *rest: None)
+    monkeypatch.setattr(Stream, "is_behind", False)
+    caught("async-replicas-cut", "")

@@ -30,6 +30,11 @@ EVERYTHING = Faults(
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
+LOST_SERVERS = Faults(delay=0.004, server_crash=0.5)
+CUT_SERVERS = Faults(delay=0.003, partition=0.15, partition_s=3.0)
+LOST_NODES = Faults(
+    delay=0.004, duplication=0.05, reordering=0.05, server_crash=0.3, crash=0.1, partition=0.1, partition_s=2.0
+)
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
@@ -41,6 +46,8 @@ BANDWIDTH = 1.25e9
 SLOW_BANDWIDTH = 1e3
 #: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
 CALM_S = 8.0
+#: The same where a server is lost again and again, each time when the loss before it is made good.
+LONG_CALM_S = 12.0
 #: The same where it takes as long as a timeout until what matters goes wrong.
 LATE_CALM_S = 25.0
 
@@ -196,6 +203,16 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in returning.items():
         workers = 6 if mode == "jobs" else 3
         found[f"{mode}-returns"] = Scenario(faults=RETURNS, training=training, workers=workers, claimed=True)
+    trained = {
+        "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
+        "sync": _synchronous(steps=8, compute_s=0.8, lives=30, timeout=60.0),
+    }
+    for mode, training in trained.items():
+        for kind, faults in (("replicas", LOST_SERVERS), ("replicas-cut", CUT_SERVERS), ("replicas-both", LOST_NODES)):
+            found[f"{mode}-{kind}"] = Scenario(
+                faults=faults, training=training, servers=3, replicas=1, calm_s=LONG_CALM_S
+            )
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

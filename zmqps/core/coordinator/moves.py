@@ -14,7 +14,7 @@ from zmqps.core.protocol.messages import Moved, Retargeted
 RETRY_S = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Move:
     """One shard's last move, and who does not follow it yet."""
 
@@ -49,7 +49,10 @@ class Moves:
         self, epoch: int, copies: Copies, copy: Copy, told: Iterable[bytes], now: float, version: int = 0, lost: int = 0
     ) -> list[Action]:
         """A shard has moved to the server of a copy: tell those who have been told the job."""
-        move = _Move(copy, copy.generation, version, lost, now + RETRY_S, {who for who in told if who in self._members})
+        move = _Move(
+            copy=copy, generation=copy.generation, version=version, lost=lost, due=now + RETRY_S,
+            awaited={who for who in told if who in self._members},
+        )  # fmt: skip
         if move.awaited:
             self._moves[copy.shard] = move
         return self._tell(epoch, copies, move)

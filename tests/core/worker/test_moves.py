@@ -1,0 +1,169 @@
+"""A worker follows a shard to its new server: nothing is lost or counts twice, and the open step is brought again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.core.machines import errors, job, logged, resolved, sent
+from tests.core.worker.test_session import S0, S1, WELCOME, Session
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Connected, server_peer
+from zmqps.core.protocol.messages import Ack, Arrive, Error, Hello, Moved, Proceed, Pull, Push, Retargeted, Values
+from zmqps.core.worker.operations import Finish, Init
+from zmqps.errors import DeposedError, PeerLostError, StaleEpochError
+
+S2 = server_peer(2)
+KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
+
+
+class Following(Session):
+    """A worker of a job whose shards have a backup each; the second one moves to a third server."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(job(*"abcd", **options))
+        self.get(WELCOME)
+        init = Init(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
+        self.ask(init)
+        told = self.job(init.request)
+        told.placement["replicas"] = 1
+        self.get(told)
+        for peer in (S0, S1):
+            self.get(WELCOME, peer)
+
+    def moved(self, generation: int = 1, epoch: int = 7, name: str = "s2", *, there: bool = True) -> list[Action]:
+        row = {"name": name, "endpoint": f"tcp://{name}:1", "rank": 2, "epoch": epoch, **KEYS} if there else {}
+        return self.get(Moved(1, 1, generation, row, 0, 0))
+
+    def acknowledge(self, actions: list[Action], peer: bytes) -> list[Action]:
+        done = []
+        for message in sent(actions, Push, peer):
+            done += self.get(Ack(message.request, [1] * len(message.parts), [0] * len(message.parts)), peer)
+        return done
+
+
+def test_what_is_not_acknowledged_is_sent_again_to_the_new_server_as_the_same_push() -> None:
+    session = Following()
+    push = session.transfer("push")
+    asked = session.ask(push)
+    session.acknowledge(asked, S0)
+    before = sent(asked, Push, S1)
+    session.moved(there=False)
+    actions = session.moved()
+    assert [a for a in actions if isinstance(a, Connect)] == [Connect(S2, "tcp://s2:1")]
+    assert [m.epoch for m in sent(actions, Hello, S2)] == [7]
+    assert sent(actions, Retargeted, COORDINATOR) == [Retargeted(1, 1, 1)]
+    session.handle(Connected(S2))
+    again = sent(session.get(WELCOME, S2), Push, S2)
+    assert [(m.seq, m.epoch) for m in again] == [(m.seq, 7) for m in before]
+    assert {m.epoch for m in before} == {1}
+    assert resolved(session.acknowledge(asked, S1)) == [], "what the old one says late counts no more"
+    done = [a for m in again for a in session.get(Ack(m.request, [1] * len(m.parts), [0] * len(m.parts)), S2)]
+    assert resolved(done) == [(push, None)]
+
+
+def test_while_a_backup_takes_over_the_wait_says_so_and_nothing_fails() -> None:
+    session = Following()
+    pull = session.transfer("pull")
+    asked = session.ask(pull)
+    assert "its backup takes over" in logged(session.moved(there=False))
+    for error in (
+        DeposedError(job="default", generation=1),
+        StaleEpochError(ours=3, theirs=1),
+        PeerLostError(role="coordinator", name="the coordinator", silent_s=9.0, advice="start it again"),
+    ):
+        assert resolved(session.get(Error.of(0, error), S1)) == []
+    for message in sent(asked, Pull, S1):
+        assert resolved(session.get(Error.of(message.request, DeposedError(job="default", generation=1)), S1)) == []
+    assert "which was lost: its backup takes over" in session.machine.transfers.waiting_for(pull.transfer, 0.0)  # type: ignore[arg-type]
+
+
+def test_a_move_that_is_told_again_is_answered_again_and_changes_nothing() -> None:
+    session = Following()
+    session.moved()
+    actions = session.moved()
+    assert sent(actions, Hello) == []
+    assert sent(actions, Retargeted) == [Retargeted(1, 1, 1)]
+    assert session.moved(generation=0) == [], "an older one"
+    assert session.get(Moved(99, 1, 5, {}, 0, 0)) == session.get(Moved(1, 99, 5, {}, 0, 0)) == [], "of another job"
+
+
+def test_a_shard_may_move_to_a_server_that_has_another_one_already() -> None:
+    session = Following()
+    actions = session.moved(name="s0")
+    assert [a for a in actions if isinstance(a, Connect)] == []
+    assert [m.epoch for m in sent(actions, Hello, S0)] == [7]
+    assert [link.peer for link in session.machine.links.by_shard] == [S0, S0]
+
+
+# --- synchronous --------------------------------------------------------------------------------
+
+
+def test_gradients_of_the_open_step_are_brought_again_as_the_same_attempt_and_only_then_it_has_followed() -> None:
+    session = Following(staleness=0)
+    push = session.transfer("push", value=3.0, whole=True)
+    asked = session.ask(push)
+    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    assert len(sent(arrived, Arrive)) == 1
+    for array in push.push.source.arrays:  # type: ignore[union-attr]
+        array[:] = 99.0  # the user goes on with them
+    actions = session.moved()
+    assert sent(actions, Retargeted) == []
+    assert sent(session.moved(), Retargeted) == [], "told again, it is still on its way"
+    again = session.get(WELCOME, S2)
+    pushes = sent(again, Push, S2)
+    assert {(m.attempt, m.step) for m in pushes} == {(m.attempt, m.step) for m in sent(asked, Push, S1)}
+    assert all((np.asarray(b) == 3.0).all() for m in pushes for b in m.payload)
+    done = session.acknowledge(again, S2)
+    assert sent(done, Retargeted) == [Retargeted(1, 1, 1)]
+    assert sent(done, Arrive) == [], "it has arrived already"
+
+
+def test_of_a_push_under_way_what_was_acknowledged_is_brought_again_too() -> None:
+    session = Following(staleness=0)
+    push = session.transfer("push", whole=True)
+    asked = session.ask(push)
+    session.acknowledge(asked, S1)  # but not by the first server
+    session.moved()
+    again = session.get(WELCOME, S2)
+    assert {m.attempt for m in sent(again, Push, S2)} == {m.attempt for m in sent(asked, Push, S1)}
+    assert sent(session.acknowledge(again, S2), Retargeted) == [Retargeted(1, 1, 1)]
+    assert len(sent(session.acknowledge(asked, S0), Arrive)) == 1
+
+
+def test_what_is_committed_is_not_brought_again() -> None:
+    session = Following(staleness=0)
+    asked = session.ask(session.transfer("push", whole=True))
+    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    (arrive,) = sent(arrived, Arrive)
+    session.get(Proceed(arrive.request, 1, 1))
+    assert sent(session.moved(), Retargeted) == [Retargeted(1, 1, 1)]
+    assert sent(session.get(WELCOME, S2), Push) == []
+
+
+def test_a_worker_that_finishes_stays_until_its_step_is_committed() -> None:
+    session = Following(staleness=0)
+    asked = session.ask(session.transfer("push", whole=True))
+    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    (arrive,) = sent(arrived, Arrive)
+    finish = Finish(0.0)
+    assert resolved(session.ask(finish)) == []
+    assert session.machine.member.left is False
+    session.get(Proceed(arrive.request, 1, 1))
+    assert session.machine.transfers.pace.arrive is None
+
+
+def test_values_of_a_pull_under_way_come_from_the_new_server() -> None:
+    session = Following()
+    pull = session.transfer("pull")
+    asked = session.ask(pull)
+    for message in sent(asked, Pull, S0):
+        payload = [np.zeros(8, np.float32)] * len(message.parts)
+        session.get(Values(message.request, "raw", [1] * len(message.parts), [], payload), S0)
+    session.moved()
+    done = []
+    for message in sent(session.get(WELCOME, S2), Pull, S2):
+        payload = [np.ones(8, np.float32)] * len(message.parts)
+        done += session.get(Values(message.request, "raw", [1] * len(message.parts), [], payload), S2)
+    assert [operation for operation, _ in resolved(done)] == [pull]
+    assert errors(done) == []
