@@ -18,10 +18,13 @@ from zmqps.launch.processes import gone, has_mark, mark_of, marked, signal_if
 
 PATIENCE = 20.0
 SOMEBODY = mark_of(7, 8)
-#: Starts a child that waits, says its number, and waits as well.
+#: Starts a child that waits, says its number, and waits as well. The child runs by then: in the midst of its `exec` it
+#: has no environment that others can read.
 FAMILY = """if True:
     import subprocess, sys
-    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])  # which outlives this one
+    waits = "import signal; print(flush=True); signal.pause()"
+    child = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)  # which outlives this one
+    child.stdout.readline()
     print(child.pid, flush=True)
     input()"""
 
