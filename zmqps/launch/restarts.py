@@ -48,7 +48,7 @@ class Restarts:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the life under way has in its environment; nothing where there is no other one to come."""
+        """Environment variables of the life under way; empty if the process is never restarted."""
         return {TOKEN: self._token, RESTART: str(self.num)} if self._most else {}
 
     def may_follow(self, code: int) -> bool:

@@ -266,13 +266,14 @@ class CheckpointStore:
 
     def abandon(self, path: str) -> None:
         """Remove what was written of one that failed."""
-        if path.removeprefix(SCHEME) in self._saves:
+        path = path.removeprefix(SCHEME)
+        if path in self._saves:
             self._taken(path).abandon()
 
     def _taken(self, path: str) -> Save:
         """Return a save that is over, with no file of it open."""
-        save = self._saves.pop(path.removeprefix(SCHEME))
-        directory = path.removeprefix(SCHEME).removeprefix(self._scheme)
+        save = self._saves.pop(path)
+        directory = path.removeprefix(self._scheme)
         for name in [name for name in self._open if name.startswith(directory + "/")]:
             self._open.pop(name).close()
         return save

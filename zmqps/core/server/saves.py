@@ -96,7 +96,7 @@ class Saves:
     def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
         """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
         under_way = self._under_way.get(message.epoch)
-        if under_way is not None and under_way.key == (message.epoch, message.number):
+        if under_way is not None and under_way.message.number == message.number:
             return [self._report(under_way, KEPT, now)]
         said = self._said.get(message.epoch)
         if said is not None and said.number == message.number:
@@ -176,7 +176,7 @@ class Saves:
             actions.append(self._report(save, WRITING, now))
         return actions
 
-    def end(self, epoch: int, number: int | None = None, why: str = "") -> list[Action]:
+    def end(self, epoch: int, number: int | None = None) -> list[Action]:
         """Keep nothing more for a save, or for any of an epoch: the job has ended, or the checkpoint has failed."""
         self._awaited.pop(epoch, None)
         if number is None:
