@@ -234,6 +234,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/steps.py",
     "zmqps/core/protocol/training.py",
     "zmqps/core/protocol/moving.py",
+    "zmqps/core/protocol/falling.py",
     "zmqps/core/protocol/replication.py",
     "zmqps/core/protocol/saving.py",
     "zmqps/core/worker/operations.py",

@@ -45,7 +45,7 @@ def coordinator(**told: Any) -> int:
         servers=told["servers"], workers=told["workers"], heartbeat_interval=told["heartbeat_interval"],
         heartbeat_timeout=told["heartbeat_timeout"], lease=told["lease"], idle_timeout=told["idle_timeout"],
         once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"],
+        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
     )  # fmt: skip
     return _run(
         lambda: run(

@@ -72,7 +72,8 @@ class ClusterConfig:
             f"--address={self.address}", f"--servers={o.servers}", f"--heartbeat-interval={o.heartbeat_interval}",
             f"--heartbeat-timeout={o.heartbeat_timeout}", f"--lease={o.lease}", f"--idle-timeout={o.idle_timeout}",
             f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
-            *["--once"] * o.once, *([f"--replicas={o.replicas}"] if o.replicas else []), *self._saving(),
+            *["--once"] * o.once, *([f"--replicas={o.replicas}"] if o.replicas else []),
+            f"--fallback-timeout={o.fallback_timeout}", *self._saving(),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 

@@ -47,12 +47,18 @@ class Erasures:
 
     def __init__(self) -> None:
         self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
+        self._moved: set[int] = set()  # epochs of copies that others have taken the place of
         self._not_before = 0.0
 
-    def discard(self, epoch: int, server: MemberInfo, now: float) -> list[Action]:
-        """A copy of a shard is not wanted any more; who had left the job goes with its last one."""
+    def discard(self, epoch: int, server: MemberInfo, now: float, *, moved: bool = False) -> list[Action]:
+        """A copy of a shard is not wanted any more; who had left the job goes with its last one.
+
+        ``moved``: the job goes on, and another copy answers for the shard.
+        """
         self._of(server).jobs[epoch] = now + RETRY_S
-        return [Send(server.peer, Discard(epoch))]
+        if moved:
+            self._moved.add(epoch)
+        return [Send(server.peer, Discard(epoch, int(moved)))]
 
     def depart(
         self, incarnation: bytes, servers: Iterable[tuple[MemberInfo, Set[int]]], now: float, how: str
@@ -77,6 +83,7 @@ class Erasures:
         """A server keeps nothing of a job any more."""
         if (awaited := self._awaited.get(server.incarnation)) is not None:
             awaited.jobs.pop(epoch, None)
+            self._moved.discard(epoch)
             self._tidy(awaited)
 
     def forgotten(self, server: MemberInfo, incarnation: bytes) -> None:
@@ -87,7 +94,8 @@ class Erasures:
 
     def leave(self, server: MemberInfo) -> None:
         """A server has gone, and what it kept with it."""
-        self._awaited.pop(server.incarnation, None)
+        if (awaited := self._awaited.pop(server.incarnation, None)) is not None:
+            self._moved.difference_update(awaited.jobs)
 
     def _tidy(self, awaited: _Awaited) -> None:
         if not awaited.jobs and not awaited.members:
@@ -116,7 +124,7 @@ class Erasures:
         if due <= now:
             awaited.jobs[epoch] = now + RETRY_S
             awaited.jobs.move_to_end(epoch)
-            return [Send(peer, Discard(epoch))]
+            return [Send(peer, Discard(epoch, int(epoch in self._moved)))]
         incarnation, departure = awaited.members.popitem(last=False)
         if departure.epochs <= awaited.jobs.keys():
             return []
@@ -126,6 +134,7 @@ class Erasures:
 
     def validate(self) -> None:
         """Assert that all is asked again in the order in which it is due, and within bounds."""
+        assert self._moved <= {epoch for awaited in self._awaited.values() for epoch in awaited.jobs}
         for who, awaited in self._awaited.items():
             assert awaited.server.incarnation == who
             assert awaited.jobs or awaited.members

@@ -122,7 +122,8 @@ class Jobs:
         given_up, run.startup.given_up = run.startup.given_up, []
         there = self._membership.members
         copies = [copy for copy in given_up if copy.server.incarnation in there]
-        return [action for copy in copies for action in self._erasures.discard(copy.epoch, copy.server, now)]
+        discard = self._erasures.discard
+        return [a for copy in copies for a in discard(copy.epoch, copy.server, now, moved=copy.moved)]
 
     def replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
         """A worker begins another job under the name of one that was left alone; the others there move with it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
-from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Store, Wish
+from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
@@ -20,6 +21,7 @@ from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unrea
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
+from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.telling import Telling
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.protocol import exits
@@ -68,6 +70,7 @@ from zmqps.core.protocol.messages import (
     StatusRequest,
     Take,
     Welcome,
+    WentBack,
     Withdraw,
 )
 from zmqps.errors import NotJoinedError, ProtocolError, PSError, from_wire
@@ -101,6 +104,8 @@ class CoordinatorMachine:
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
     ) -> None:
         self.identity = identity
+        if store is None and not resumptions:
+            options = replace(options, fallback_timeout=0.0)
         self.options = options
         self.membership = Membership(options.heartbeat_timeout)
         self.servers = Roster()
@@ -212,6 +217,8 @@ class CoordinatorMachine:
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
             if run.expired(now):
                 actions += self._jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
+            elif run.lost_shard is not None and run.vacant:
+                actions += self._jobs.end(run, str(run.lost_shard), now)
         actions += self._jobs.discard_given_up(now)
         actions += self.checkpoints.on_deadline(now)
         actions += [*self._erasures.on_deadline(now), *self._telling.on_deadline(now)]
@@ -310,7 +317,10 @@ class CoordinatorMachine:
 
     def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
         run = self._jobs.of_epoch(message.epoch, member)
-        return self._telling.space(run.progress(message, now), now) if run else []
+        if run is None:
+            return []
+        actions = self._telling.space(run.progress(message, now), now)
+        return [*actions, *(self._jobs.end(run, run.losses.outcome, now) if run.finished else [])]
 
     def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
         run = self._jobs.of_epoch(message.epoch, member)
@@ -429,6 +439,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
+    **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),

@@ -66,6 +66,10 @@ class Moves:
             actions.append(Send(member.peer, moved))
         return actions
 
+    def forget(self, shard: int) -> None:
+        """Where a shard was counts no more."""
+        self._moves.pop(shard, None)
+
     def followed(self, member: MemberInfo, message: Retargeted) -> bool:
         """A member talks to the new server of a shard; return whether that is news of its last move."""
         move = self._moves.get(message.shard)

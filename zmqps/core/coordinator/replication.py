@@ -27,6 +27,7 @@ class _Degraded:
 
     since: float
     why: str
+    anywhere: bool = False  # it may get them on servers that have shards of their own
 
 
 class Replication:
@@ -143,6 +144,20 @@ class Replication:
         """A member has gone."""
         self.moves.leave(member)
 
+    def forget(self, shards: Iterable[int]) -> None:
+        """No copy is left of these shards that counts."""
+        for shard in shards:
+            self._promoting.pop(shard, None)
+            self._degraded.pop(shard, None)
+            self.moves.forget(shard)
+        epochs = self._startup.copies.by_epoch
+        self._unanswered = {epoch: copy for epoch, copy in self._unanswered.items() if epoch in epochs}
+
+    def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
+        """These shards have a primary alone, and get backups again, on servers with shards of their own, too."""
+        for shard in shards if self.replicas else ():
+            self._degraded[shard] = _Degraded(now, why, anywhere=True)
+
     # --- backups -------------------------------------------------------------------------------
 
     def _backups_changed(self, shard: int, now: float) -> list[Action]:
@@ -173,10 +188,11 @@ class Replication:
         copies, actions, there = self._startup.copies, list[Action](), list(servers)
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard in sorted(self._degraded):
-            if shard in self._promoting or not any(c.shard == shard and not c.backup for c in copies):
+            if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
                 continue
             new: list[Copy] = []
-            fit = [server for server in idle if (server.incarnation, shard) not in self._unfit]
+            where = there if self._degraded[shard].anywhere else idle
+            fit = [server for server in where if (server.incarnation, shard) not in self._unfit]
             while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
                 new.append(copies.add(shard, server, backup=True))
             if new:

@@ -23,6 +23,7 @@ def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
     """Return in words what a job waits for: a few of many waits."""
     missing, startup = run.num_missing, run.startup
     unreached = list(complaints([*run.workers, *run.observers]))
+    unreached += run.fallback.texts()
     if startup.ready:
         barriers, waits_for = run.barriers.by_name, run.barriers.waiting_for
         texts = [f"barrier {b.name!r} waits for {waits_for(b, missing)}" for b in islice(barriers.values(), MOST_WAITS)]
@@ -55,6 +56,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),
         "replicas": run.replication.status(now),
+        "fallback": run.fallback.status(now),
         "data": run.data.status(),
         "servers": {server.hello.name: _counted(run, server) for server in servers},
     }

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
+from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.data import DataSets
+from zmqps.core.coordinator.fallback import Fallback, torn
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
@@ -30,9 +32,10 @@ from zmqps.core.protocol.messages import (
     Retargeted,
     Take,
     Waiting,
+    WentBack,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, JobError, PSError
+from zmqps.errors import ConfigurationError, PSError
 
 
 class JobRun:
@@ -86,9 +89,13 @@ class JobRun:
         self.steps = Steps(self.members, self.attendance, replicated=options.replicas > 0)
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, resumption, options.replicas,
+            lambda: self.num_workers, options.workers, root, resumption, options.replicas, options.fallback_timeout > 0,
         )  # fmt: skip
         self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas)
+        self.fallback = Fallback(
+            name, self.startup, self.steps, self.replication, self.members, options.fallback_timeout,
+            self._rewind, self._lose_shards,
+        )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
         self.waits = Waits(self._waiters, self._anybody_waits)
@@ -115,6 +122,11 @@ class JobRun:
         return self.places.num_missing
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all shards are there."""
+        return self.startup.ready and self.lost_shard is None and not self.fallback.active
+
+    @property
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done.
 
@@ -122,7 +134,7 @@ class JobRun:
         to be started again: that takes as long as a program needs to start.
         """
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.lost_shard is None and self.steps.settled and not self.losses.to_return
+        return done and self.is_whole and self.steps.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
@@ -157,8 +169,7 @@ class JobRun:
         self.places.leave(member, how)
         self.steps.leave(member)
         self.replication.leave(member)
-        if self.steps.torn is not None and self.lost_shard is None:
-            actions += self._lose_shards(_torn(self.steps.torn))
+        actions += [*self.fallback.leave(member, now), *self._look_for_torn(now)]
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
         if not self.members:
@@ -174,6 +185,7 @@ class JobRun:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
         actions = [*self._place(), *self._fill(now)]
+        actions += self.fallback.fill(list(self._servers), now)
         actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
@@ -275,6 +287,8 @@ class JobRun:
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
         self._check_shards()  # no step can be applied to the whole model any more
+        if self.steps.goes_back(member.incarnation):
+            return []  # of a step that is gone: it asks no more as soon as it knows
         if (kept := self.places.keep(member, message)) is not None:
             return kept
         self.steps.arrive(member, message, now)
@@ -323,8 +337,12 @@ class JobRun:
     def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its copy of a shard, or has all its values."""
         self.waits.tell_soon(now)
+        copy = self.startup.copies.by_epoch[message.epoch]
+        if self.fallback.concerns(copy):
+            actions = self.fallback.ready(copy, bool(message.loaded), now)
+            return [*actions, *self.move_on(now)] if actions else []
         if self.startup.ready:
-            return self.replication.ready(self.startup.copies.by_epoch[message.epoch], bool(message.loaded))
+            return self.replication.ready(copy, bool(message.loaded))
         actions = self.startup.progress(message.epoch, bool(message.loaded))
         if self.startup.ready:
             self.replication.begin(now)
@@ -337,9 +355,13 @@ class JobRun:
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
         actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
-        if self.steps.torn is not None and self.lost_shard is None:
-            actions += self._lose_shards(_torn(self.steps.torn))
-        return [*actions, *self.move_on(now)]
+        return [*actions, *self._look_for_torn(now), *self.move_on(now)]
+
+    def _look_for_torn(self, now: float) -> list[Action]:
+        """See whether a step can never be completed on one shard."""
+        if self.steps.torn is None or self.lost_shard is not None:
+            return []
+        return self._fall_back([], torn(self.steps.torn), now)
 
     def replicating(self, message: Replicating) -> None:
         """A primary has new backups."""
@@ -349,6 +371,10 @@ class JobRun:
         """A member talks to the new server of a shard."""
         return self.replication.followed(member, message, self.num_missing, now)
 
+    def went_back(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
+        """A member knows where shards are that have gone back to a checkpoint."""
+        return self.fallback.followed(member, message, now)
+
     def fail(self, error: PSError, now: float, epoch: int = 0) -> list[Action]:
         """A server could not build its shard: tell every parked init; a job that runs already is not touched.
 
@@ -357,8 +383,11 @@ class JobRun:
         if not self.startup.ready:
             self.steps.stop()
             return self.startup.fail(error)
+        copy = self.startup.copies.by_epoch.get(epoch)
+        if copy is not None and self.fallback.concerns(copy):
+            return [*self.fallback.failed(copy, error, now), *self.move_on(now)]
         actions, lost = self.replication.failed(epoch, error, now)
-        return [*actions, *(self._lose_shards(error) if lost else [])]
+        return [*actions, *(self._fall_back([copy], error, now) if lost and copy is not None else [])]
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
         """A server has gone with copies of shards of this job: backups take over, where there are."""
@@ -366,9 +395,24 @@ class JobRun:
             return self.fail(error, now)
         actions, lost = self.replication.lose(server, error, now)
         if self.lost_shard is None and lost:
-            actions += self._lose_shards(error)
+            actions += self._fall_back(lost, error, now)
         self.waits.tell_soon(now)
         return actions
+
+    def _fall_back(self, lost: list[Copy], error: PSError, now: float) -> list[Action]:
+        """Nobody has the values of shards any more: they go back to a checkpoint; without one the job has failed."""
+        gone = {copy.server.incarnation for copy in lost}  # they may not have departed yet
+        servers = [server for server in self._servers if server.incarnation not in gone]
+        actions = self.fallback.begin(lost, error, servers, now)
+        self.waits.tell_soon(now)
+        return self._lose_shards(error) if actions is None else actions
+
+    def _rewind(self, saved: Resumption) -> list[Action]:
+        """All shards are as they were in a checkpoint: so are the data sets, and what was answered since is moot."""
+        for member in self.members.values():
+            member.go_back()
+        self.spares.go_back()
+        return self.data.go_back(saved.data)
 
     def _lose_shards(self, error: PSError) -> list[Action]:
         """The values of a shard are gone: nothing can be trained any more."""
@@ -376,14 +420,14 @@ class JobRun:
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
-        return [Log("error", f"job {self.name!r}: {error}"), *told]
+        return [Log("error", f"job {self.name!r}: {error}"), *told, *self.startup.refuse(error)]
 
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self._lease_ends_at]
-        dues.append(self.replication.next_deadline())
+        dues += [self.replication.next_deadline(), self.fallback.next_deadline()]
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -400,6 +444,7 @@ class JobRun:
         actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
         due = self.replication.next_deadline()
         actions += self.replication.on_deadline(now) if due is not None and now >= due else []
+        actions += self.fallback.on_deadline(list(self._servers), now)
         return actions + self.waits.on_deadline(now)
 
     # --- what others may look at ---------------------------------------------------------------
@@ -428,6 +473,8 @@ class JobRun:
             return f"failed: {self.lost_shard}"
         if not self.startup.ready:
             return "starting"
+        if self.fallback.active:
+            return "going back"
         return "training" if self.members else "idle"
 
     def validate(self) -> None:
@@ -438,15 +485,8 @@ class JobRun:
         self.steps.validate()
         self.replication.validate()
         assert {incarnation for incarnation, _ in self.startup.parked} <= set(self.members)
-        assert not (self.startup.ready and self.startup.parked)
+        self.fallback.validate()
+        assert not (self.startup.ready and self.startup.parked) or self.startup.held
         assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
         assert all(member.job == self.name for member in self.members.values())
         assert self._returned <= set(self.members)
-
-
-def _torn(shard: int) -> PSError:
-    """Return the error of a job whose step cannot be completed on one shard."""
-    return JobError(
-        f"the server of shard {shard} was lost in mid-step, and so was a worker that can no longer bring its gradients "
-        "to the backup, while other shards have that step; begin the job again, from a checkpoint if there is one"
-    )

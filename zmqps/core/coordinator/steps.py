@@ -57,6 +57,8 @@ class Steps:
         self._unconfirmed: dict[int, list[Commit]] = {}  # by copy, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
+        self._suspended = ""  # why no step is committed: all go back to a checkpoint
+        self._going_back: set[bytes] = set()  # who may yet speak of steps that are gone
 
     def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -83,13 +85,48 @@ class Steps:
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
-        self.policy = None
+        self.policy, self._suspended = None, ""
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
         self._behind_moves.clear()
         self._moving.clear()
         self._since = None
+
+    def suspend(self, why: str) -> None:
+        """All shards go back to a checkpoint: no step is committed until they have."""
+        self._suspended = why
+        self._unconfirmed = {epoch: [] for epoch in self._unconfirmed}
+        self._granted.clear()
+        self._behind_moves.clear()
+        self._moving.clear()
+        self._retry_due = self.torn = None
+
+    def go_back(self, copies: Iterable[Copy], clock: int, awaited: Iterable[bytes]) -> None:
+        """All shards are at an earlier step; what workers say counts again once they know."""
+        assert self.policy is not None
+        self._suspended = ""
+        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
+        self._unconfirmed = {epoch: [] for epoch in self._copies}
+        self._going_back = set(awaited)
+        self._requests.clear()
+        self._since = None
+        self.policy.go_back(clock)
+
+    def gone_back(self, worker: bytes) -> None:
+        """A worker knows that it has gone back."""
+        self._going_back.discard(worker)
+
+    def goes_back(self, worker: bytes) -> bool:
+        """Whether what a worker says may be about steps that are gone."""
+        return bool(self._suspended) or worker in self._going_back
+
+    def restored(self, copy: Copy) -> None:
+        """A shard has another primary, which begins from a checkpoint; no step is one for all."""
+        self._copies = {epoch: other for epoch, other in self._copies.items() if other.shard != copy.shard}
+        self._unconfirmed = {epoch: commits for epoch, commits in self._unconfirmed.items() if epoch in self._copies}
+        self._copies[copy.epoch] = copy
+        self._unconfirmed[copy.epoch] = []
 
     def begin(self, member: MemberInfo) -> int:
         """A worker begins to train; return its clock."""
@@ -206,6 +243,8 @@ class Steps:
     @property
     def _blocked(self) -> bool:
         """Whether a shard has moved that may lack gradients of the step."""
+        if self._suspended:
+            return True
         if not self._behind_moves or self.policy is None:
             return False
         return bool(self._moving) or any(
@@ -230,6 +269,7 @@ class Steps:
     def leave(self, member: MemberInfo) -> None:
         """A worker or observer has gone."""
         self._forget_gradients(member.incarnation)
+        self._going_back.discard(member.incarnation)
         self._requests.pop(member.incarnation, None)
         self._training.discard(member.incarnation)
         self._paused.pop(member.incarnation, None)
@@ -324,6 +364,8 @@ class Steps:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
+        if self._suspended:
+            return self._suspended
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
@@ -363,7 +405,7 @@ class Steps:
         """Assert the invariants."""
         assert {*self._requests, *self._paused} <= set(self._members)
         assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
-        assert {*self._told, *self._behind} <= set(self._members)
+        assert {*self._told, *self._behind, *self._going_back} <= set(self._members)
         assert set(self._unconfirmed) <= set(self._copies) or self.policy is None
         assert self._moving <= set(self._behind_moves)
         assert all(behind <= set(self._members) for behind in self._behind_moves.values())
