@@ -40,7 +40,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -81,6 +81,9 @@ test-slow: $(INSTALLED) ## the long tests, on two cores, about thirteen minutes:
 
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))
+
+soak: $(INSTALLED) ## train while a server is killed every five seconds: MINUTES=10 MODE="async sync" ARGS="--workers 8"
+	$(PY) -m tests.durable --minutes $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),10) $(if $(filter command line environment,$(origin MODE)),--mode '$(MODE)') $(ARGS)
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds, on two cores
 	$(PY) -m pytest -m processes --numprocesses 2 --dist loadfile

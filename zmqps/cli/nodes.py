@@ -81,7 +81,9 @@ def coordinator(**told: Any) -> int:
 @settings.device
 @settings.memory
 @settings.io_threads
-@setting("--spare", is_flag=True, help="Join beyond --servers, to get the copies that a lost server had.")
+@setting(
+    "--spare", is_flag=True, help="Be a spare from the first: get the copies that a lost server had, and jobs last."
+)
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
 @settings.keys

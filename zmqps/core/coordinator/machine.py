@@ -12,7 +12,7 @@ from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
+from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -37,7 +37,6 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.guard import welcome_guard
-from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -245,15 +244,14 @@ class CoordinatorMachine:
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
-            spare = SPARE in hello.capabilities
-            if not known and not spare and sum(not s.is_spare for s in roster) >= self.options.servers:
-                raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
         before = None if known or run is None else roster.predecessor(hello, event.holder)
         member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
         actions: list[Action] = []
         if not known:
             member.origin = event.origin
-            actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
+            as_spare = " as a spare" if run is None and len(self.servers) > self.options.servers else ""
+            where = f" job {hello.job!r}" if run else as_spare
+            actions.append(Log("info", f"{member.title} joined{where}"))
             if before is not None:
                 actions += self._partings.succeed(before, member, now)
             elif run is not None:

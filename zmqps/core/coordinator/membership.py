@@ -15,10 +15,10 @@ from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Job, Message
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
-from zmqps.errors import EvictedError, IdentityError, JobError, LimitError, ProtocolError, PSError, listed
+from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
 
 MAX_MEMBERS = 4096
-#: After so many heartbeats that have not come a member is called silent.
+#: After so many heartbeats that have not come a member is taken for silent.
 SILENT_BEATS = 2.5
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
 #: description of a job is one object for all its members.
@@ -206,22 +206,6 @@ class Roster:
         assert set(range(self._next)) <= {*self._by_rank, *self._free}
         assert all(rank < self._next for rank in (*self._by_rank, *self._free))
         self._claims.validate(self._by_rank)
-
-
-def no_place(servers: Roster, heartbeat_interval: float, heartbeat_timeout: float, now: float) -> JobError:
-    """Return the error of a server that comes when all others are here, or seem to be."""
-    silent = [s for s in servers if now - s.seen_at > SILENT_BEATS * heartbeat_interval]
-    if not silent:
-        here = listed([server.title for server in servers], 4)
-        more = "start the coordinator with more --servers"
-        all_ = "the server is" if len(servers) == 1 else f"all {len(servers)} servers are"
-        return JobError(f"{all_} here: {here}; {more}")
-    longest = max(silent, key=lambda server: now - server.seen_at)
-    silent_s = now - longest.seen_at
-    return JobError(
-        f"{longest.title} has been silent for {silent_s:.1f} s, but is not lost yet; if it has ended, start this "
-        f"server again in {max(1.0, heartbeat_timeout - silent_s):.0f} s: then it takes its place"
-    )
 
 
 class Membership:

@@ -7,7 +7,7 @@ from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
@@ -75,6 +75,7 @@ class JobRun:
         self._before = before
         self._options = options
         self._servers = servers
+        self._heartbeat_interval = options.heartbeat_interval
         self._left_alone = False  # its workers have gone, and no other one has begun since
         self._training: set[bytes] = set()  # workers that have begun
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
@@ -173,16 +174,17 @@ class JobRun:
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(), *self._fill(now)]
+        actions = [*self._place(now), *self._fill(now)]
         actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
         return actions
 
-    def _place(self) -> list[Action]:
-        """Place the job as soon as all servers are here."""
-        actions = self.startup.place(list(self._servers))
+    def _place(self, now: float) -> list[Action]:
+        """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
+        silent = now - SILENT_BEATS * self._heartbeat_interval
+        actions = self.startup.place(sorted(self._servers, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -358,6 +360,7 @@ class JobRun:
             self.steps.stop()
             return self.startup.fail(error)
         actions, lost = self.replication.failed(epoch, error, now)
+        actions += self.replication.fill(self._servers, now)
         return [*actions, *(self._lose_shards(error) if lost else [])]
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
@@ -365,6 +368,7 @@ class JobRun:
         if not self.startup.ready:
             return self.fail(error, now)
         actions, lost = self.replication.lose(server, error, now)
+        actions += self.replication.fill((other for other in self._servers if other is not server), now)
         if self.lost_shard is None and lost:
             actions += self._lose_shards(error)
         self.waits.tell_soon(now)
