@@ -13,6 +13,8 @@ COORDINATOR ?= $(ADDRESS)
 # What was said on the command line or in the environment: an address to bind, and which cluster is meant.
 said         = $(filter command line environment,$(origin $(1)))
 BOUND        = $(if $(call said,ADDRESS),--address '$(ADDRESS)')
+# of `make coordinator`: empty for none
+JOURNAL     ?= .zmqps/coordinator
 MEANT        = $(if $(call said,COORDINATOR)$(call said,ADDRESS)$(call said,PORT),--coordinator '$(COORDINATOR)')
 MODE        ?= async
 STALENESS   ?= 3
@@ -149,8 +151,8 @@ doctor: $(INSTALLED) ## what may go wrong before a run: HOSTS=hosts.txt ARGS="--
 
 ##@ One node, in the foreground
 
-coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://10.0.0.7:5570 ARGS=--insecure
-	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS) $(ARGS)
+coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://10.0.0.7:5570 ARGS=--insecure; again after kill -9: it goes on from JOURNAL
+	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS) $(if $(JOURNAL),--journal $(JOURNAL)) $(ARGS)
 
 server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://10.0.0.7:5570, bound to ADDRESS=tcp://10.0.0.8:0 ARGS=--insecure
 	$(ZMQPS) server --coordinator $(COORDINATOR) $(if $(call said,COORDINATOR),$(BOUND)) $(ARGS)

@@ -28,6 +28,7 @@ from zmqps.core.protocol.membership import (
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
+from zmqps.core.protocol.returning import Back, Farewell, Resumed
 from zmqps.core.protocol.saving import (
     Checkpoint,
     Checkpointed,
@@ -64,6 +65,7 @@ __all__ = [
     "Ack",
     "Arrive",
     "Assign",
+    "Back",
     "Checkpoint",
     "Checkpointed",
     "Commit",
@@ -74,6 +76,7 @@ __all__ = [
     "EndJob",
     "Enter",
     "Error",
+    "Farewell",
     "FileAnswer",
     "FileAsk",
     "Forgotten",
@@ -104,6 +107,7 @@ __all__ = [
     "Replicate",
     "Replicated",
     "Replicating",
+    "Resumed",
     "Retargeted",
     "Save",
     "Saved",
