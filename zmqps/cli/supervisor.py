@@ -38,9 +38,13 @@ from zmqps.launch.processes import (
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
+from zmqps.nodes.journal import FILE, forget_journal
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
+#: How often a coordinator that fails is started again, and how long that may take.
+RESTARTS = 3
+RESTART_S = 30.0
 #: How long the coordinator may take to say which workers were lost.
 STATUS_S = 3.0
 
@@ -112,7 +116,7 @@ class Supervisor:
         self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: dict[str, Pump] = {}
-        self._node_watches: list[asyncio.Task[None]] = []
+        self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
         self._ending = False
@@ -131,6 +135,9 @@ class Supervisor:
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
             claim = stack.enter_context(Claim(config.directory))
+            if (journal := config.cluster.journal) is not None:  # one that is left is of a cluster that is over
+                forget_journal(journal)
+                stack.callback(forget_journal, journal)
             self._logs = stack.enter_context(Folder(config.directory.absolute(), *config.logs, make=True))
             logs = self._logs.path
             for old in os.listdir(self._logs.fd):
@@ -170,14 +177,14 @@ class Supervisor:
                     self._log.say(*self._verdict)
 
     async def _supervise(self) -> int:
-        self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.processes]
+        ended = asyncio.create_task(self._watch_coordinator())
+        self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.servers]
+        self._node_watches.append(ended)
         if not self._config.command:
             fails = asyncio.create_task(self._a_node_failed.wait())
-            ended = asyncio.create_task(self._nodes.coordinator.exited())
             await asyncio.wait((fails, ended), return_when=asyncio.FIRST_COMPLETED)
             fails.cancel()
             if self._a_node_failed.is_set():  # its shard is gone, nobody can go on
-                ended.cancel()
                 return exits.FAILED
             code = await ended
             await self._nodes.ended_by_themselves()
@@ -250,14 +257,42 @@ class Supervisor:
     @property
     def _is_over(self) -> bool:
         """Whether there is nothing left that a worker could be started again for."""
-        return self._a_node_failed.is_set() or self._nodes.coordinator.ended
+        journal = self._config.cluster.journal
+        returns = journal is not None and (journal / FILE).exists()
+        return self._a_node_failed.is_set() or (self._nodes.coordinator.ended and not returns)
 
     def _say_who_goes_on(self) -> None:
         if others := sum(not other.ended for other in self._workers.values()):
             self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
 
-    async def _watch_node(self, node: Process) -> None:
+    async def _watch_coordinator(self) -> int:
+        """Start the coordinator again when it fails, as often as may be; return how it has ended."""
+        for again in range(RESTARTS + 1):
+            code = await self._nodes.coordinator.exited()
+            journal = self._config.cluster.journal
+            goes_on = journal is not None and (journal / FILE).exists()  # else it has ended with its cluster
+            if self._ending or self._asked is not None or not goes_on or again == RESTARTS:
+                break
+            await self._said("coordinator")
+            text = f"the coordinator failed with {describe_exit(code)} and is started again ({again + 1} of {RESTARTS})"
+            self._log.say("warning", f"{text}: it goes on from its journal, and the others wait for it")
+            try:
+                await asyncio.wait_for(self._nodes.restart_coordinator(), RESTART_S)
+            except (PSError, TimeoutError) as error:
+                why = str(error) or f"it takes more than {RESTART_S:.0f} s"
+                self._log.say("error", f"the coordinator cannot be started again: {why}")
+                self._a_node_failed.set()
+                return exits.FAILED
+        await self._judge(self._nodes.coordinator, code)
+        return code
+
+    async def _watch_node(self, node: Process) -> int:
         code = await node.exited()
+        await self._judge(node, code)
+        return code
+
+    async def _judge(self, node: Process, code: int) -> None:
+        """Note how a node has ended, and say so unless that was well."""
         if code not in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) and not self._ending and self._asked is None:
             self._a_node_failed.set()
             await self._said(node.name)

@@ -91,8 +91,7 @@ class Nodes:
             raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
 
     async def _start(self) -> None:
-        own = ["--own-servers"] * self._config.is_local
-        self._add("coordinator", node_command("coordinator", *self._config.coordinator(), *own))
+        self._add("coordinator", self._coordinator_command())
         self.address = await self.coordinator.announcement()
         num_servers = self._config.options.servers
         for index in range(num_servers):
@@ -107,6 +106,22 @@ class Nodes:
             return here == num_servers
 
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
+
+    async def restart_coordinator(self) -> None:
+        """Start the coordinator again, which has ended and goes on from its journal, at the address that it had.
+
+        Raises
+        ------
+        AddressInUseError, ConfigurationError, NodeFailedError
+            What kept it from starting.
+        """
+        before, self.processes[0] = self.processes[0], self._spawn("coordinator", self._coordinator_command())
+        before.close()
+        self.address = await self.coordinator.announcement()
+
+    def _coordinator_command(self) -> list[str]:
+        own = ["--own-servers"] * self._config.is_local
+        return node_command("coordinator", *self._config.coordinator(), *own)
 
     def _add(self, name: str, command: Sequence[str]) -> None:
         self.processes.append(self._spawn(name, command))

@@ -66,6 +66,8 @@ class Scenario:
         Whether the coordinator dies for good.
     succeeded
         Whether it dies once, and another one is started at its address.
+    journaled
+        Whether it dies again and again, and comes back from its journal.
     claimed
         Whether workers that are started again have a claim to their place.
     calm_s
@@ -86,6 +88,7 @@ class Scenario:
     keyed: bool = False
     orphaned: bool = False
     succeeded: bool = False
+    journaled: bool = False
     claimed: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
@@ -100,6 +103,7 @@ class Scenario:
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
             claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
+            journaled=self.journaled,
         )  # fmt: skip
 
 
@@ -215,6 +219,31 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in saved.items():
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
+    kept = {
+        "async": long["async"],
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
+        "sync": _synchronous(steps=8, compute_s=1.0, lives=16, retain=1),
+        "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2)),
+        "sync-backup": _synchronous(steps=8, compute_s=1.0, aggregate=2),
+        "sync-several": _synchronous(steps=8, compute_s=1.0, aggregate=5),
+        "sync-continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
+        "sync-fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
+    }
+    for mode, training in kept.items():
+        calm = Faults(delay=0.004)
+        found[f"{mode}-returned"] = Scenario(faults=calm, training=training, journaled=True, calm_s=LATE_CALM_S)
+    for mode in ("async", "ssp", "sync", "sync-data"):
+        found[f"{mode}-returned-everything"] = Scenario(
+            faults=EVERYTHING, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
+        )
+        found[f"{mode}-returned-restarts"] = Scenario(
+            faults=RESTARTS, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
+        )
+    found["jobs-returned"] = Scenario(faults=LOSS, training=_several, workers=6, journaled=True, calm_s=LATE_CALM_S)
+    for mode in ("async", "sync"):
+        found[f"{mode}-returned-claimed"] = Scenario(
+            faults=RETURNS, training=kept[mode], journaled=True, claimed=True, calm_s=LATE_CALM_S
+        )
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

@@ -15,6 +15,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Discard, Message
+from zmqps.core.protocol.plain import unpack
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -24,6 +25,7 @@ from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.comebacks import PATIENCE_S, Comebacks
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
@@ -110,6 +112,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    journaled
+        Whether it dies again and again and comes back from its journal: `zmqps.testing.comebacks.Comebacks`.
     claimed
         Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
@@ -151,6 +155,7 @@ class Simulation(SimulatedCluster):
         keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        journaled: bool = False,
         claimed: bool = False,
         thrifty: bool = False,
         disk: Disk | None = None,
@@ -173,6 +178,7 @@ class Simulation(SimulatedCluster):
             replicas=replicas,
             heartbeat_interval=0.5 if replicas else 1.0,
             heartbeat_timeout=2.0 if replicas else 10.0,
+            patience=PATIENCE_S if journaled else 0.0,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
@@ -196,6 +202,8 @@ class Simulation(SimulatedCluster):
             self._savers = Savers(self, disk, faults.saving, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
+        self._comebacks = Comebacks(self) if journaled else None
+        self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._replicas = OneAtATime(self) if options.replicas else None
         self.returns = Returns(self) if claimed else None
@@ -282,15 +290,16 @@ class Simulation(SimulatedCluster):
     def start_coordinator(self) -> Node:
         """Start the coordinator, perhaps again, at the same address."""
         self.restarting = False
-        identity = self._identity("coordinator", "coordinator")
-        return self.start(
-            Node(
-                name="coordinator",
-                role="coordinator",
-                identity=identity,
-                machine=CoordinatorMachine(identity, self.options, self._disk, self._resumptions),
-            )
-        )
+        identity, kept = self._identity("coordinator", "coordinator"), None
+        if self._comebacks is not None:
+            identity = self._known_as = self._known_as or identity
+            kept = {key: unpack(data) for key, data in self.journals["coordinator"].items()}
+        machine = CoordinatorMachine(identity, self.options, self._disk, self._resumptions, kept)
+        node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
+        self.start(node)
+        if self._comebacks is not None and node.alive:
+            self._comebacks.started(node)
+        return node
 
     def start_server(self) -> Node:
         """Start one more server."""
@@ -374,6 +383,8 @@ class Simulation(SimulatedCluster):
                 self._savers.check(node)
             if self._successors is not None:
                 self._successors.check(node)
+            if self._comebacks is not None and node.role == "coordinator":
+                self._comebacks.check(node)
             if self.returns is not None:
                 self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
@@ -417,6 +428,9 @@ class Simulation(SimulatedCluster):
             self._orphans.resolved(node, operation, value)
         if self._successors is not None:
             self._successors.resolved(node, operation, value)
+        if self._comebacks is not None:
+            f = self.faults
+            self._comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S

@@ -144,7 +144,7 @@ class Checkpoints:
         self._hold_s = hold_s
         self._waiting: deque[Wish] = deque()
         self._making: _Making | None = None
-        self._numbers = count(1)
+        self.numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
         self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
         self._failures: dict[str, str] = {}
@@ -188,7 +188,7 @@ class Checkpoints:
             run = self._runs.get(wish.job)
             if run is None or not run.is_whole:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
-            making = self._making = _Making(wish, run, next(self._numbers), now)
+            making = self._making = _Making(wish, run, next(self.numbers), now)
             clock = run.steps.clock
             self._last[run.name] = now, self._steps_of(run)
             return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, clock))]

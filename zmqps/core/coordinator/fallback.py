@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
@@ -38,7 +39,7 @@ SHARE_S = 20.0
 #: A server that has not loaded a shard after so long is not waited for any more.
 STUCK_S = 600.0
 #: Checkpoints of a job that are remembered; the oldest have been removed.
-MAX_GOOD = 16
+MAX_GOOD = 8
 MAX_WHY_CHARS = 300
 ADVICE = (
     "the values of its shard are gone, and there is no checkpoint of it to go back to; begin the job again once a "
@@ -55,12 +56,21 @@ def torn(shard: int) -> PSError:
     )
 
 
+class _Gone(NamedTuple):
+    """A server that is lost, and its title."""
+
+    rank: int
+    name: str
+    incarnation: bytes
+    title: str
+
+
 @dataclass(slots=True, kw_only=True)
 class _Shard:
     """A shard that goes back."""
 
     generation: int  # of what loads it next
-    lost: MemberInfo | None  # the server it was on; None: that is there, and the shard goes back with the others
+    lost: _Gone | None  # the server it was on; None: that is there, and the shard goes back with the others
     home: MemberInfo | None = None  # that server, then
     copy: Copy | None = None  # what is being loaded
     num_lost: int = 0  # pushes that members have said to be lost, of a time before that others have not answered
@@ -89,6 +99,8 @@ class Fallback:
         Called when all goes back to a checkpoint, with it: lets data sets go back; returns what is to be done.
     give_up
         Called with the error where a shard can be loaded nowhere; returns what is to be done.
+    changed
+        Called with what has changed that is kept: ``fallback``, or something of the start.
 
     Attributes
     ----------
@@ -106,7 +118,9 @@ class Fallback:
         timeout: float,
         rewind: Callable[[Resumption], list[Action]],
         give_up: Callable[[PSError], list[Action]],
+        changed: Callable[[str], None] = lambda what: None,
     ) -> None:
+        self._changed = changed
         self.good: list[Resumption] = [startup.resumption] if startup.resumption is not None else []
         self._name = name
         self._startup = startup
@@ -123,7 +137,7 @@ class Fallback:
         self._why = ""  # what went wrong last
         self._begun_at = 0.0
         self._waits_since = 0.0
-        self._tellings = Tellings(name, startup, members)
+        self._tellings = Tellings(name, startup, members, lambda: changed("fallback"))
         self._retry_due: float | None = None
 
     @property
@@ -141,6 +155,7 @@ class Fallback:
         )
         self.good.append(saved)
         del self.good[:-MAX_GOOD]
+        self._changed("fallback")
 
     def concerns(self, copy: Copy) -> bool:
         """Whether a copy is being loaded here."""
@@ -171,13 +186,17 @@ class Fallback:
             shards = {copy.shard: copy for copy in self._startup.copies if not copy.backup} | shards
         gone = {copy.epoch for copy in lost}
         for shard, copy in sorted(shards.items()):
-            server = copy.server if copy.epoch in gone else None
-            before = self._back.get(shard)
-            home = copy.server if server is None else None
-            server = server or (before.lost if before is not None else None)
-            self._back[shard] = _Shard(generation=copy.generation + 1, lost=server, home=home)
+            server, before = copy.server, self._back.get(shard)
+            if copy.epoch in gone:
+                home, lost_one = None, _Gone(server.rank, server.hello.name, server.incarnation, server.title)
+            else:
+                home, lost_one = server, None
+            lost_one = lost_one or (before.lost if before is not None else None)
+            self._back[shard] = _Shard(generation=copy.generation + 1, lost=lost_one, home=home)
             self._back[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
         self._replication.forget(shards)
+        self._changed("fallback")
+        self._changed("copies")
         self._startup.held = self._text(self._back)
         self._retry_due = self._retry_due or now + RETRY_S
         text = f"job {self._name!r}: {self._text(shards)}, of version {target.version}"
@@ -216,11 +235,12 @@ class Fallback:
             back.copy = copy = self._startup.copies.add(shard, server)
             copy.generation, back.since = back.generation, now
             new.append(copy)
+            self._changed("fallback")
+            self._changed("copies")
         if not new:
             return []
         self._retry_due = self._retry_due or now + RETRY_S
-        where = ", ".join(f"shard {copy.shard} on {copy.server.title}" for copy in new)
-        text = f"job {self._name!r}: the checkpoint {self._target.path} is loaded: {where}"
+        text = f"job {self._name!r}: the checkpoint {self._target.path} is loaded: {_where(new)}"
         return [Log("info", text), *self._assign(new)]
 
     def _assign(self, copies: Iterable[Copy]) -> list[Action]:
@@ -235,11 +255,9 @@ class Fallback:
         free = [server for server in fit if not loads[server.incarnation]]
         if back.home in free:
             return back.home
-        if free:
-            return min(free, key=lambda server: (server.rank != shard, server.rank))
-        if now < self._waits_since + min(SHARE_S, self._timeout / 2):
+        if not free and now < self._waits_since + min(SHARE_S, self._timeout / 2):
             return None
-        return min(fit, key=lambda server: (loads[server.incarnation], server.rank), default=None)
+        return min(free or fit, key=lambda s: (loads[s.incarnation], s.rank != shard, s.rank), default=None)
 
     def failed(self, copy: Copy, error: PSError, now: float) -> list[Action]:
         """A server could not load a shard: another one is to, or another checkpoint."""
@@ -260,6 +278,8 @@ class Fallback:
     def _drop(self, copy: Copy) -> None:
         """Load a shard elsewhere, or anew."""
         self._startup.copies.remove(copy)
+        self._changed("fallback")
+        self._changed("copies")
         copy.moved = True
         self._startup.given_up.append(copy)
         self._back[copy.shard].copy = None
@@ -275,10 +295,7 @@ class Fallback:
                 self._drop(back.copy)
         self._target = next((saved for saved in reversed(self.good) if saved.path not in self._bad), None)
         if self._target is None:
-            return [
-                Log("error", f"job {self._name!r}: {error}"),
-                *self._fail(f"no checkpoint can be used: {error}", now),
-            ]
+            return self._fail(f"no checkpoint can be used: {error}", now)
         self._startup.held = text = self._text(self._back)
         if self._whole:
             self._steps.suspend(text)
@@ -291,6 +308,7 @@ class Fallback:
         if not loaded or copy.whole:
             return []
         copy.whole = True
+        self._changed("copies")
         if not self._whole:
             return self._went_back((copy.shard,), now)
         if all(back.copy is not None and back.copy.whole for back in self._back.values()):
@@ -305,15 +323,14 @@ class Fallback:
         lost, actions = sum(back.num_lost for back in done), list[Action]()
         if self._whole:
             lost = max(0, self._steps.clock - saved.version)
-            self._steps.go_back(copies, saved.version, self._tellings.told)
+            self._steps.go_back(copies, saved.version)
             startup.resumption = saved
+            self._changed("spec")
             actions += self._rewind(saved)
         else:
-            for back in done:
-                assert back.copy is not None
-                self._steps.restored(back.copy)
+            self._steps.go_back(copies, None)
         startup.moved()
-        where = ", ".join(f"shard {copy.shard} on {copy.server.title}" for copy in copies if copy.shard in shards)
+        where = _where(copy for copy in copies if copy.shard in shards)
         what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
         text = f"job {self._name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
         actions.append(Log("warning", text))
@@ -323,12 +340,22 @@ class Fallback:
             startup.held, self._target, self._error, self._why = "", None, None, ""
             self._retry_due = None
             actions += startup.answer()
-        return [*actions, *self._tellings.begin(shards, saved, begun_at, now, lost=lost, whole=whole)]
+        return [*actions, *self._tellings.begin(shards, saved.told(), begun_at, now, lost=lost, whole=whole)]
 
     def followed(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
         """A member has gone back: what it says of steps counts again."""
-        self._steps.gone_back(member.incarnation)
         return self._tellings.followed(member, message, now)
+
+    def makes_moot(self, member: MemberInfo) -> bool:
+        """Whether what a worker says of steps may be of those that are gone."""
+        return self._whole and (bool(self._back) or self._tellings.awaits(member))
+
+    def again(self, member: MemberInfo) -> list[Action]:
+        """A member is back: say again what it may not have heard."""
+        if member.role != "server":
+            return self._tellings.again(member)
+        mine = [copy for copy in self._startup.copies.of(member) if self.concerns(copy) and not copy.whole]
+        return self._assign(mine) if mine else []
 
     def leave(self, member: MemberInfo, now: float) -> list[Action]:
         """A member has gone."""
@@ -368,27 +395,71 @@ class Fallback:
         """Nothing can be loaded: the job fails as one does that has no checkpoint."""
         gone = [back.lost for back in self._back.values() if back.lost is not None]
         why = f"; the last attempt: {self._why}" if self._why and self._why not in what else ""
-        advice = (
-            f"{what}{why}; start one with zmqps server --spare, or begin the job again from a checkpoint (--restore)"
-        )
+        advice = f"{what}{why}; begin the job again from a checkpoint (--restore), with servers for all its shards"
         first = gone[0] if gone else None
         error: PSError
         if first is None:
             assert self._error is not None
             error = self._error
         else:
-            silent_s = round(now - first.seen_at, 3)
-            error = PeerLostError(role="server", name=first.title, silent_s=silent_s, advice=advice)
+            error = self._loss(first, advice, now)
+        self._changed("fallback")
         self._back.clear()
         self._tellings.give_up()
         self._target = self._retry_due = None
         self._startup.held = ""
         losses = [
-            Lost("server", server.rank, server.hello.name, server.incarnation, max(0.0, now - server.seen_at))
-            for server in {server.incarnation: server for server in gone}.values()
+            Lost("server", server.rank, server.name, server.incarnation, max(0.0, now - self._begun_at))
+            for server in dict.fromkeys(gone)
         ]
         told = [action for lost in losses for action in self._tellings.send_all(lost)]
         return [*self._give_up(error), *told]
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return what is kept of it; None if there is nothing to go back to."""
+        if not self.good and not self._back:
+            return None
+        back = [
+            [
+                shard, b.generation, None if b.lost is None else list(b.lost),
+                None if b.home is None else b.home.incarnation, None if b.copy is None else b.copy.epoch, b.num_lost,
+            ]
+            for shard, b in sorted(self._back.items())
+        ]  # fmt: skip
+        target = "" if self._target is None else self._target.path
+        return [[saved.dump(brief=True) for saved in self.good], sorted(self._bad), target, back, self._tellings.dump()]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
+        """Go on with what was kept; servers have time again."""
+        job = self._startup.job
+        if job is None:
+            return
+        good, bad, target, back, tellings = kept
+        self.good = [Resumption.restored(saved, job) for saved in good]
+        self._bad = set(bad)
+        self._tellings.restore(tellings, now)
+        if not back:
+            return
+        self._target = next(saved for saved in self.good if saved.path == target)
+        self._begun_at = self._waits_since = now
+        self._retry_due = now + RETRY_S
+        copies = self._startup.copies.by_epoch
+        for shard, generation, lost, home, epoch, num_lost in back:
+            self._back[shard] = _Shard(
+                generation=generation, lost=None if lost is None else _Gone(*lost), home=members.get(home),
+                copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
+            )  # fmt: skip
+        gone = next((b.lost for b in self._back.values() if b.lost is not None), None)
+        self._error = JobError("a part of the job is lost") if gone is None else self._loss(gone, ADVICE, now)
+        self._startup.held = text = self._text(self._back)
+        if self._whole:
+            self._steps.suspend(text)
+
+    def _loss(self, server: _Gone, advice: str, now: float) -> PSError:
+        silent_s = round(now - self._begun_at, 3)
+        return PeerLostError(role="server", name=server.title, silent_s=silent_s, advice=advice)
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -418,3 +489,7 @@ class Fallback:
                 assert back.copy.shard == shard
                 assert not back.copy.backup
         assert (self._retry_due is not None) == bool(self._back)
+
+
+def _where(copies: Iterable[Copy]) -> str:
+    return ", ".join(f"shard {copy.shard} on {copy.server.title}" for copy in copies)

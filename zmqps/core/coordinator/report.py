@@ -36,7 +36,7 @@ def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
     if startup.parked:
         return [*unreached, f"init waits for {startup.waiting_for(servers)}"]
     if startup.job is None:
-        return [] if run.only_observed else ["waiting for a worker's init"]
+        return [] if only_observed(run) else ["waiting for a worker's init"]
     return unreached
 
 
@@ -51,7 +51,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "observers": len(run.observers),
         "lost": run.losses.text,
         "idle": listed([_idle(run, w) for w in run.workers if w.incarnation not in run.attendance], MOST_IDLE),
-        "idle_s": 0.0 if run.idle_since is None else round(now - run.idle_since, 3),
+        "idle_s": 0.0 if (idle := run.occupancy.idle_since) is None else round(now - idle, 3),
         "waiting": job_waits(run, servers),
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),
@@ -60,6 +60,11 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "data": run.data.status(),
         "servers": {server.hello.name: _counted(run, server) for server in servers},
     }
+
+
+def only_observed(run: JobRun) -> bool:
+    """Whether nobody has begun a job, or is there to: as where the tasks of ``zmqps run`` meet."""
+    return run.startup.job is None and not run.workers
 
 
 def _idle(run: JobRun, worker: MemberInfo) -> str:

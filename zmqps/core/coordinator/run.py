@@ -9,7 +9,9 @@ from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.fallback import Fallback, torn
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.journal import Changes, set_key
+from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
+from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
@@ -19,7 +21,6 @@ from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -29,13 +30,14 @@ from zmqps.core.protocol.messages import (
     Promoted,
     Ready,
     Replicating,
+    Resumed,
     Retargeted,
     Take,
     Waiting,
     WentBack,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, PSError
+from zmqps.errors import ConfigurationError, JournalBehindError, PSError
 
 
 class JobRun:
@@ -57,6 +59,8 @@ class JobRun:
         The coordinator's secret.
     resumption
         The checkpoint that the job begins from.
+    changes
+        Takes note of what has changed that is kept.
     """
 
     def __init__(
@@ -68,37 +72,46 @@ class JobRun:
         before: str,
         root: bytes,
         resumption: Resumption | None = None,
+        changes: Changes | None = None,
     ) -> None:
+        changes = changes or Changes()
+        self._changed = changes.of("job", name)
+        self._changed()
         self.name = name
         self.members: dict[bytes, MemberInfo] = {}
         self.workers = Roster()
         self.observers = Roster()
         self.lost_shard: PSError | None = None  # a server of this job is gone
-        self.idle_since: float | None = None  # since when nobody is there
-        self._before = before
         self._options = options
         self._servers = servers
-        self._left_alone = False  # its workers have gone, and no other one has begun since
-        self._training: set[bytes] = set()  # workers that have begun
-        self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
+        self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
         self.places = Places(
             name, options.workers, self.members, self.workers,
             lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
+            self._changed,
         )  # fmt: skip
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
-        self.steps = Steps(self.members, self.attendance, replicated=options.replicas > 0)
+        self.steps = Steps(self.members, self.attendance, changes.of("step", name), replicated=options.replicas > 0)
+
+        def changed(what: str) -> None:
+            changes.add(what, name)
+
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, resumption, options.replicas, options.fallback_timeout > 0,
+            lambda: self.num_workers, options.workers, root, resumption, options.replicas, changed,
+            falls_back=options.fallback_timeout > 0,
         )  # fmt: skip
-        self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas)
+        self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas, changed)
         self.fallback = Fallback(
             name, self.startup, self.steps, self.replication, self.members, options.fallback_timeout,
-            self._rewind, self._lose_shards,
+            self._rewind, self._lose_shards, changed,
         )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
-        self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
-        self.waits = Waits(self._waiters, self._anybody_waits)
+        self.data = DataSets(
+            self.members, self.places.lasts, self.steps.pause, self.steps.resume,
+            lambda data: changes.add("data", set_key(name, data)),
+        )  # fmt: skip
+        self.waits = Waits(self._waiters, self.anybody_waits)
         if resumption is not None:
             self.data.resume(resumption.data)
 
@@ -154,9 +167,8 @@ class JobRun:
         self.attendance.succeed(before, member)
 
     def _add(self, member: MemberInfo) -> None:
-        if self._left_alone and member.role == "worker":
-            self._returned.add(member.incarnation)
-        self.idle_since = None
+        self._changed()
+        self.occupancy.come(member)
         self.members[member.incarnation] = member
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
@@ -165,26 +177,20 @@ class JobRun:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
-        self._returned.discard(member.incarnation)
+        self._changed()
         self.places.leave(member, how)
         self.steps.leave(member)
         self.replication.leave(member)
         actions += [*self.fallback.leave(member, now), *self._look_for_torn(now)]
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
-        if not self.members:
-            self.idle_since = now
-        trained = member.incarnation in self._training
-        self._training.discard(member.incarnation)
-        if self.startup.ready and not self._training and (trained or not len(self.workers)):
-            self._left_alone = True  # who is there already, as in a notebook's next cell, has come to it, too
-            self._returned |= {worker.incarnation for worker in self.workers}
+        self.occupancy.go(member, now, ready=self.startup.ready)
         return actions + self.move_on(now)
 
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(), *self._fill(now)]
+        actions = [*self._place(now), *self._fill(now)]
         actions += self.fallback.fill(list(self._servers), now)
         actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
@@ -192,9 +198,10 @@ class JobRun:
         self.waits.tell_soon(now)
         return actions
 
-    def _place(self) -> list[Action]:
-        """Place the job as soon as all servers are here."""
-        actions = self.startup.place(list(self._servers))
+    def _place(self, now: float) -> list[Action]:
+        """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
+        silent = now - SILENT_BEATS * self._options.heartbeat_interval
+        actions = self.startup.place(sorted(self._servers, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -204,15 +211,15 @@ class JobRun:
     def _begin(self, member: MemberInfo) -> Beginning:
         """Say what a member begins with, now that the job can be trained."""
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
+        self._changed()
         if member.role == "worker":
-            self._training.add(member.incarnation)
-            self._returned.discard(member.incarnation)
-            self._left_alone = False
+            self.occupancy.begin(member)
             self.places.begin(member)
         return beginning
 
     def _count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
         """A member takes part; the first that names the job begins another one than those that could not be started."""
+        self._changed()
         if first:
             self.data.begin_anew()
         return self.places.count(member, named, first)
@@ -220,10 +227,10 @@ class JobRun:
     def _fill(self, now: float) -> list[Action]:
         """Let spares take the places that are free, and do what they have asked for."""
         actions: list[Action] = []
-        filled = self.places.fill(self._training)
+        filled = self.places.fill(self.occupancy.training)
         for member in filled:
             actions.append(Log("info", f"{member.title} is no spare any more: it counts in job {self.name!r}"))
-            if member.incarnation in self._training:
+            if member.incarnation in self.occupancy.training:
                 self.steps.begin(member)
         for member in filled:
             for message in self.spares.take(member):
@@ -244,32 +251,7 @@ class JobRun:
                 f"the job {self.name!r} has the workers that it expects ({self.places.expected}): this one is a spare, "
                 "and takes the place of the first that leaves or is lost; its steps, barriers and data wait until then"
             )
-        if member.incarnation in self._returned:
-            return (
-                f"the job {self.name!r} goes on with what was trained before its workers left, not with new initial "
-                f"values; to begin anew: worker.finish() at its end, or zmqps jobs end {self.name}"
-            )
-        if self._before and member.title == self.startup.owner:
-            return f"the job {self.name!r} begins anew from the initial values given; the one before: {self._before}"
-        return ""
-
-    def replaceable(self, member: MemberInfo, message: Init) -> bool:
-        """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
-
-        Nobody may be there who looks at what was trained, or has begun to train it again.
-
-        Raises
-        ------
-        PSError
-            The job that it wants could not begin.
-        """
-        ours = self.startup.job
-        unwanted = self._left_alone and self._returned == set(self.members) and not self._anybody_waits()
-        if not unwanted or member.role != "worker" or not message.job or ours is None:
-            return False
-        job = JobSpec.from_wire(message.job)
-        job.check_startable(self._options.workers if job.workers is None else job.workers)
-        return not ours.is_same(job)
+        return self.occupancy.note(member, self.startup.owner)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -287,7 +269,7 @@ class JobRun:
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
         self._check_shards()  # no step can be applied to the whole model any more
-        if self.steps.goes_back(member.incarnation):
+        if self.fallback.makes_moot(member):
             return []  # of a step that is gone: it asks no more as soon as it knows
         if (kept := self.places.keep(member, message)) is not None:
             return kept
@@ -354,6 +336,8 @@ class JobRun:
 
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
+        if self.steps.lacks(message.step - 1):
+            return self.fall_behind(self.startup.copies.by_epoch[message.epoch].server, message.step - 1)
         actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
         return [*actions, *self._look_for_torn(now), *self.move_on(now)]
 
@@ -387,6 +371,7 @@ class JobRun:
         if copy is not None and self.fallback.concerns(copy):
             return [*self.fallback.failed(copy, error, now), *self.move_on(now)]
         actions, lost = self.replication.failed(epoch, error, now)
+        actions += self.replication.fill(self._servers, now)
         return [*actions, *(self._fall_back([copy], error, now) if lost and copy is not None else [])]
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
@@ -394,6 +379,7 @@ class JobRun:
         if not self.startup.ready:
             return self.fail(error, now)
         actions, lost = self.replication.lose(server, error, now)
+        actions += self.replication.fill((other for other in self._servers if other is not server), now)
         if self.lost_shard is None and lost:
             actions += self._fall_back(lost, error, now)
         self.waits.tell_soon(now)
@@ -417,26 +403,29 @@ class JobRun:
     def _lose_shards(self, error: PSError) -> list[Action]:
         """The values of a shard are gone: nothing can be trained any more."""
         self.lost_shard = error
+        self._changed()
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
         return [Log("error", f"job {self.name!r}: {error}"), *told, *self.startup.refuse(error)]
 
+    def fall_behind(self, server: MemberInfo, step: int) -> list[Action]:
+        """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
+        ours = self.steps.clock
+        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=ours)
+        return self._lose_shards(error) if self.lost_shard is None else []
+
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.steps.next_deadline(), self.waits.next_deadline(), self._lease_ends_at]
+        dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
         dues += [self.replication.next_deadline(), self.fallback.next_deadline()]
         return min((due for due in dues if due is not None), default=None)
 
-    @property
-    def _lease_ends_at(self) -> float | None:
-        return None if self.idle_since is None or not self._options.lease else self.idle_since + self._options.lease
-
     def expired(self, now: float) -> bool:
         """Whether nobody has been there for so long that the job is not kept any more."""
-        return self._lease_ends_at is not None and now >= self._lease_ends_at
+        return self.occupancy.ends_at is not None and now >= self.occupancy.ends_at
 
     def on_deadline(self, now: float) -> list[Action]:
         """Do what is due."""
@@ -445,7 +434,22 @@ class JobRun:
         due = self.replication.next_deadline()
         actions += self.replication.on_deadline(now) if due is not None and now >= due else []
         actions += self.fallback.on_deadline(list(self._servers), now)
-        return actions + self.waits.on_deadline(now)
+        if told := self.waits.on_deadline(now):
+            self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again
+        return actions + told
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def resumed(self, member: MemberInfo, message: Resumed, now: float) -> list[Action]:
+        """A member of a coordinator that was away has asked again all that it waits for."""
+        self.steps.resumed(member, message.clock, now)
+        said = [*self.startup.resumed(member), *self.replication.again(member), *self.fallback.again(member)]
+        return [*said, *self.move_on(now)]
+
+    def again(self, server: MemberInfo) -> list[Action]:
+        """A server is back: say again what it may not have heard."""
+        said = [*self.startup.again(server), *self.fallback.again(server), *self.replication.again(server)]
+        return [*said, *self.steps.again(server)]
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -457,14 +461,10 @@ class JobRun:
         yield from self.data.waiters()
         yield from self.spares.waiters(self.places.expected or 0)
 
-    def _anybody_waits(self) -> bool:
+    def anybody_waits(self) -> bool:
+        """Whether a member waits for anything."""
         in_start, at_barrier = self.startup.parked, self.barriers.by_name
         return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits or self.spares)
-
-    @property
-    def only_observed(self) -> bool:
-        """Whether nobody has begun it, or is there to: as where the tasks of ``zmqps run`` meet."""
-        return self.startup.job is None and not self.workers
 
     @property
     def state(self) -> str:
@@ -479,7 +479,8 @@ class JobRun:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        self.places.validate(self._training)
+        self.places.validate(self.occupancy.training)
+        self.occupancy.validate()
         self.barriers.validate()
         self.data.validate()
         self.steps.validate()
@@ -489,4 +490,3 @@ class JobRun:
         assert not (self.startup.ready and self.startup.parked) or self.startup.held
         assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
         assert all(member.job == self.name for member in self.members.values())
-        assert self._returned <= set(self.members)

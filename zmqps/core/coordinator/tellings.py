@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
-from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import GoBack, WentBack
@@ -26,7 +26,7 @@ class _Telling:
     """Shards that have gone back, and the members that do not know it yet."""
 
     shards: tuple[int, ...]
-    saved: Resumption
+    restored: Mapping[str, Any]  # as members are told it
     whole: bool  # all shards, and the steps with them
     lost: int  # steps, or what members have said of their pushes
     awaited: set[bytes]
@@ -46,10 +46,15 @@ class Tellings:
         Knows the copies, and who was told the job.
     members
         The live members of the job by incarnation; shared with its `JobRun`.
+    changed
+        Called when somebody is to be told, or has gone back.
     """
 
-    def __init__(self, name: str, startup: Startup, members: Mapping[bytes, MemberInfo]) -> None:
+    def __init__(
+        self, name: str, startup: Startup, members: Mapping[bytes, MemberInfo], changed: Changed = nothing
+    ) -> None:
         self._name = name
+        self._changed = changed
         self._startup = startup
         self._members = members
         self._number = 0
@@ -69,6 +74,7 @@ class Tellings:
     def announce(self, shards: Iterable[int], path: str) -> list[Action]:
         """The servers of shards are lost, and these are to go back: who needs them is to wait."""
         self._number += 1
+        self._changed()
         return self.send_all(GoBack(self._startup.epoch, self._number, sorted(shards), {}, 0, 0, {"path": path}))
 
     def forget(self, shard: int) -> int:
@@ -80,24 +86,38 @@ class Tellings:
         return sum(self._open.pop(number).lost for number in over)
 
     def begin(
-        self, shards: tuple[int, ...], saved: Resumption, begun_at: float, now: float, *, lost: int, whole: bool
+        self,
+        shards: tuple[int, ...],
+        restored: Mapping[str, Any],
+        begun_at: float,
+        now: float,
+        *,
+        lost: int,
+        whole: bool,
     ) -> list[Action]:
         """Shards are there again: tell everybody who needs them."""
         self._number += 1
         self._num_done += 1
+        self._changed()
         telling = self._open[self._number] = _Telling(
-            shards=shards, saved=saved, whole=whole, lost=lost, awaited=set(self.told), due=now + RETRY_S,
+            shards=shards, restored=restored, whole=whole, lost=lost, awaited=set(self.told), due=now + RETRY_S,
             begun_at=begun_at,
         )  # fmt: skip
-        return [*self._tell(self._number, telling), *self._close(self._number, now)]
+        return [*self._tell(self._number, telling, telling.awaited), *self._close(self._number, now)]
 
-    def _tell(self, number: int, telling: _Telling) -> list[Action]:
-        copies, epoch, saved = self._startup.copies, self._startup.epoch, telling.saved
+    def again(self, member: MemberInfo) -> list[Action]:
+        """A member is back: tell it again where it has not gone back."""
+        who = member.incarnation
+        tellings = [(number, telling) for number, telling in self._open.items() if who in telling.awaited]
+        return [action for number, telling in tellings for action in self._tell(number, telling, {who})]
+
+    def _tell(self, number: int, telling: _Telling, awaited: Iterable[bytes]) -> list[Action]:
+        copies, epoch, restored = self._startup.copies, self._startup.epoch, telling.restored
         lost, actions = telling.lost if telling.whole else 0, list[Action]()
-        for who in sorted(telling.awaited):
+        for who in sorted(awaited):
             member = self._members[who]
             rows = {"rows": [copies.row(copies.primary(shard), member) for shard in telling.shards]}
-            message = GoBack(epoch, number, telling.shards, rows, saved.version, lost, saved.told())
+            message = GoBack(epoch, number, telling.shards, rows, restored["version"], lost, restored)
             actions.append(Send(member.peer, message))
         return actions
 
@@ -106,6 +126,7 @@ class Tellings:
         telling = self._open.get(message.number)
         if message.epoch != self._startup.epoch or telling is None or member.incarnation not in telling.awaited:
             return []
+        self._changed()
         telling.awaited.discard(member.incarnation)
         telling.lost += 0 if telling.whole else message.lost
         return self._close(message.number, now)
@@ -118,8 +139,8 @@ class Tellings:
         del self._open[number]
         self._last = {
             "shards": list(telling.shards),
-            "path": telling.saved.path,
-            "version": telling.saved.version,
+            "path": telling.restored["path"],
+            "version": telling.restored["version"],
             "lost": telling.lost,
             "unit": "steps" if telling.whole else "pushes",
             "exact": not telling.num_gone,
@@ -136,11 +157,16 @@ class Tellings:
         )
         return [Log("warning", text)]
 
+    def awaits(self, member: MemberInfo) -> bool:
+        """Whether a member is yet to go back."""
+        return any(member.incarnation in telling.awaited for telling in self._open.values())
+
     def leave(self, member: MemberInfo, now: float) -> list[Action]:
         """A member has gone."""
         actions: list[Action] = []
         for number, telling in list(self._open.items()):
             if member.incarnation in telling.awaited:
+                self._changed()
                 telling.awaited.discard(member.incarnation)
                 telling.num_gone += member.role == "worker" and not telling.whole
                 actions += self._close(number, now)
@@ -160,8 +186,27 @@ class Tellings:
         for number, telling in self._open.items():
             if now >= telling.due:
                 telling.due = now + RETRY_S
-                actions += self._tell(number, telling)
+                actions += self._tell(number, telling, telling.awaited)
         return actions
+
+    def dump(self) -> Plain:
+        """Return what is kept of it."""
+        tellings = [
+            [number, list(t.shards), dict(t.restored), t.whole, t.lost, sorted(t.awaited), t.num_gone]
+            for number, t in self._open.items()
+        ]
+        return [self._number, self._num_done, {**self._last, "at": 0.0} if self._last else {}, tellings]
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept."""
+        self._number, self._num_done, self._last, tellings = kept
+        if self._last:
+            self._last["at"] = now
+        for number, shards, restored, whole, lost, awaited, num_gone in tellings:
+            self._open[number] = _Telling(
+                shards=tuple(shards), restored=restored, whole=whole, lost=lost, awaited=set(awaited),
+                due=now + RETRY_S, begun_at=now, num_gone=num_gone,
+            )  # fmt: skip
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for the status."""

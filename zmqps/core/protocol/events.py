@@ -159,6 +159,17 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """Keep something under a key of this node's journal, or nothing any more, before anything that follows is done.
+
+    ``data`` is plain: maps, lists, texts, bytes, numbers. Records one after the other are kept all together, or none.
+    """
+
+    key: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The node's work is over; see `zmqps.core.protocol.exits` for the codes."""
 
@@ -197,7 +208,7 @@ class Notify:
     event: Any
 
 
-Action = Landed | Send | Connect | Look | Log | Exit | Run | Resolve | Notify
+Action = Landed | Send | Connect | Look | Log | Record | Exit | Run | Resolve | Notify
 
 
 class Machine(Protocol):
