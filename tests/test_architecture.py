@@ -197,6 +197,7 @@ MIRROR_NOTHING = {
     "tests/test_kill_matrix.py": "end to end: workers that die in each phase of a step",
     "tests/test_replicas.py": "end to end: copies of shards over real sockets",
     "tests/test_trust.py": "end to end: clusters with keys, and who is let in",
+    "tests/test_fallback.py": "end to end: servers that die where shards have none",
     "tests/test_replicas_lost.py": "end to end: servers that die where shards have backups",
     "tests/test_sync.py": "end to end: synchronous training with real servers",
     "tests/net/test_matrix.py": "end to end: each codec with each optimizer over each transport",
