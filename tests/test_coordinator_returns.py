@@ -51,7 +51,7 @@ class Cluster:
 
     def restart_coordinator(self) -> None:
         before = self.nodes.address
-        asyncio.run(asyncio.wait_for(self.nodes.restart_coordinator(), PATIENCE))
+        asyncio.run(asyncio.wait_for(self.nodes.restart(0), PATIENCE))
         assert self.nodes.address == before
 
     def log(self, name: str) -> str:

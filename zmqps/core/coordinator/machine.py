@@ -450,7 +450,7 @@ class CoordinatorMachine:
             servers=self.servers,
             options=self.options,
             ending=self.ending,
-            endpoint=self.identity.endpoint,
+            identity=self.identity,
             uptime_s=round(now - self.started_at, 3),
             waiting=self._waiting(),
             runs=self.runs,
