@@ -206,6 +206,8 @@ class Simulation(SimulatedCluster):
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._replicas = OneAtATime(self) if options.replicas else None
+        if self._comebacks is not None and self._replicas is not None:
+            self._comebacks.may_lose = self._replicas.may_lose
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)

@@ -167,10 +167,8 @@ class CoordinatorMachine:
         restore(self, self._kept, now)
         self._kept = {}
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
-        text = (
-            f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again in "
-        )
-        return self._recorded([Log("info", f"{text}{self.options.heartbeat_timeout:.0f} s is lost")])
+        text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
+        return self._recorded([Log("info", f"{text} in {self.membership.begin_again(now):.0f} s is lost")])
 
     # --- the door ------------------------------------------------------------------------------
 
