@@ -89,7 +89,8 @@ class Steps:
         self._granted.clear()
         self._behind_moves.clear()
         self._moving.clear()
-        self._since = None
+        self._unconfirmed.clear()
+        self._since = self._retry_due = None
 
     def begin(self, member: MemberInfo) -> int:
         """A worker begins to train; return its clock."""
