@@ -119,8 +119,8 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
 	$(PY) -m bench peers --python $(PEERS)/bin/python
 
-demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3
-	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS)
+demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3 FAULTS=1
+	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS) $(if $(FAULTS),--faults)
 
 experiments: $(INSTALLED) ## reproduce the field's claims, with plots in runs/experiments/: NAMES="modes treatments"
 	$(PY) -m experiments $(NAMES)

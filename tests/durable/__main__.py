@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--logs", type=Path, help="keep the nodes' logs here")
     a = parser.parse_args()
+    logging.getLogger("zmqps").setLevel(logging.ERROR)  # four workers tell each death
     bad = 0
     for mode in a.mode.split():
         with tempfile.TemporaryDirectory(prefix="zmqps-soak-") as temporary:

@@ -40,7 +40,25 @@ def kill_server(nodes: Nodes, rng: random.Random) -> None:
     nodes.start_server(name)
 
 
-FAULTS: dict[str, Callable[[Nodes, random.Random], None]] = {"server": kill_server}
+def kill_coordinator(nodes: Nodes, rng: random.Random) -> None:
+    """Kill the coordinator, and start it again after a while."""
+    nodes.kill("coordinator")
+    time.sleep(rng.uniform(0.0, 2.0))  # it is away: asynchronous training goes on
+    nodes.start_coordinator()
+
+
+def kill_both(nodes: Nodes, rng: random.Random) -> None:
+    """Kill a server and the coordinator."""
+    kill_server(nodes, rng)
+    time.sleep(rng.uniform(0.0, 2.0))  # up to the hand-over, and beyond
+    kill_coordinator(nodes, rng)
+
+
+FAULTS: dict[str, Callable[[Nodes, random.Random], None]] = {
+    "server": kill_server,
+    "coordinator": kill_coordinator,
+    "both": kill_both,
+}
 
 
 def soak(
@@ -50,8 +68,9 @@ def soak(
     """Train, and let a fault happen every `KILL_S`, or when all copies are there again; say a line a minute."""
     out, rng = Soak(mode), random.Random(seed)
     began = minute = time.monotonic()
+    journal = [f"--journal={directory / 'journal'}"]
     with (
-        Nodes(directory, servers, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(directory, servers, flags=journal, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
         Training(nodes.address, mode, workers) as training,
     ):
         try:

@@ -178,7 +178,9 @@ class Supervisor:
 
     async def _supervise(self) -> int:
         ended = asyncio.create_task(self._watch_coordinator())
-        self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.servers]
+        self._node_watches = [
+            asyncio.create_task(self._watch_server(index)) for index in range(1, len(self._nodes.processes))
+        ]
         self._node_watches.append(ended)
         if not self._config.command:
             fails = asyncio.create_task(self._a_node_failed.wait())
@@ -257,43 +259,65 @@ class Supervisor:
     @property
     def _is_over(self) -> bool:
         """Whether there is nothing left that a worker could be started again for."""
-        journal = self._config.cluster.journal
-        returns = journal is not None and (journal / FILE).exists()
-        return self._a_node_failed.is_set() or (self._nodes.coordinator.ended and not returns)
+        return self._a_node_failed.is_set() or (self._nodes.coordinator.ended and not self._has_journal)
 
     def _say_who_goes_on(self) -> None:
         if others := sum(not other.ended for other in self._workers.values()):
             self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
 
     async def _watch_coordinator(self) -> int:
-        """Start the coordinator again when it fails, as often as may be; return how it has ended."""
-        for again in range(RESTARTS + 1):
-            code = await self._nodes.coordinator.exited()
-            journal = self._config.cluster.journal
-            goes_on = journal is not None and (journal / FILE).exists()  # else it has ended with its cluster
-            if self._ending or self._asked is not None or not goes_on or again == RESTARTS:
-                break
-            await self._said("coordinator")
-            text = f"the coordinator failed with {describe_exit(code)} and is started again ({again + 1} of {RESTARTS})"
-            self._log.say("warning", f"{text}: it goes on from its journal, and the others wait for it")
-            try:
-                await asyncio.wait_for(self._nodes.restart_coordinator(), RESTART_S)
-            except (PSError, TimeoutError) as error:
-                why = str(error) or f"it takes more than {RESTART_S:.0f} s"
-                self._log.say("error", f"the coordinator cannot be started again: {why}")
-                self._a_node_failed.set()
-                return exits.FAILED
+        """Start the coordinator again when it fails and can go on; return how it has ended."""
+        code = await self._watch_node(
+            0, lambda: self._has_journal, "it goes on from its journal, the others wait for it"
+        )
         await self._judge(self._nodes.coordinator, code)
         return code
 
-    async def _watch_node(self, node: Process) -> int:
-        code = await node.exited()
-        await self._judge(node, code)
+    async def _watch_server(self, index: int) -> int:
+        """Start a server again when it fails, where its shards can be had without it; return how it has ended."""
+        cluster = self._config.cluster
+        code = await self._watch_node(
+            index, lambda: cluster.outlives_servers, "it gets copies of shards that are missing"
+        )
+        if cluster.outlives_servers and not self._has_ended(code):
+            await self._said(self._nodes.processes[index].name)
+            self._log.say("error", f"{self._nodes.processes[index].failure(code)}\n  it does not start again")
+        else:
+            await self._judge(self._nodes.processes[index], code)
         return code
+
+    async def _watch_node(self, index: int, returns: Callable[[], bool], what: str) -> int:
+        """Start a node again when it fails, as often as may be; return how its last life has ended."""
+        life = Restarts(RESTARTS)
+        while True:
+            node = self._nodes.processes[index]
+            code = await node.exited()
+            if self._has_ended(code) or not life.may_follow(code) or not returns():
+                return code
+            await self._said(node.name)
+            again = f"is started again ({life.num + 1} of {RESTARTS})"
+            self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {again}: {what}")
+            life.begin()
+            try:
+                await asyncio.wait_for(self._nodes.restart(index), RESTART_S)
+            except (PSError, TimeoutError) as error:
+                why = str(error) or f"it takes more than {RESTART_S:.0f} s"
+                self._log.say("error", f"{node.name} cannot be started again: {why}")
+                return exits.FAILED
+
+    @property
+    def _has_journal(self) -> bool:
+        """Whether there is something from which the coordinator goes on: none is left of a cluster that has ended."""
+        journal = self._config.cluster.journal
+        return journal is not None and (journal / FILE).exists()
+
+    def _has_ended(self, code: int) -> bool:
+        """Whether a node was asked to end, or has done its work."""
+        return code in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) or self._ending or self._asked is not None
 
     async def _judge(self, node: Process, code: int) -> None:
         """Note how a node has ended, and say so unless that was well."""
-        if code not in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) and not self._ending and self._asked is None:
+        if not self._has_ended(code):
             self._a_node_failed.set()
             await self._said(node.name)
             self._log.say("error", str(node.failure(code)))

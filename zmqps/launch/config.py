@@ -102,6 +102,11 @@ class ClusterConfig:
         return [*flags, *["--restore-values-only"] * (not c.restore_optimizer)]
 
     @property
+    def outlives_servers(self) -> bool:
+        """Whether jobs go on when a server is lost: from copies of its shards, or from a checkpoint."""
+        return bool(self.options.replicas) or self.checkpoints.directory is not None
+
+    @property
     def is_local(self) -> bool:
         """Whether nobody reaches the coordinator from other hosts, so that all its servers are started here."""
         if self.interface:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.remembered import dump_all
-from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.messages import (
+    Message,
+    Moved,
+    Promote,
+    Promoted,
+    Ready,
+    Replicas,
+    Replicating,
+    Retargeted,
+)
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.operations import Operation
 from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError
@@ -25,6 +35,12 @@ AFTER_S = (0.0, 6.0)
 MOST_EVENTS = 12
 #: What it dies at: a moment, a message that it is about to send or take, a transaction that is lost, or is there.
 MOMENTS = ("time", "send", "receive", "write", "written")
+#: Where shards have copies it also dies at one of so many messages about these that follow, …
+MOST_OF_COPIES = 4
+COPY_MOMENTS = (*MOMENTS, "send of copies", "receive of copies", "send of copies", "receive of copies")
+ABOUT_COPIES = (Promote, Promoted, Replicas, Replicating, Moved, Retargeted, Ready)
+#: … and so often a server dies, too, so soon after it.
+SERVER_TOO, SOON_S = 0.4, (0.0, 3.0)
 
 
 class Comebacks:
@@ -38,10 +54,13 @@ class Comebacks:
 
     def __init__(self, simulation: SimulatedCluster) -> None:
         self._simulation = simulation
+        self._moments = COPY_MOMENTS if simulation.options.replicas else MOMENTS
         self._left = simulation.rng.randint(*DEATHS)
         self._moment = ""  # at what it dies next; empty: not yet
         self._events = 0
         self.times = 0  # that it has come back
+        #: Whether a server may die now: what it has is elsewhere, too.
+        self.may_lose: Callable[[Node], bool] = lambda server: False
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
         simulation.on_write.append(lambda node: self._at("write", node))
@@ -62,24 +81,38 @@ class Comebacks:
         if not coordinator.alive or simulation.network.quiet:
             return
         self._events = simulation.rng.randrange(MOST_EVENTS)
-        self._moment = simulation.rng.choice(MOMENTS)
+        self._moment = simulation.rng.choice(self._moments)
+        if self._moment.endswith("of copies"):
+            self._events %= MOST_OF_COPIES
         if self._moment == "time":
             self._events = 0
             self._at("time", coordinator)
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         self._at("send", sender)
+        if isinstance(message, ABOUT_COPIES):
+            self._at("send of copies", sender)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         self._at("receive", receiver)
+        if isinstance(message, ABOUT_COPIES):
+            self._at("receive of copies", receiver)
 
     def _at(self, moment: str, node: Node) -> None:
         if moment != self._moment or node.role != "coordinator" or not node.alive:
             return
         self._events -= 1
         if self._events < 0:
-            self._moment = ""
-            self._simulation.kill(node)
+            self._moment, simulation = "", self._simulation
+            simulation.kill(node)
+            if simulation.options.replicas and simulation.rng.random() < SERVER_TOO:
+                simulation.at(simulation.now + simulation.rng.uniform(*SOON_S), self._lose_server)
+
+    def _lose_server(self) -> None:
+        simulation = self._simulation
+        alive = [server for server in simulation.servers if server.alive and self.may_lose(server)]
+        if alive and not simulation.network.quiet:
+            simulation.kill(simulation.rng.choice(alive))
 
     def check(self, coordinator: Node) -> None:
         """Assert that the journal holds what the coordinator knows, and nothing else."""

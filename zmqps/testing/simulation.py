@@ -20,7 +20,6 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
-from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
@@ -211,6 +210,8 @@ class Simulation(SimulatedCluster):
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._replicas = OneAtATime(self) if options.replicas else None
+        if self._comebacks is not None and self._replicas is not None:
+            self._comebacks.may_lose = self._replicas.may_lose
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -385,10 +386,9 @@ class Simulation(SimulatedCluster):
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
                 self._orphans.check(node)
-            if self._savers is not None and node.role == "worker":
-                self._savers.check(node)
-            if self._fallbacks is not None and node.role == "coordinator":
-                self._fallbacks.check(node)
+            for looking in (self._savers, self._fallbacks):
+                if looking is not None:
+                    looking.check(node)
             if self._successors is not None:
                 self._successors.check(node)
             if self._comebacks is not None and node.role == "coordinator":
@@ -408,7 +408,7 @@ class Simulation(SimulatedCluster):
 
     def notified(self, node: Node, event: object) -> None:
         """A worker is told that its job has gone back to a checkpoint."""
-        if self._fallbacks is not None and isinstance(event, Rollback):
+        if self._fallbacks is not None:
             self._fallbacks.notified(node, event)
 
     def run_s(self) -> float:

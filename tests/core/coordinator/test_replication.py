@@ -276,3 +276,4 @@ def test_where_other_shards_have_the_step_already_the_job_has_failed() -> None:
     failed = cluster.take("w0", Leave("closed"))
     assert errors(failed, peer("w1")) == [JobError.code]
     assert "can no longer bring its gradients" in cluster.run().state
+    assert sent(cluster.wait(5.0, "s0", "s2", "w1"), Commit) == [], "said again without the gradients"

@@ -172,7 +172,7 @@ class CoordinatorMachine:
         self._kept = {}
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
         text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
-        return self._recorded([Log("info", f"{text} in {self.options.heartbeat_timeout:.0f} s is lost")])
+        return self._recorded([Log("info", f"{text} in {self.membership.begin_again(now):.0f} s is lost")])
 
     # --- the door ------------------------------------------------------------------------------
 
@@ -451,7 +451,7 @@ class CoordinatorMachine:
             servers=self.servers,
             options=self.options,
             ending=self.ending,
-            endpoint=self.identity.endpoint,
+            identity=self.identity,
             uptime_s=round(now - self.started_at, 3),
             waiting=self._waiting(),
             runs=self.runs,

@@ -30,6 +30,8 @@ DERIVED = (Job, Proceed)
 MAX_GONE = 256
 #: … with their counters as long as these take no more; the newest have the first claim.
 MAX_GONE_COUNTERS_NBYTES = 64 << 10
+#: So long members have at least to come back to a coordinator that was away: a connection takes up to 2 s to be anew.
+RETURN_S = 5.0
 #: What begins the name of the connection of a member that has not come back yet to a coordinator that was away.
 ABSENT = b"?"
 
@@ -267,6 +269,7 @@ class Membership:
         self.timeout = timeout
         self._changed = changed
         self.members: dict[bytes, MemberInfo] = {}
+        self._nobody_before = 0.0  # nobody is lost before, although members are overdue
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
         self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # the one silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
@@ -393,11 +396,18 @@ class Membership:
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""
         longest = next(iter(self._by_silence.values()), None)
-        return None if longest is None else longest.seen_at + self.timeout
+        return None if longest is None else max(longest.seen_at + self.timeout, self._nobody_before)
 
     def overdue(self, now: float, most: int | None = None) -> list[MemberInfo]:
         """Return the members that were silent for too long, or so many of them."""
+        if now < self._nobody_before:
+            return []
         return list(islice(takewhile(lambda m: now >= m.seen_at + self.timeout, self._by_silence.values()), most))
+
+    def begin_again(self, now: float) -> float:
+        """All have time to come back, however soon they are given up else; return how long."""
+        self._nobody_before = now + RETURN_S
+        return max(self.timeout, RETURN_S)
 
     def dump(self, who: bytes) -> Plain:
         """Return what is kept of a member; of those of a job its rank is kept with the job."""

@@ -47,7 +47,7 @@ class Moves:
         """A shard's server is lost, and that of a copy takes over: who needs it is to wait. Said once."""
         self.forget(copy.shard)
         message = Moved(epoch, copy.shard, copy.generation, {}, 0, 0)
-        return [Send(self._members[who].peer, message) for who in told if who in self._members]
+        return [Send(self._members[who].peer, message) for who in sorted(told) if who in self._members]
 
     def forget(self, shard: int) -> None:
         """A shard is not any more where it has moved to."""

@@ -60,13 +60,14 @@ class Partings:
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         there = [run for run in self._jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
-        ready = {run.name for run in there if run.startup.ready}
         actions = self._checkpoints.gone(member, now)  # while it is known what it had
         actions += [action for run in there for action in run.lose_server(member, error, now)]
-        runs = [run for run in there if run.lost_shard is not None or run.name not in ready]
+        runs = [run for run in there if run.lost_shard is not None or run.startup.job is None]
         if there and not runs:
-            back = any(run.fallback.active for run in there)
-            advice = "what nobody else has goes back to a checkpoint" if back else "its backups take over"
+            begun = any(run.startup.ready for run in there)
+            advice = "its backups take over" if begun else "what began on it begins again on others"
+            if any(run.fallback.active for run in there):
+                advice = "what nobody else has goes back to a checkpoint"
             error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         actions.insert(0, Log("warning", str(error)))
         told = [other for run in runs for other in run.members.values()]

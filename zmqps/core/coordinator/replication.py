@@ -270,7 +270,7 @@ class Replication:
                 actions.append(self._replicas(copy))
             if self._promoting.get(copy.shard) is copy:
                 actions.append(Send(member.peer, Promote(copy.epoch, copy.generation)))
-            elif copy.backup and not copy.built and copy.shard not in self._promoting:
+            elif copy.backup and not copy.whole and copy.shard not in self._promoting:  # or its answer was lost
                 actions += startup.assign([copy])
         return actions
 

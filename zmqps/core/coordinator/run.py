@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
@@ -191,7 +191,7 @@ class JobRun:
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(now), *self._fill(now)]
+        actions = [*self._place(self._servers, now), *self._fill(now)]
         actions += self.fallback.fill(list(self._servers), now)
         actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
@@ -199,10 +199,10 @@ class JobRun:
         self.waits.tell_soon(now)
         return actions
 
-    def _place(self, now: float) -> list[Action]:
+    def _place(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
         silent = now - SILENT_BEATS * self._options.heartbeat_interval
-        actions = self.startup.place(sorted(self._servers, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
+        actions = self.startup.place(sorted(servers, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -377,10 +377,14 @@ class JobRun:
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
         """A server has gone with copies of shards of this job: backups take over, where there are."""
+        others = [other for other in self._servers if other is not server]
         if not self.startup.ready:
-            return self.fail(error, now)
+            if len(others) < self.startup.num_servers or not self.startup.begin_again():
+                return self.fail(error, now)
+            self.steps.stop()
+            return self._place(others, now)
         actions, lost = self.replication.lose(server, error, now)
-        actions += self.replication.fill((other for other in self._servers if other is not server), now)
+        actions += self.replication.fill(others, now)
         if self.lost_shard is None and lost:
             actions += self._fall_back(lost, error, now)
         self.waits.tell_soon(now)

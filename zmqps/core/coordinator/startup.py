@@ -185,6 +185,18 @@ class Startup:
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
         return [Log("info", text), *self.assign(self.copies)]
 
+    def begin_again(self) -> bool:
+        """Forget where the job was to lie, as a server is lost; False if values are there that are only on servers."""
+        if self.ready or self.placement is None or self.loader is not None:
+            return False
+        self.given_up += self.copies
+        self.placement, self.copies, self.epoch = None, Copies(self._root, self._new_epoch), 0
+        self.built.clear()
+        self.loaded.clear()
+        for what in ("spec", "start", "copies"):
+            self._changed(what)
+        return True
+
     def assign(self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None) -> list[Action]:
         """Tell servers the copies that they are to keep; ``source``: from where, if not what the job began from."""
         assert self.placement is not None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zmqps.core.coordinator.membership import Departure, MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.report import job_status, job_waits, only_observed
+from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Exit
 from zmqps.errors import LimitError, counted
 
@@ -110,7 +111,7 @@ def cluster_status(
     servers: Roster,
     options: CoordinatorOptions,
     ending: Exit | None,
-    endpoint: str,
+    identity: Identity,
     uptime_s: float,
     waiting: Sequence[str],
     runs: Mapping[str, JobRun],
@@ -131,7 +132,9 @@ def cluster_status(
     ready = "ready" if len(servers) >= options.servers else "waiting for servers"
     return {
         "state": f"ending: {ending.reason}" if ending else ready,
-        "endpoint": endpoint,
+        "endpoint": identity.endpoint,
+        "host": identity.host,
+        "pid": identity.pid,
         "uptime_s": uptime_s,
         "servers": options.servers,
         "workers": options.workers or 0,

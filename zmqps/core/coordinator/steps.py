@@ -129,7 +129,7 @@ class Steps:
         assert self.policy is not None
         self._ranks = dict(kept["ranks"])
         self._training = {who for who in self._ranks if who in self._members}
-        for who in self._training:
+        for who in [who for who in self._ranks if who in self._training]:  # in the order that was kept
             self.policy.join(who)
         self.policy.restore(kept["policy"], now)
         self._returned = set(self._training)
@@ -166,6 +166,8 @@ class Steps:
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
+        for epoch in [epoch for epoch, copy in self._copies.items() if copy.shard in self._behind_moves]:
+            self._unconfirmed.pop(epoch, None)  # it lacks gradients of the step
         self._behind_moves.clear()
         self._moving.clear()
         self._since = None
@@ -281,7 +283,11 @@ class Steps:
         """Note it if a shard is to have a step of which one who has gone had the gradients."""
         commits = self._unconfirmed.get(epoch, [])
         if any(who not in self._members for commit in commits for who, _ in commit.contributors):
-            self.torn = self._copies[epoch].shard
+            self._tear(epoch)
+
+    def _tear(self, epoch: int) -> None:
+        self.torn = self._copies[epoch].shard
+        del self._unconfirmed[epoch]  # said again, it would make another step of it than the others have
 
     def moved(self, heir: Copy, step: int) -> None:
         """A backup has taken over, with so many steps."""
@@ -331,10 +337,10 @@ class Steps:
             if worker not in behind:
                 continue
             behind.discard(worker)
-            for epoch, commits in self._unconfirmed.items():
+            for epoch, commits in list(self._unconfirmed.items()):
                 at_stake = self._copies[epoch].shard == shard and shard not in self._moving  # else it may have the step
                 if at_stake and any(worker in dict(commit.contributors) for commit in commits):
-                    self.torn = shard
+                    self._tear(epoch)
             if self.policy is not None:
                 self.policy.retract(worker)
             if not behind and shard not in self._moving:
@@ -464,8 +470,7 @@ class Steps:
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
-        dues = (self._retry_due, policy)
-        return min((due for due in dues if due is not None), default=None)
+        return min((due for due in (self._retry_due, policy) if due is not None), default=None)
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
         """Send unconfirmed commits again; let the policy see the time."""
@@ -480,12 +485,8 @@ class Steps:
         if self.policy is None:
             return {}
         waited = 0.0 if self._since is None else round(now - self._since, 3)
-        return {
-            "mode": self.policy.mode,
-            **self.policy.status(),
-            "waiting": self.waiting_for(missing),
-            "since_s": waited,
-        }
+        waiting = {"waiting": self.waiting_for(missing), "since_s": waited}
+        return {"mode": self.policy.mode, **self.policy.status(), **waiting}
 
     def validate(self) -> None:
         """Assert the invariants."""
