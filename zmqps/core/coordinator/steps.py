@@ -69,6 +69,7 @@ class Steps:
         self._unconfirmed: dict[int, list[Commit]] = {}  # by copy, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
+        self._suspended = ""  # why no step is committed: all go back to a checkpoint
 
     def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -161,7 +162,7 @@ class Steps:
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
-        self.policy = None
+        self.policy, self._suspended = None, ""
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
@@ -170,6 +171,27 @@ class Steps:
         self._behind_moves.clear()
         self._moving.clear()
         self._since = None
+        self.keep()
+
+    def suspend(self, why: str) -> None:
+        """All shards go back to a checkpoint: no step is committed until they have."""
+        self._suspended = why
+        self._unconfirmed = {epoch: [] for epoch in self._unconfirmed}
+        self._granted.clear()
+        self._behind_moves.clear()
+        self._moving.clear()
+        self._retry_due = self.torn = None
+        self.keep()
+
+    def go_back(self, copies: Iterable[Copy], clock: int | None) -> None:
+        """Shards have other primaries, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
+        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
+        self._unconfirmed = {epoch: [] for epoch in self._copies}
+        if clock is not None and self.policy is not None:
+            self._suspended, self._since = "", None
+            self._requests.clear()
+            self._counted.clear()
+            self.policy.go_back(clock)
         self.keep()
 
     def begin(self, member: MemberInfo) -> int:
@@ -301,6 +323,8 @@ class Steps:
     @property
     def _blocked(self) -> bool:
         """Whether a shard has moved that may lack gradients of the step."""
+        if self._suspended:
+            return True
         if not self._behind_moves or self.policy is None:
             return False
         return bool(self._moving) or any(
@@ -432,6 +456,8 @@ class Steps:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
+        if self._suspended:
+            return self._suspended
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
@@ -460,12 +486,8 @@ class Steps:
         if self.policy is None:
             return {}
         waited = 0.0 if self._since is None else round(now - self._since, 3)
-        return {
-            "mode": self.policy.mode,
-            **self.policy.status(),
-            "waiting": self.waiting_for(missing),
-            "since_s": waited,
-        }
+        waiting = self.waiting_for(missing)
+        return {"mode": self.policy.mode, **self.policy.status(), "waiting": waiting, "since_s": waited}
 
     def validate(self) -> None:
         """Assert the invariants."""
