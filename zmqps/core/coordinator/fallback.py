@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.missing import ADVICE, Gone, Missing
 from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.startup import Startup
@@ -41,41 +41,6 @@ STUCK_S = 600.0
 #: Checkpoints of a job that are remembered; the oldest have been removed.
 MAX_GOOD = 8
 MAX_WHY_CHARS = 300
-ADVICE = (
-    "the values of its shard are gone, and there is no checkpoint of it to go back to; begin the job again once a "
-    "server has joined in its place. With --checkpoint DIR --checkpoint-every 5min it goes back to the last one by "
-    "itself, with --replicas 1 it loses nothing"
-)
-
-
-def torn(shard: int) -> PSError:
-    """Return the error of a job whose step cannot be completed on one shard."""
-    return JobError(
-        f"the server of shard {shard} was lost in mid-step, and so was a worker that can no longer bring its gradients "
-        "to the backup, while other shards have that step; begin the job again, from a checkpoint if there is one"
-    )
-
-
-class _Gone(NamedTuple):
-    """A server that is lost, and its title."""
-
-    rank: int
-    name: str
-    incarnation: bytes
-    title: str
-
-
-@dataclass(slots=True, kw_only=True)
-class _Shard:
-    """A shard that goes back."""
-
-    generation: int  # of what loads it next
-    lost: _Gone | None  # the server it was on; None: that is there, and the shard goes back with the others
-    home: MemberInfo | None = None  # that server, then
-    copy: Copy | None = None  # what is being loaded
-    num_lost: int = 0  # pushes that members have said to be lost, of a time before that others have not answered
-    since: float = 0.0
-    not_before: float = 0.0
 
 
 class Fallback:
@@ -129,7 +94,7 @@ class Fallback:
         self._timeout = timeout
         self._rewind = rewind
         self._give_up = give_up
-        self._back: dict[int, _Shard] = {}
+        self._back: dict[int, Missing] = {}
         self._bad: set[str] = set()  # paths of checkpoints that cannot be used
         self._unfit: set[tuple[bytes, int]] = set()  # servers, by incarnation, that could not load a shard
         self._target: Resumption | None = None
@@ -139,11 +104,28 @@ class Fallback:
         self._waits_since = 0.0
         self._tellings = Tellings(name, startup, members, lambda: changed("fallback"))
         self._retry_due: float | None = None
+        if self.good:
+            changed("fallback")
 
     @property
     def active(self) -> bool:
         """Whether shards are going back."""
         return bool(self._back)
+
+    @property
+    def shards(self) -> list[int]:
+        """Those that go back."""
+        return sorted(self._back)
+
+    @property
+    def path(self) -> str:
+        """The checkpoint that they go back to; empty where none does."""
+        return "" if self._target is None else self._target.path
+
+    @property
+    def times(self) -> int:
+        """How often shards have gone back."""
+        return self._tellings.num_done
 
     def keep(self, path: str, read_at: str, version: int, manifest: Mapping[str, Any]) -> None:
         """There is another checkpoint of the job; ``manifest`` is what the coordinator says of it."""
@@ -188,11 +170,11 @@ class Fallback:
         for shard, copy in sorted(shards.items()):
             server, before = copy.server, self._back.get(shard)
             if copy.epoch in gone:
-                home, lost_one = None, _Gone(server.rank, server.hello.name, server.incarnation, server.title)
+                home, lost_one = None, Gone(server.rank, server.hello.name, server.incarnation, server.title)
             else:
                 home, lost_one = server, None
             lost_one = lost_one or (before.lost if before is not None else None)
-            self._back[shard] = _Shard(generation=copy.generation + 1, lost=lost_one, home=home)
+            self._back[shard] = Missing(generation=copy.generation + 1, lost=lost_one, home=home)
             self._back[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
         self._replication.forget(shards)
         self._changed("fallback")
@@ -247,7 +229,7 @@ class Fallback:
         assert self._target is not None
         return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole})
 
-    def _choose(self, shard: int, back: _Shard, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
+    def _choose(self, shard: int, back: Missing, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
         """Return the server for a shard: the one it was on, one that has none, or after a while any."""
         fit = [server for server in servers if (server.incarnation, shard) not in self._unfit]
         primaries = (copy for copy in self._startup.copies if not copy.backup)
@@ -333,14 +315,15 @@ class Fallback:
         where = _where(copy for copy in copies if copy.shard in shards)
         what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
         text = f"job {self._name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
-        actions.append(Log("warning", text))
+        log, answers = Log("warning", text), list[Action]()
         self._replication.degraded(shards, "it has gone back to a checkpoint", now)
-        begun_at, whole = self._begun_at, self._whole
+        # first, for what is answered now is of what members go back to
+        told = self._tellings.begin(shards, saved.told(), self._begun_at, now, lost=lost, whole=self._whole)
         if not self._back:
             startup.held, self._target, self._error, self._why = "", None, None, ""
             self._retry_due = None
-            actions += startup.answer()
-        return [*actions, *self._tellings.begin(shards, saved.told(), begun_at, now, lost=lost, whole=whole)]
+            answers = startup.answer()
+        return [log, *told, *actions, *answers]
 
     def followed(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
         """A member has gone back: what it says of steps counts again."""
@@ -428,8 +411,8 @@ class Fallback:
             ]
             for shard, b in sorted(self._back.items())
         ]  # fmt: skip
-        target = "" if self._target is None else self._target.path
-        return [[saved.dump(brief=True) for saved in self.good], sorted(self._bad), target, back, self._tellings.dump()]
+        good = [saved.dump(brief=True) for saved in self.good]
+        return [good, sorted(self._bad), self.path, back, self._tellings.dump()]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Go on with what was kept; servers have time again."""
@@ -447,8 +430,8 @@ class Fallback:
         self._retry_due = now + RETRY_S
         copies = self._startup.copies.by_epoch
         for shard, generation, lost, home, epoch, num_lost in back:
-            self._back[shard] = _Shard(
-                generation=generation, lost=None if lost is None else _Gone(*lost), home=members.get(home),
+            self._back[shard] = Missing(
+                generation=generation, lost=None if lost is None else Gone(*lost), home=members.get(home),
                 copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
             )  # fmt: skip
         gone = next((b.lost for b in self._back.values() if b.lost is not None), None)
@@ -457,7 +440,7 @@ class Fallback:
         if self._whole:
             self._steps.suspend(text)
 
-    def _loss(self, server: _Gone, advice: str, now: float) -> PSError:
+    def _loss(self, server: Gone, advice: str, now: float) -> PSError:
         silent_s = round(now - self._begun_at, 3)
         return PeerLostError(role="server", name=server.title, silent_s=silent_s, advice=advice)
 

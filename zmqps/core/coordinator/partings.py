@@ -5,9 +5,9 @@ from __future__ import annotations
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.fallback import ADVICE
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.missing import ADVICE
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Error, Lost
 from zmqps.errors import PeerLostError, PSError

@@ -8,9 +8,10 @@ from typing import Any
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.data import DataSets
-from zmqps.core.coordinator.fallback import Fallback, torn
+from zmqps.core.coordinator.fallback import Fallback
 from zmqps.core.coordinator.journal import Changes, set_key
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
+from zmqps.core.coordinator.missing import torn
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places

@@ -470,8 +470,7 @@ class Steps:
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
-        dues = (self._retry_due, policy)
-        return min((due for due in dues if due is not None), default=None)
+        return min((due for due in (self._retry_due, policy) if due is not None), default=None)
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
         """Send unconfirmed commits again; let the policy see the time."""
@@ -485,9 +484,9 @@ class Steps:
         """Return the state for the status."""
         if self.policy is None:
             return {}
-        waited = 0.0 if self._since is None else round(now - self._since, 3)
+        since_s = 0.0 if self._since is None else round(now - self._since, 3)
         waiting = self.waiting_for(missing)
-        return {"mode": self.policy.mode, **self.policy.status(), "waiting": waiting, "since_s": waited}
+        return {"mode": self.policy.mode, **self.policy.status(), "waiting": waiting, "since_s": since_s}
 
     def validate(self) -> None:
         """Assert the invariants."""

@@ -59,7 +59,7 @@ class Tellings:
         self._members = members
         self._number = 0
         self._open: dict[int, _Telling] = {}  # by number
-        self._num_done = 0
+        self.num_done = 0
         self._last: dict[str, Any] = {}
 
     @property
@@ -97,7 +97,7 @@ class Tellings:
     ) -> list[Action]:
         """Shards are there again: tell everybody who needs them."""
         self._number += 1
-        self._num_done += 1
+        self.num_done += 1
         self._changed()
         telling = self._open[self._number] = _Telling(
             shards=shards, restored=restored, whole=whole, lost=lost, awaited=set(self.told), due=now + RETRY_S,
@@ -195,11 +195,11 @@ class Tellings:
             [number, list(t.shards), dict(t.restored), t.whole, t.lost, sorted(t.awaited), t.num_gone]
             for number, t in self._open.items()
         ]
-        return [self._number, self._num_done, {**self._last, "at": 0.0} if self._last else {}, tellings]
+        return [self._number, self.num_done, {**self._last, "at": 0.0} if self._last else {}, tellings]
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept."""
-        self._number, self._num_done, self._last, tellings = kept
+        self._number, self.num_done, self._last, tellings = kept
         if self._last:
             self._last["at"] = now
         for number, shards, restored, whole, lost, awaited, num_gone in tellings:
@@ -211,9 +211,9 @@ class Tellings:
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for the status."""
         if not self._last:
-            return {"times": self._num_done}
+            return {"times": self.num_done}
         last = {name: value for name, value in self._last.items() if name != "at"}
-        return {"times": self._num_done, "last": {**last, "ago_s": round(now - self._last["at"], 3)}}
+        return {"times": self.num_done, "last": {**last, "ago_s": round(now - self._last["at"], 3)}}
 
     def validate(self) -> None:
         """Assert that those who are awaited are here."""

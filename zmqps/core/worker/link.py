@@ -226,7 +226,7 @@ class Link:
 
     def lose(self, floor: int, applied: Sequence[int]) -> int:
         """Return how many acknowledged pushes a new server does not know (`Sent.lose`)."""
-        return self.sent.lose(floor, applied, [request.seq for request in self.in_flight.values() if request.seq])
+        return self.sent.lose(floor, applied)
 
     def forget(self) -> None:
         """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""
@@ -242,6 +242,7 @@ class Link:
         self.peer, self.title, self.handshake, self.proof = handshake.peer, title, handshake, proof
         self.epoch, self.rank = epoch, rank
         self._broken = bool(self.in_flight)
+        self.sent.mark(self._next_seq, (request.seq for request in self.in_flight.values()))
         self.lost, self.promised = None, ""
 
     def requests_of(self, transfer: Transfer) -> list[Request]:

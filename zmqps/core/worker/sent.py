@@ -38,6 +38,8 @@ class Sent:
         self._first = 0  # of the push whose messages leave
         self._size = 0
         self._void: dict[int, None] = {}
+        self._behind = 0  # the first message that leaves for the server that there is now
+        self._unanswered: set[int] = set()  # of those before it
 
     def add(self, seq: int, *, head: bool) -> None:
         """A message leaves for the first time; ``head``: the first one of its push."""
@@ -67,34 +69,35 @@ class Sent:
         if len(self._void) > MAX_VOID:
             del self._void[next(iter(self._void))]
 
-    def lose(self, floor: int, applied: Collection[int], unanswered: Iterable[int]) -> int:
-        """Return how many pushes were acknowledged that a shard does not know, of all or a part; and forget these.
+    def mark(self, behind: int, unanswered: Iterable[int]) -> None:
+        """Another server is to know all before the message ``behind`` but for what is not answered and sent again."""
+        self._behind, self._unanswered = behind, set(unanswered)
+
+    def lose(self, floor: int, applied: Collection[int]) -> int:
+        """Return how many pushes were acknowledged that the new server does not know, in all or in part.
+
+        These are forgotten: if a shard is lost once more, they are lost already.
 
         Parameters
         ----------
         floor, applied
             What it knows: all messages up to a number, and others.
-        unanswered
-            Messages that are sent again.
         """
         self._close()
-        applied = applied if isinstance(applied, set) else set(applied)
-        open_ones = {*unanswered, *self._void}
+        known = {*applied, *self._unanswered, *self._void}
+        highest = max([floor, *known])
         kept, lost = deque[_Run](), 0
-        highest = max([floor, *applied, *open_ones])
         for run in self._runs:
-            if run.stop - 1 <= floor:
+            if run.stop - 1 <= floor or run.first >= self._behind:
                 _append(kept, run)
                 continue
-            if run.first > highest:
-                lost += run.count
-                continue
-            for first in range(run.first, run.stop, run.size):
-                numbers = range(first, first + run.size)
-                if first > highest:
-                    lost += run.count - (first - run.first) // run.size
+            for number in range(run.count):
+                first = run.first + number * run.size
+                if highest < first and run.stop <= self._behind:
+                    lost += run.count - number
                     break
-                if any(number > floor and number not in applied and number not in open_ones for number in numbers):
+                messages = range(first, min(first + run.size, self._behind))
+                if any(message > floor and message not in known for message in messages):
                     lost += 1
                 else:
                     _append(kept, _Run(first, run.size, 1))
