@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.testing.comebacks import PATIENCE_S
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, Simulation
 from zmqps.testing.stores import Disk
@@ -24,17 +25,26 @@ class Restored:
     ----------
     seed
         Of both.
-    servers, workers, faults, training, calm_s
+    servers, workers, faults, training, calm_s, journaled
         As for `Simulation`; the second has another number of servers.
     """
 
     def __init__(
-        self, seed: int, servers: int, workers: int, faults: Faults, training: Training, *, calm_s: float
+        self,
+        seed: int,
+        servers: int,
+        workers: int,
+        faults: Faults,
+        training: Training,
+        *,
+        calm_s: float,
+        journaled: bool = False,
     ) -> None:
         self.seed = seed
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
+        self._journaled = journaled
         self._servers, self._workers, self._faults, self._calm_s = servers, workers, faults, calm_s
 
     def run(self) -> Report:
@@ -57,9 +67,12 @@ class Restored:
         return replace(after, seed=self.seed, digest=before.digest ^ after.digest)
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
+        options_of = saved_often(self._rng, self.training, servers, self._workers, self._faults)
+        if self._journaled:
+            options_of = replace(options_of, patience=PATIENCE_S)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
-            options=saved_often(self._rng, self.training, servers, self._workers, self._faults), disk=self.disk,
+            options=options_of, disk=self.disk, journaled=self._journaled,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
