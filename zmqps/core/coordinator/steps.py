@@ -49,6 +49,7 @@ class Steps:
         self.policy: Policy | None = None
         self._changed = changed
         self._kept: Plain = None  # … when it was changed last
+        self._kept_clock = 0
         self._counted: dict[bytes, tuple[int, tuple[int, ...]]] = {}  # the last of each that counted: step, attempts
         self._returned: set[bytes] = set()  # who trained when this coordinator was away, and has not said where it is
         self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
@@ -94,7 +95,7 @@ class Steps:
         """Keep how it stands: whoever has been told of it may rely on that."""
         if self._changed is nothing:
             return
-        self._kept = self._snapshot()
+        self._kept, self._kept_clock = self._snapshot(), self.clock
         self._changed()
 
     def keep_arrivals(self) -> None:
@@ -380,7 +381,11 @@ class Steps:
             self._since = None
         if decision.commitment is not None:  # a member that is gone contributes no more
             self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
-        if self.policy.mode == "sync" and (decision.commitment or decision.granted or decision.failed):
+        if self.policy.mode == "sync":
+            kept = not (decision.commitment or decision.granted or decision.failed)
+        else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
+            kept = self.policy.now == self._kept_clock
+        if not kept:
             self.keep()
         return actions
 
