@@ -37,7 +37,14 @@ MOST_EVENTS = 12
 MOMENTS = ("time", "send", "receive", "write", "written")
 #: Where shards have copies it also dies at one of so many messages about these that follow, …
 MOST_OF_COPIES = 4
-COPY_MOMENTS = (*MOMENTS, "send of copies", "receive of copies", "send of copies", "receive of copies")
+COPY_MOMENTS = (
+    *MOMENTS,
+    "send of copies",
+    "receive of copies",
+    "send of copies",
+    "receive of copies",
+    *["promotion"] * 3,
+)
 ABOUT_COPIES = (Promote, Promoted, Replicas, Replicating, Moved, Retargeted, Ready)
 #: … and so often a server dies, too, so soon after it.
 SERVER_TOO, SOON_S = 0.4, (0.0, 3.0)
@@ -82,7 +89,7 @@ class Comebacks:
             return
         self._events = simulation.rng.randrange(MOST_EVENTS)
         self._moment = simulation.rng.choice(self._moments)
-        if self._moment.endswith("of copies"):
+        if self._moment in ("send of copies", "receive of copies", "promotion"):
             self._events %= MOST_OF_COPIES
         if self._moment == "time":
             self._events = 0
@@ -92,6 +99,8 @@ class Comebacks:
         self._at("send", sender)
         if isinstance(message, ABOUT_COPIES):
             self._at("send of copies", sender)
+        if isinstance(message, Moved) and not message.server:  # behind the one to the server that is to take over
+            self._at("promotion", sender)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         self._at("receive", receiver)

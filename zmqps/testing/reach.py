@@ -23,7 +23,8 @@ def check_told(node: Node, now: float) -> None:
             assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
             # what the network knows, whatever the node has made of it
             missed_since = node.connections[link.peer].missed_since
-            missed = missed_since is not None and now - missed_since > TOLD_S and not link.handshake.is_over
+            since_s = 0.0 if missed_since is None else now - max(missed_since, link.handshake.began_at)
+            missed = since_s > TOLD_S and not link.handshake.is_over
             if now > since + TOLD_S and (missed or link.handshake.silence(now) > TOLD_S):
                 assert link.handshake.why, f"{node.name} does not say why {link.title} does not come back"
                 assert link.title in str(machine.links.unreached(now)), f"{node.name} keeps it to itself"

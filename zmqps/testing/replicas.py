@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zmqps.core.protocol.messages import Ack, Assign, Message, Promote, Push, Values
+from zmqps.core.protocol.messages import Ack, Assign, Committed, Message, Promote, Push, Values
+from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import JobError
 from zmqps.testing.engine import Node
 
@@ -69,9 +70,13 @@ class OneAtATime:
             self._generations[life, message.epoch] = message.generation
         elif isinstance(message, (Ack, Values)) and sender.role == "server":
             self._check_acknowledged(sender, receiver, message.request)
+        elif isinstance(message, Committed) and sender.role == "server":
+            self._check_committed(sender, message)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
-        if isinstance(message, Push) and receiver.role == "server":
+        if (
+            isinstance(message, Push) and receiver.role == "server" and not message.attempt
+        ):  # of a step: kept till its end
             self._pushed[receiver.name, sender.encode(), message.request] = message.epoch
 
     def _check_acknowledged(self, server: Node, worker: str, request: int) -> None:
@@ -85,3 +90,19 @@ class OneAtATime:
         newest = self._acknowledged.get(shard, 0)
         assert generation >= newest, f"{server.name} acknowledges a push, and has another primary of shard {shard[2]}"
         self._acknowledged[shard] = max(newest, generation)
+
+    def _check_committed(self, server: Node, message: Committed) -> None:
+        """Assert that the backups of a shard have a step that its primary says is over."""
+        simulation = self._simulation
+        runs = simulation.coordinator.runs.values()
+        copies = next((run.startup.copies for run in runs if message.epoch in run.startup.copies.by_epoch), None)
+        if copies is None:
+            return
+        alive = {node.identity.incarnation: node.machine for node in simulation.servers if node.alive}
+        for backup in copies.backups(copies.by_epoch[message.epoch].shard):
+            machine = alive.get(backup.server.incarnation)
+            if not backup.whole or not isinstance(machine, ServerMachine):
+                continue
+            shard = machine.tenants[backup.epoch].built()
+            has = shard.version > message.step
+            assert has, f"{server.name} says that step {message.step} is over, and its backup has {shard.version} steps"

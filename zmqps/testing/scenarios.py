@@ -32,6 +32,7 @@ DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
 LOST_SERVERS = Faults(delay=0.004, server_crash=0.5)
+CUT_SERVERS = Faults(delay=0.003, partition=0.4, partition_s=3.0)
 LOST_NODES = Faults(
     delay=0.004, duplication=0.05, reordering=0.05, server_crash=0.3, crash=0.1, partition=0.1, partition_s=2.0
 )
@@ -263,6 +264,10 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-returned-claimed"] = Scenario(
             faults=RETURNS, training=kept[mode], journaled=True, claimed=True, calm_s=LATE_CALM_S
         )
+    for mode, training in saved.items():
+        found[f"{mode}-returned-saves"] = Scenario(
+            faults=saving["saves-crashes"], training=training, saved=True, journaled=True
+        )
     copied = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
@@ -271,7 +276,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in copied.items():
         # not both in one synchronous step: that ends its job, and a script that has failed is not started again
         both = replace(LOST_NODES, crash=0.0, partition=0.0) if mode == "sync" else LOST_NODES
-        for kind, faults in (("replicas", LOST_SERVERS), ("both", both)):
+        for kind, faults in (("replicas", LOST_SERVERS), ("cut", CUT_SERVERS), ("both", both)):
             found[f"{mode}-returned-{kind}"] = Scenario(
                 faults=faults, training=training, servers=3, replicas=1, journaled=True, calm_s=LATE_CALM_S
             )

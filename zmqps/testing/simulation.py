@@ -206,12 +206,12 @@ class Simulation(SimulatedCluster):
             self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
-        self._comebacks = Comebacks(self) if journaled else None
+        self.comebacks = Comebacks(self) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
-        self._replicas = OneAtATime(self) if options.replicas else None
-        if self._comebacks is not None and self._replicas is not None:
-            self._comebacks.may_lose = self._replicas.may_lose
+        self.replicas = OneAtATime(self) if options.replicas else None
+        if self.comebacks is not None and self.replicas is not None:
+            self.comebacks.may_lose = self.replicas.may_lose
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -298,14 +298,14 @@ class Simulation(SimulatedCluster):
         """Start the coordinator, perhaps again, at the same address."""
         self.restarting = False
         identity, kept = self._identity("coordinator", "coordinator"), None
-        if self._comebacks is not None:
+        if self.comebacks is not None:
             identity = self._known_as = self._known_as or identity
             kept = {key: unpack(data) for key, data in self.journals["coordinator"].items()}
         machine = CoordinatorMachine(identity, self.options, self._disk, self._resumptions, kept)
         node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
         self.start(node)
-        if self._comebacks is not None and node.alive:
-            self._comebacks.started(node)
+        if self.comebacks is not None and node.alive:
+            self.comebacks.started(node)
         return node
 
     def start_server(self) -> Node:
@@ -380,8 +380,8 @@ class Simulation(SimulatedCluster):
                 self.note_copies()
             check_told(node, self.now)
             self.training.check(self, node)
-            if self._replicas is not None:
-                self._replicas.check(node)
+            if self.replicas is not None:
+                self.replicas.check(node)
             if self._attackers is not None:
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
@@ -391,8 +391,8 @@ class Simulation(SimulatedCluster):
                     looking.check(node)
             if self._successors is not None:
                 self._successors.check(node)
-            if self._comebacks is not None and node.role == "coordinator":
-                self._comebacks.check(node)
+            if self.comebacks is not None and node.role == "coordinator":
+                self.comebacks.check(node)
             if self.returns is not None:
                 self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
@@ -441,9 +441,9 @@ class Simulation(SimulatedCluster):
             self._orphans.resolved(node, operation, value)
         if self._successors is not None:
             self._successors.resolved(node, operation, value)
-        if self._comebacks is not None:
+        if self.comebacks is not None:
             f = self.faults
-            self._comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
+            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S
@@ -472,7 +472,7 @@ class Simulation(SimulatedCluster):
     def _crash_somebody(self, role: str) -> None:
         if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
             node = self.rng.choice(alive)
-            if self._replicas is None or role != "server" or self._replicas.may_lose(node):
+            if self.replicas is None or role != "server" or self.replicas.may_lose(node):
                 self.kill(node)
 
     def _stop_somebody(self) -> None:
@@ -493,8 +493,8 @@ class Simulation(SimulatedCluster):
     def _cut_somebody(self) -> None:
         if alive := [node for node in self.nodes.values() if node.alive]:
             node, seconds = self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            if self._replicas is not None and node.role != "worker":
-                if node.role == "coordinator" or not self._replicas.may_lose(node):
+            if self.replicas is not None and node.role != "worker":
+                if node.role == "coordinator" or not self.replicas.may_lose(node):
                     return
-                self._replicas.cut(seconds)
+                self.replicas.cut(seconds)
             self.partition(node, seconds)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import identity, job
-from tests.core.server.copies import PRIMARY, Copies, pull, push
+from tests.core.server.copies import PRIMARY, WELCOME, Copies, pull, push
 from zmqps.core.protocol.messages import (
     Ack,
     Commit,
@@ -540,3 +540,20 @@ def test_records_of_somebody_else_are_refused() -> None:
     copies.from_worker("b", "w", record)
     copies.from_worker("p", "w", record)
     assert [m.code for m in [*copies.answers("w", "b"), *copies.answers("w")] if isinstance(m, Error)] == [23, 24]
+
+
+# --- a coordinator that was away ------------------------------------------------------------------
+
+
+def test_a_coordinator_that_is_back_hears_of_the_last_step_when_the_backup_has_it() -> None:
+    copies = trained(B, staleness=0)
+    copies.push("w", push(1, 1.0, 0, 1, attempt=0))
+    copies.commit(0, "w")
+    copies.order("p", WELCOME)
+    assert copies.committed == []
+    copies.settle()
+    assert copies.committed == [0]
+    copies.order("p", WELCOME)
+    assert copies.committed == [0, 0]
+    copies.order("b", WELCOME)
+    assert copies.told("b", Committed) == [], "a backup does not speak for the shard"

@@ -2,7 +2,7 @@
 
 The parts say what has changed, by calling what they were given for that; what is written is what they say of
 themselves when an event is dealt with, before any of its messages leaves. ``docs/durability.md`` says what is kept, and
-what is asked again of those who know it.
+what is asked again of those who know it; ``docs/where.md`` what is to be done for something new.
 """
 
 from __future__ import annotations

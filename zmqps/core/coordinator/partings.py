@@ -64,10 +64,11 @@ class Partings:
         actions += [action for run in there for action in run.lose_server(member, error, now)]
         runs = [run for run in there if run.lost_shard is not None or run.startup.job is None]
         if there and not runs:
-            begun = any(run.startup.ready for run in there)
-            advice = "its backups take over" if begun else "what began on it begins again on others"
             if any(run.fallback.active for run in there):
                 advice = "what nobody else has goes back to a checkpoint"
+            else:
+                begun = any(run.startup.ready for run in there)
+                advice = "its backups take over" if begun else "what began on it begins again on others"
             error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         actions.insert(0, Log("warning", str(error)))
         told = [other for run in runs for other in run.members.values()]

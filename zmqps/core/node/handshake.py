@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from zmqps.core.protocol.events import Action, Connect, Look, Peer, Send
 from zmqps.core.protocol.messages import Hello, Welcome
 from zmqps.errors import printable
@@ -29,6 +31,8 @@ class Handshake:
     since
         When the silence began: with the first `Hello` that is not answered yet, or the end of the connection; None if
         there is none.
+    began_at
+        When the first `Hello` was said.
     why
         Why there is no answer, in words; empty if that is not known.
     is_down
@@ -48,10 +52,20 @@ class Handshake:
         self.is_down = self.is_over = False
         self._retry_s = FIRST_RETRY_S
         self._look_due = 0.0
+        self.began_at = 0.0
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and say hello."""
+        self.began_at = now
         return [Connect(self.peer, self.endpoint), *self.on_deadline(now)]
+
+    def beside(self, others: Iterable[Handshake], now: float) -> list[Action]:
+        """Say hello over a connection that others have opened; if it has ended, know that as they do."""
+        self.began_at = now
+        for other in others:
+            if other.is_down:
+                self.is_down, self.since, self.why, self._look_due = True, other.since, other.why, other._look_due
+        return self.on_deadline(now)
 
     def again(self, now: float) -> list[Action]:
         """Say hello over a connection that is there (again), as often as it takes."""

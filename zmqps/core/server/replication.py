@@ -172,10 +172,11 @@ class Replication:
         hello = self._host.member.identity.hello(key_of(row["ticket"]), epoch)
         handshake = Handshake(replace(hello, job=tenant.name), peer, endpoint)
         follower = Follower(title, handshake, key_of(row["proof"]), epoch)
-        self._peers.setdefault(peer, {})[epoch] = follower
+        others = [other.handshake for other in self._peers.setdefault(peer, {}).values()]
+        self._peers[peer][epoch] = follower
         self._primaries[epoch] = tenant.assign.epoch
         stream.follow(follower)
-        return handshake.on_deadline(now) if is_open else handshake.start(now)
+        return handshake.beside(others, now) if is_open else handshake.start(now)
 
     def _lose(self, stream: Stream, epoch: int) -> None:
         follower = stream.followers[epoch]

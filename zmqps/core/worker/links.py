@@ -122,7 +122,9 @@ class Links:
         peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
         hello = self._member.identity.hello(key_of(server["ticket"]), server["epoch"])
         handshake = Handshake(hello, peer, endpoint)
-        return handshake, handshake.on_deadline(now) if is_open else handshake.start(now)
+        if not is_open:
+            return handshake, handshake.start(now)
+        return handshake, handshake.beside([link.handshake for link in self.by_peer.get(peer, ())], now)
 
     def _sort(self) -> None:
         self.by_peer = {}

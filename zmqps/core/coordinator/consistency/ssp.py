@@ -27,7 +27,7 @@ class Bounded(Policy):
         assert staleness > 0
         self.staleness = staleness
         self.clocks: dict[bytes, int] = {}
-        self._first = 0  # the clock to begin with where nobody is
+        self._first = 0  # nobody begins at an earlier clock
         # what decides is kept by clock: there are few of them at a time, and thousands of workers
         self._live: Counter[int] = Counter()  # how many workers that train are at a clock
         self._waiting: dict[int, dict[bytes, None]] = {}  # who waits, by clock
@@ -45,7 +45,7 @@ class Bounded(Policy):
     def join(self, worker: bytes) -> int:
         """A worker begins to train at the slowest clock, or goes on there if the others have passed it."""
         if worker not in self.clocks:
-            self.clocks[worker] = self.slowest
+            self.clocks[worker] = max(self.slowest, self._first)
             self._live[self.clocks[worker]] += 1
         elif worker in self._paused:
             self._move(worker, max(self.clocks[worker], self.slowest))
@@ -87,8 +87,8 @@ class Bounded(Policy):
         return Decision(tuple(Grant(worker, 0, True) for worker in ready))
 
     def dump(self) -> list[Any]:
-        """Return the clocks: each worker's, or an earlier one of it."""
-        return [self._first, [[worker, clock] for worker, clock in self.clocks.items()]]
+        """Return the slowest clock, and each worker's, or an earlier one of it."""
+        return [max(self._first, self.slowest), [[worker, clock] for worker, clock in self.clocks.items()]]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on at the clocks that were kept; where a worker is beyond its own nobody waits too short for it."""

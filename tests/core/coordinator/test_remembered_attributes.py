@@ -1,0 +1,114 @@
+"""No part of a coordinator knows anything of which nobody has said whether it is kept in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.core.coordinator.test_remembered_copies import promoted, training
+from zmqps.core.protocol.messages import Arrive, Leave, Take
+
+#: By class: what `zmqps.core.coordinator.remembered` keeps of it, itself or under another name; …
+KEPT = {
+    "CoordinatorMachine": "lives",
+    "Membership": "members _barred",
+    "MemberInfo": "hello rank origin holder answered named",
+    "Roster": "_by_rank _claims",
+    "Claims": "_last",
+    "Erasures": "_awaited",
+    "ClusterEnd": "ending",
+    "Jobs": "runs next_epoch begun",
+    "EndedJobs": "by_name",
+    "JobRun": "name lost_shard",
+    "Places": "_all_joined _missed",
+    "Attendance": "here spares num_finished _names",
+    "Losses": "_lost _here _elsewhere _finished",
+    "Occupancy": "training idle_since _before _left_alone _returned",
+    "Startup": "resumption epoch job owner placement built loaded ready loader told returning",
+    "Copies": "by_epoch",
+    "Copy": "shard epoch server backup generation built whole",
+    "Replication": "_promoting _unanswered _degraded _unfit",
+    "Moves": "_moves",
+    "_Move": "copy generation version lost awaited",
+    "Steps": "policy _counted _behind_moves _moving _ranks _told _behind _waits_for_all _unconfirmed",
+    "Synchronous": "step dropped _count _arrivals",
+    "DataSets": "by_name _saved",
+    "DataSet": "spec owner named_by lasts here data_pass taken num_done num_returned _next _returned",
+}
+#: … and what is not kept: parts and options that are there anyway, what follows from the rest, who waits and asks
+#: again, when something is due, and what only the status shows.
+NOT_KEPT = {
+    "CoordinatorMachine": (
+        "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
+        "checkpoints ended files _partings _reminder_due _lose_due _inquiries _news _telling"
+    ),
+    "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
+    "MemberInfo": (
+        "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer"
+    ),
+    "Roster": "_free _next _names num_finished",
+    "Claims": "_living _ranks",
+    "Erasures": "_changed _not_before",
+    "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",
+    "Jobs": ("ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end"),
+    "EndedJobs": "_changed _answers",
+    "JobRun": (
+        "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
+        "replication barriers data waits"
+    ),
+    "Places": "attendance spares losses _name _cluster_expects _members _workers _job _dismiss _changed",
+    "Attendance": "_changed",
+    "Occupancy": "_name _members _workers _lease",
+    "Startup": (
+        "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
+        "given_up _rows _wire _cuts copies parked _requests"
+    ),
+    "Copies": "_root _new_epoch",
+    "Replication": "moves _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Moves": "_members _changed",
+    "_Move": "due",
+    "Steps": (
+        "_changed _kept _kept_clock _returned torn _replicated _granted _members _attendance _training _copies _paused "
+        "_requests _retry_due _since"
+    ),
+    "Synchronous": "aggregate on_straggler clock _live _paused _absent _late _first_at _patient_from",
+    "DataSets": "_changed _of _members _counts _pause _resume",
+    "DataSet": "waiting",
+    "Barriers": "by_name _members _awaited _of _pause _resume",
+    "Spares": "_members _kept",
+    "Checkpoints": ("_runs _members _store _cadence _hold_s _waiting _making numbers _last _done _failures _answers"),
+}
+
+
+def attributes(thing: object) -> set[str]:
+    if hasattr(thing, "__dict__"):
+        return set(vars(thing))
+    return {name for owner in type(thing).__mro__ for name in getattr(owner, "__slots__", ())}
+
+
+def parts() -> Iterator[Any]:
+    """Yield the parts of a coordinator in the middle of everything."""
+    kept = training(staleness=0)
+    kept.take("w0", Take(2, "examples", 40, 10, 1, (), ()))
+    kept.take("w1", Arrive(2, 0, (1,)))
+    promoted(kept, kept.take("s1", Leave("closed")))
+    machine, run = kept.machine, kept.run()
+    yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures)
+    yield from machine.membership.members.values()
+    yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints)
+    yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
+    yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
+    yield from (run.steps.policy, run.data, *run.data.by_name.values(), run.barriers, run.spares)
+
+
+@pytest.mark.parametrize("kind", sorted({*KEPT, *NOT_KEPT}))
+def test_of_everything_it_is_said_whether_it_is_kept(kind: str) -> None:
+    found = [attributes(part) for part in parts() if type(part).__name__ == kind]
+    assert found, f"no {kind} is looked at"
+    kept, other = set(KEPT.get(kind, "").split()), set(NOT_KEPT.get(kind, "").split())
+    assert not kept & other
+    new = set().union(*found) - kept - other
+    assert not new, f"is {kind}.{', '.join(sorted(new))} kept? docs/where.md says how to let it be; enter it here"
+    assert not (kept | other) - set().union(*found), "these are gone"
