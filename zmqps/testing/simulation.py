@@ -46,8 +46,7 @@ from zmqps.testing.training import Training
 LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
-#: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
-#: than until it is missed.
+#: How long until a worker that has died is started again; with claims it is sometimes longer than until it is missed.
 SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
@@ -61,10 +60,9 @@ class SimulationError(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a simulation amounted to.
+    """What a simulation amounted to, in simulated ``seconds``.
 
-    ``seconds`` are simulated ones, ``training_s`` those since the first ``init`` was answered, and ``digest`` is of
-    all events.
+    ``training_s`` are those since the first ``init`` was answered, and ``digest`` is of all events.
     """
 
     seed: int
