@@ -37,6 +37,7 @@ from zmqps.core.protocol.messages import (
     FileAnswer,
     FileAsk,
     Forgotten,
+    GoBack,
     GoOn,
     Heartbeat,
     HeartbeatAck,
@@ -59,6 +60,7 @@ from zmqps.core.protocol.messages import (
     Push,
     Range,
     Ready,
+    Recalled,
     Released,
     Replicas,
     Replicate,
@@ -77,6 +79,7 @@ from zmqps.core.protocol.messages import (
     Values,
     Waiting,
     Welcome,
+    WentBack,
     Withdraw,
 )
 from zmqps.core.protocol.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
@@ -176,6 +179,7 @@ MESSAGES: dict[str, Message] = {
     "assign": Assign(1, "resnet", 4, 2, 0, JOB, CUTS, KEY),
     "ready": Ready(1, 1),
     "discard": Discard(7),
+    "discard, for another copy answers": Discard(7, 1),
     "discarded": Discarded(7),
     "departed": Departed(WORKER, 0),
     "evicted": Departed(WORKER, 1),
@@ -277,6 +281,12 @@ MESSAGES: dict[str, Message] = {
     "moved": Moved(1, 0, 3, TO_REACH, 2, 0),
     "about to move": Moved(1, 0, 3, {}, 0, 0),
     "retargeted": Retargeted(1, 0, 3),
+    "about to go back": GoBack(1, 1, (0, 2), {}, 0, 0, {"path": "/data/default/ckpt-7"}),
+    "go back": GoBack(
+        1, 2, (2,), {"rows": [TO_REACH]}, 7, 0, {"path": "/data/default/ckpt-7", "version": 7, "state": {"epoch": 3}}
+    ),
+    "went back": WentBack(1, 2, 5),
+    "recalled": Recalled(9, 4, (6, 7)),
 }
 
 MALFORMED: dict[str, list[bytes]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from random import Random
 
@@ -33,15 +34,20 @@ class SimulatedCluster(Engine):
         self.options = options
         self.restarting = False  # the coordinator is dead and will be started again
         self.workers_to_come = workers
+        self.copies_move = options.replicas > 0  # or are loaded from checkpoints
         self.num_started = 0  # workers
         self._jobs_of_copies: dict[tuple[bytes, int], int] = {}  # by incarnation of the coordinator and epoch
+        self._tracks: dict[tuple[bytes, int], int] = {}  # the same; how often the job's steps had gone back
+        self.num_back: Counter[tuple[bytes, int]] = Counter()  # by life of the job: how often they have
         self._live: dict[tuple[bytes, int], set[int]] = {}  # by life of the job: the last copies it had
         self.on_send.append(self._note_copy)
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            job = self.coordinator.runs[message.name].startup.epoch
-            self._jobs_of_copies[sender.identity.incarnation, message.epoch] = job
+            run, who = self.coordinator.runs[message.name], sender.identity.incarnation
+            self._jobs_of_copies[who, message.epoch] = run.startup.epoch
+            going = run.fallback.active and run.mode == "sync"
+            self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
@@ -52,7 +58,7 @@ class SimulatedCluster(Engine):
 
     def is_live(self, server: Node, epoch: int) -> bool:
         """Whether a copy of a shard counts: it was not replaced, and its server not given up, before its job ended."""
-        if not self.options.replicas:
+        if not self.copies_move:
             return True
         machine = server.machine
         assert isinstance(machine, ServerMachine)
@@ -62,6 +68,10 @@ class SimulatedCluster(Engine):
     def life_of_copy(self, coordinator: bytes, epoch: int) -> tuple[bytes, int]:
         """Return the life of the job that has the copy of a shard of this number: its coordinator, and its epoch."""
         return coordinator, self._jobs_of_copies.get((coordinator, epoch), 0)
+
+    def track_of_copy(self, coordinator: bytes, epoch: int) -> int:
+        """Return how often the steps of a job had gone back to a checkpoint for the copy of a shard of this number."""
+        return self._tracks.get((coordinator, epoch), 0)
 
     @property
     def many_go(self) -> bool:

@@ -67,12 +67,13 @@ class Restored:
         return replace(after, seed=self.seed, digest=before.digest ^ after.digest)
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
-        options_of = saved_often(self._rng, self.training, servers, self._workers, self._faults)
-        if self._journaled:
-            options_of = replace(options_of, patience=PATIENCE_S)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
-            options=options_of, disk=self.disk, journaled=self._journaled,
+            options=replace(
+                saved_often(self._rng, self.training, servers, self._workers, self._faults),
+                patience=PATIENCE_S if self._journaled else 0.0,
+            ),
+            disk=self.disk, journaled=self._journaled,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 

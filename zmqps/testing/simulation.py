@@ -20,6 +20,7 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
@@ -28,6 +29,7 @@ from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.comebacks import PATIENCE_S, Comebacks
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.fallbacks import Fallbacks
 from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
@@ -197,9 +199,12 @@ class Simulation(SimulatedCluster):
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
         self._savers: Savers | None = None
+        self._fallbacks: Fallbacks | None = None
         if disk is not None:
             disk.fails = lambda: self.network.happens(faults.disk)
+            self.copies_move = True
             self._savers = Savers(self, disk, faults.saving, self.training)
+            self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self.comebacks = Comebacks(self) if journaled else None
@@ -285,7 +290,8 @@ class Simulation(SimulatedCluster):
     def _is_whole(self) -> bool:
         """Whether coordinator and servers work, and all workers that are expected have come."""
         alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
-        return alive and not self.job_failed and not any(run.num_missing for run in self.coordinator.runs.values())
+        runs = self.coordinator.runs.values() if alive else ()
+        return alive and not self.job_failed and not any(run.num_missing or run.fallback.active for run in runs)
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -371,7 +377,7 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
-            if node.role == "coordinator" and self.options.replicas:
+            if node.role == "coordinator" and self.copies_move:
                 self.note_copies()
             check_told(node, self.now)
             self.training.check(self, node)
@@ -383,6 +389,8 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._savers is not None and node.role == "worker":
                 self._savers.check(node)
+            if self._fallbacks is not None and node.role == "coordinator":
+                self._fallbacks.check(node)
             if self._successors is not None:
                 self._successors.check(node)
             if self.comebacks is not None and node.role == "coordinator":
@@ -399,6 +407,11 @@ class Simulation(SimulatedCluster):
     def _freed(self, receiver: Node, sender: str, message: Message) -> None:
         if isinstance(message, Discard):
             self.training.check_freed(self, receiver)
+
+    def notified(self, node: Node, event: object) -> None:
+        """A worker is told that its job has gone back to a checkpoint."""
+        if self._fallbacks is not None and isinstance(event, Rollback):
+            self._fallbacks.notified(node, event)
 
     def run_s(self) -> float:
         """Return how long building a shard takes."""

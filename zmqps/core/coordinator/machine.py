@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
-from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Store, Wish
+from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
-from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.news import News
@@ -23,6 +24,7 @@ from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
+from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.telling import Telling
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.protocol import exits
@@ -73,6 +75,7 @@ from zmqps.core.protocol.messages import (
     StatusRequest,
     Take,
     Welcome,
+    WentBack,
     Withdraw,
 )
 from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted, from_wire
@@ -109,6 +112,7 @@ class CoordinatorMachine:
         kept: Mapping[str, Plain] | None = None,
     ) -> None:
         self.identity = identity
+        options = options if store is not None or resumptions else replace(options, fallback_timeout=0.0)
         self.options = options
         self.changes = Changes(kept=kept is not None)
         self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
@@ -250,8 +254,7 @@ class CoordinatorMachine:
                 self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
-            if run.expired(now):
-                actions += self.jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
+            actions += self.jobs.end_if_over(run, now)
         actions += self.jobs.discard_given_up(now)
         actions += self.checkpoints.on_deadline(now)
         actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
@@ -293,7 +296,7 @@ class CoordinatorMachine:
             actions += self._welcome_back(member, now)
         if not known:
             member.origin = event.origin
-            as_spare = " as a spare" if run is None and len(self.servers) > self.options.servers else ""
+            as_spare = " as a spare" if len(self.servers) > self.options.servers else ""
             where = f" job {hello.job!r}" if run else as_spare
             actions.append(Log("info", f"{member.title} joined{where}"))
             if before is not None:
@@ -362,7 +365,7 @@ class CoordinatorMachine:
         run, actions = self.runs[member.job], list[Action]()
         if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
             return []
-        if run.replaceable(member, message):
+        if is_replaceable(run, member, message, self.options.workers):
             actions = self.jobs.replace(run, member, now)
             run = self.runs[member.job]
         return self._telling.space([*actions, *run.init(member, message, now)], now)
@@ -490,6 +493,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
+    **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),

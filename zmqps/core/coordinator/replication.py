@@ -28,6 +28,7 @@ class _Degraded:
 
     since: float
     why: str
+    anywhere: bool = False  # it may get them on servers that have shards of their own
 
 
 class Replication:
@@ -158,6 +159,22 @@ class Replication:
         """A member has gone."""
         self.moves.leave(member)
 
+    def forget(self, shards: Iterable[int]) -> None:
+        """No copy is left of these shards that counts."""
+        for shard in shards:
+            self._promoting.pop(shard, None)
+            self._degraded.pop(shard, None)
+            self.moves.forget(shard)
+        self._changed("copies")
+        epochs = self._startup.copies.by_epoch
+        self._unanswered = {epoch: copy for epoch, copy in self._unanswered.items() if epoch in epochs}
+
+    def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
+        """These shards have a primary alone, and get backups again, on servers with shards of their own, too."""
+        for shard in shards if self.replicas else ():
+            self._degraded[shard] = _Degraded(now, why, anywhere=True)
+            self._changed("copies")
+
     # --- backups -------------------------------------------------------------------------------
 
     def _backups_changed(self, shard: int, now: float) -> list[Action]:
@@ -189,10 +206,11 @@ class Replication:
         copies, actions, there = self._startup.copies, list[Action](), list(servers)
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard in sorted(self._degraded):
-            if shard in self._promoting or not any(c.shard == shard and not c.backup for c in copies):
+            if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
                 continue
             new: list[Copy] = []
-            fit = [server for server in idle if (server.incarnation, shard) not in self._unfit]
+            where = there if self._degraded[shard].anywhere else idle
+            fit = [server for server in where if (server.incarnation, shard) not in self._unfit]
             while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
                 new.append(copies.add(shard, server, backup=True))
             if new:
@@ -260,7 +278,7 @@ class Replication:
         """Return what becomes of the copies."""
         return [
             [copy.epoch for copy in self._promoting.values()], [*self._unanswered],
-            [[shard, d.since, d.why] for shard, d in sorted(self._degraded.items())],
+            [[shard, d.since, d.why, d.anywhere] for shard, d in sorted(self._degraded.items())],
             [[who, shard] for who, shard in sorted(self._unfit)],
         ]  # fmt: skip
 
@@ -270,7 +288,7 @@ class Replication:
         copies = self._startup.copies.by_epoch
         self._promoting = {copies[epoch].shard: copies[epoch] for epoch in promoting}
         self._unanswered = {epoch: copies[epoch] for epoch in unanswered}
-        self._degraded = {shard: _Degraded(min(since, now), why) for shard, since, why in degraded}
+        self._degraded = {shard: _Degraded(min(since, now), why, where) for shard, since, why, where in degraded}
         self._unfit = {(who, shard) for who, shard in unfit}
         if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
             self._retry_due = now + RETRY_S

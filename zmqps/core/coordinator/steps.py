@@ -70,6 +70,7 @@ class Steps:
         self._unconfirmed: dict[int, list[Commit]] = {}  # by copy, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
+        self._suspended = ""  # why no step is committed: all go back to a checkpoint
 
     def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -162,7 +163,7 @@ class Steps:
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
-        self.policy = None
+        self.policy, self._suspended = None, ""
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
@@ -171,6 +172,27 @@ class Steps:
         self._behind_moves.clear()
         self._moving.clear()
         self._since = None
+        self.keep()
+
+    def suspend(self, why: str) -> None:
+        """All shards go back to a checkpoint: no step is committed until they have."""
+        self._suspended = why
+        self._unconfirmed = {epoch: [] for epoch in self._unconfirmed}
+        self._granted.clear()
+        self._behind_moves.clear()
+        self._moving.clear()
+        self._retry_due = self.torn = None
+        self.keep()
+
+    def go_back(self, copies: Iterable[Copy], clock: int | None) -> None:
+        """Shards have other primaries, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
+        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
+        self._unconfirmed = {epoch: [] for epoch in self._copies}
+        if clock is not None and self.policy is not None:
+            self._suspended, self._since = "", None
+            self._requests.clear()
+            self._counted.clear()
+            self.policy.go_back(clock)
         self.keep()
 
     def begin(self, member: MemberInfo) -> int:
@@ -302,6 +324,8 @@ class Steps:
     @property
     def _blocked(self) -> bool:
         """Whether a shard has moved that may lack gradients of the step."""
+        if self._suspended:
+            return True
         if not self._behind_moves or self.policy is None:
             return False
         return bool(self._moving) or any(
@@ -437,6 +461,8 @@ class Steps:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
+        if self._suspended:
+            return self._suspended
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
@@ -449,8 +475,7 @@ class Steps:
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
-        dues = (self._retry_due, policy)
-        return min((due for due in dues if due is not None), default=None)
+        return min((due for due in (self._retry_due, policy) if due is not None), default=None)
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
         """Send unconfirmed commits again; let the policy see the time."""
@@ -464,13 +489,9 @@ class Steps:
         """Return the state for the status."""
         if self.policy is None:
             return {}
-        waited = 0.0 if self._since is None else round(now - self._since, 3)
-        return {
-            "mode": self.policy.mode,
-            **self.policy.status(),
-            "waiting": self.waiting_for(missing),
-            "since_s": waited,
-        }
+        since_s = 0.0 if self._since is None else round(now - self._since, 3)
+        waiting = self.waiting_for(missing)
+        return {"mode": self.policy.mode, **self.policy.status(), "waiting": waiting, "since_s": since_s}
 
     def validate(self) -> None:
         """Assert the invariants."""
