@@ -41,6 +41,7 @@ class Restored:
         journaled: bool = False,
     ) -> None:
         self.seed = seed
+        self._journaled = journaled
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
@@ -67,13 +68,11 @@ class Restored:
         return replace(after, seed=self.seed, digest=before.digest ^ after.digest)
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
+        options_of = saved_often(self._rng, self.training, servers, self._workers, self._faults)
+        options_of = replace(options_of, patience=PATIENCE_S if self._journaled else 0.0)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
-            options=replace(
-                saved_often(self._rng, self.training, servers, self._workers, self._faults),
-                patience=PATIENCE_S if self._journaled else 0.0,
-            ),
-            disk=self.disk, journaled=self._journaled,
+            options=options_of, disk=self.disk, journaled=self._journaled,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
