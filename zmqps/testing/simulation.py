@@ -205,12 +205,10 @@ class Simulation(SimulatedCluster):
             self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
-        self.comebacks = Comebacks(self) if journaled else None
+        self.replicas = OneAtATime(self) if options.replicas else None
+        self.comebacks = Comebacks(self, self.replicas) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
-        self.replicas = OneAtATime(self) if options.replicas else None
-        if self.comebacks is not None and self.replicas is not None:
-            self.comebacks.may_lose = self.replicas.may_lose
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)

@@ -48,7 +48,7 @@ class Steps:
     ) -> None:
         self.policy: Policy | None = None
         self._changed = changed
-        self._kept: Plain = None  # … when it was changed last
+        self.kept: Plain = None  # how it stands, as it is kept; None if nothing is trained
         self._kept_clock = 0
         self._counted: dict[bytes, tuple[int, tuple[int, ...]]] = {}  # the last of each that counted: step, attempts
         self._returned: set[bytes] = set()  # who trained when this coordinator was away, and has not said where it is
@@ -95,7 +95,7 @@ class Steps:
         """Keep how it stands: whoever has been told of it may rely on that."""
         if self._changed is nothing:
             return
-        self._kept, self._kept_clock = self._snapshot(), self.clock
+        self.kept, self._kept_clock = self._snapshot(), self.clock
         self._changed()
 
     def keep_arrivals(self) -> None:
@@ -120,35 +120,29 @@ class Steps:
             "moving": sorted(self._moving),
         }
 
-    def dump(self) -> Plain:
-        """Return what is kept; None if nothing is trained."""
-        return self._kept
-
     def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Copy], now: float) -> None:
         """Go on where it stood; who has arrived arrives again, and who is paused asks again for what it waits for."""
         self.start(job, copies, waits_for_all=kept["waits_for_all"])
         assert self.policy is not None
         self._ranks = dict(kept["ranks"])
-        self._training = {who for who in self._ranks if who in self._members}
-        for who in [who for who in self._ranks if who in self._training]:  # in the order that was kept
+        for who in [who for who in self._ranks if who in self._members]:
+            self._training.add(who)
             self.policy.join(who)
         self.policy.restore(kept["policy"], now)
         self._returned = set(self._training)
         self._told, self._behind = dict(kept["told"]), dict(kept["behind"])
         self._counted = {who: (step, tuple(attempts)) for who, step, attempts in kept["counted"]}
-        self._behind_moves = {shard: set(who) for shard, who in kept["moved"]}
-        self._moving = set(kept["moving"])
+        self._behind_moves, self._moving = {shard: set(who) for shard, who in kept["moved"]}, set(kept["moving"])
         commits = {step: tuple((who, tuple(a)) for who, a in contributors) for step, contributors in kept["commits"]}
         for epoch, steps in kept["unconfirmed"]:
             if epoch in self._unconfirmed:
                 self._unconfirmed[epoch] = [Commit(epoch, step, commits[step]) for step in steps]
         self._retry_due = None if self.settled else now + COMMIT_RETRY_S
-        self._kept = kept
+        self.kept = kept
 
     def resumed(self, member: MemberInfo, clock: int, now: float) -> None:
         """A member is back and has asked for all that it waits for."""
-        who = member.incarnation
-        self._returned.discard(who)
+        self._returned.discard(who := member.incarnation)
         if self.policy is not None and who in self._training:
             self.policy.catch_up(who, clock + self._behind.get(who, 0))
 
@@ -438,7 +432,8 @@ class Steps:
 
     def lacks(self, step: int) -> bool:
         """Whether a step that a server has applied was never committed, as far as is known."""
-        return self.policy is not None and self.policy.mode == "sync" and step >= self.policy.now
+        committing = self.policy is not None and self.policy.mode == "sync" and not self._suspended
+        return committing and step >= self.clock
 
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""
