@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.journal import key_of
@@ -22,6 +21,7 @@ from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.operations import Operation
 from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError
 from zmqps.testing.engine import Node, as_kept
+from zmqps.testing.replicas import OneAtATime
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -57,17 +57,18 @@ class Comebacks:
     ----------
     simulation
         Whose; it starts the coordinator again, from its journal.
+    replicas
+        Where shards have copies, which servers may die with it.
     """
 
-    def __init__(self, simulation: SimulatedCluster) -> None:
+    def __init__(self, simulation: SimulatedCluster, replicas: OneAtATime | None) -> None:
         self._simulation = simulation
-        self._moments = COPY_MOMENTS if simulation.options.replicas else MOMENTS
+        self._replicas = replicas
+        self._moments = MOMENTS if replicas is None else COPY_MOMENTS
         self._left = simulation.rng.randint(*DEATHS)
         self._moment = ""  # at what it dies next; empty: not yet
         self._events = 0
         self.times = 0  # that it has come back
-        #: Whether a server may die now: what it has is elsewhere, too.
-        self.may_lose: Callable[[Node], bool] = lambda server: False
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
         simulation.on_write.append(lambda node: self._at("write", node))
@@ -114,12 +115,13 @@ class Comebacks:
         if self._events < 0:
             self._moment, simulation = "", self._simulation
             simulation.kill(node)
-            if simulation.options.replicas and simulation.rng.random() < SERVER_TOO:
+            if self._replicas is not None and simulation.rng.random() < SERVER_TOO:
                 simulation.at(simulation.now + simulation.rng.uniform(*SOON_S), self._lose_server)
 
     def _lose_server(self) -> None:
-        simulation = self._simulation
-        alive = [server for server in simulation.servers if server.alive and self.may_lose(server)]
+        simulation, replicas = self._simulation, self._replicas
+        assert replicas is not None
+        alive = [server for server in simulation.servers if server.alive and replicas.may_lose(server)]
         if alive and not simulation.network.quiet:
             simulation.kill(simulation.rng.choice(alive))
 

@@ -45,8 +45,7 @@ from zmqps.testing.training import Training
 LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
-#: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
-#: than until it is missed.
+#: How long until a worker that has died is started again; with claims it is sometimes longer than until it is missed.
 SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
@@ -60,10 +59,9 @@ class SimulationError(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a simulation amounted to.
+    """What a simulation amounted to, in simulated ``seconds``.
 
-    ``seconds`` are simulated ones, ``training_s`` those since the first ``init`` was answered, and ``digest`` is of
-    all events.
+    ``training_s`` are those since the first ``init`` was answered, and ``digest`` is of all events.
     """
 
     seed: int
@@ -206,12 +204,10 @@ class Simulation(SimulatedCluster):
             self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
-        self.comebacks = Comebacks(self) if journaled else None
+        self.replicas = OneAtATime(self) if options.replicas else None
+        self.comebacks = Comebacks(self, self.replicas) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
-        self.replicas = OneAtATime(self) if options.replicas else None
-        if self.comebacks is not None and self.replicas is not None:
-            self.comebacks.may_lose = self.replicas.may_lose
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)

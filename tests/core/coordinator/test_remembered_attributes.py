@@ -17,7 +17,7 @@ KEPT = {
     "MemberInfo": "hello rank origin holder answered named",
     "Roster": "_by_rank _claims",
     "Claims": "_last",
-    "Erasures": "_awaited",
+    "Erasures": "_awaited _moved",
     "ClusterEnd": "ending",
     "Jobs": "runs next_epoch begun",
     "EndedJobs": "by_name",
@@ -29,6 +29,8 @@ KEPT = {
     "Startup": "resumption epoch job owner placement built loaded ready loader told returning",
     "Copies": "by_epoch",
     "Copy": "shard epoch server backup generation built whole",
+    "Fallback": "good _back _bad _target _tellings",
+    "Tellings": "_number num_done _last _open",
     "Replication": "_promoting _unanswered _degraded _unfit",
     "Moves": "_moves",
     "_Move": "copy generation version lost awaited",
@@ -56,22 +58,28 @@ NOT_KEPT = {
     "EndedJobs": "_changed _answers",
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
-        "replication barriers data waits"
+        "replication barriers data waits fallback"
     ),
     "Places": "attendance spares losses _name _cluster_expects _members _workers _job _dismiss _changed",
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease",
     "Startup": (
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
-        "given_up _rows _wire _cuts copies parked _requests"
+        "given_up _rows _wire _cuts copies parked _requests _falls_back held"
     ),
     "Copies": "_root _new_epoch",
+    "Copy": "moved",
+    "Fallback": (
+        "_changed _name _startup _steps _replication _timeout _rewind _give_up _error _why _begun_at _waits_since "
+        "_retry_due _unfit"
+    ),
+    "Tellings": "_changed _name _startup _members",
     "Replication": "moves _changed replicas _name _startup _steps _retry_due _num_retries",
     "Moves": "_members _changed",
     "_Move": "due",
     "Steps": (
-        "_changed _kept _kept_clock _returned torn _replicated _granted _members _attendance _training _copies _paused "
-        "_requests _retry_due _since"
+        "_changed kept _kept_clock _returned torn _replicated _granted _members _attendance _training _copies _paused "
+        "_requests _retry_due _since _suspended"
     ),
     "Synchronous": "aggregate on_straggler clock _live _paused _absent _late _first_at _patient_from",
     "DataSets": "_changed _of _members _counts _pause _resume",
@@ -100,7 +108,15 @@ def parts() -> Iterator[Any]:
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
-    yield from (run.steps.policy, run.data, *run.data.by_name.values(), run.barriers, run.spares)
+    yield from (
+        run.fallback,
+        run.fallback._tellings,
+        run.steps.policy,
+        run.data,
+        *run.data.by_name.values(),
+        run.barriers,
+        run.spares,
+    )
 
 
 @pytest.mark.parametrize("kind", sorted({*KEPT, *NOT_KEPT}))

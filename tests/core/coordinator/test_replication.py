@@ -208,6 +208,47 @@ def test_a_backup_that_cannot_be_kept_is_given_up_and_its_primary_goes_on_alone(
     assert [a.epoch for a in sent(cluster.join("w5"), Assign)] == [], "not there again"
 
 
+def backups(cluster: Cluster, shard: int = 1) -> list[tuple[str, int]]:
+    """Return the servers of a shard's backups, and their numbers."""
+    return [(copy.server.hello.name, copy.epoch) for copy in cluster.run().startup.copies.backups(shard)]
+
+
+def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_is_lost_before_it_has() -> None:
+    cluster = Cluster(4, 2)
+    (first, number), (second, other) = backups(cluster)
+    lost = cluster.lose("s1")
+    assert (peer(first), number) in zip(receivers(lost, Promote), [m.epoch for m in sent(lost, Promote)], strict=True)
+    again = cluster.lose(first)
+    assert Promote(other, 2) in sent(again, Promote, peer(second))
+    assert cluster.run().state == "training"
+    assert cluster.take(second, Promoted(other, 1, 0, ())) == [], "of a promotion that it was not told"
+    done = cluster.promoted(again)
+    assert (second, 2) in {(m.server["name"], m.generation) for m in sent(done, Moved) if m.server}
+    assert cluster.run().state == "training"
+
+
+def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_cannot() -> None:
+    cluster = Cluster(4, 2)
+    (first, number), (second, other) = backups(cluster)
+    cluster.lose("s1")
+    error = JobError("it is not whole")
+    failed = cluster.take(first, Error(number, error.code, str(error), error.facts()))
+    assert sent(failed, Promote, peer(second)) == [Promote(other, 2)]
+    assert sent(failed, Discard, peer(first)) == [Discard(number)]
+    assert {m.server["name"] for m in sent(cluster.promoted(failed), Moved)} == {second}
+
+
+def test_the_other_backups_are_filled_anew_when_one_has_taken_over() -> None:
+    cluster = Cluster(4, 2)
+    (first, _), (second, other) = backups(cluster)
+    lost = cluster.lose("s1")
+    assert Discard(other) not in sent(lost, Discard, peer(second))
+    done = cluster.promoted(lost)
+    assert Discard(other) in sent(done, Discard, peer(second))
+    assert (1, 1) in {(a.shard, a.backup) for a in sent(done, Assign, peer(second))}
+    assert len(sent(done, Replicas, peer(first))) >= 1
+
+
 # --- synchronous --------------------------------------------------------------------------------
 
 

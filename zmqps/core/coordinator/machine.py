@@ -379,7 +379,7 @@ class CoordinatorMachine:
         if run is None:
             return []
         if run.steps.lacks(message.step):
-            return run.fall_behind(member, message.step)
+            return run.fall_behind(member, message.step, now)
         actions = run.committed(message)
         ended = self.jobs.end(run, run.losses.outcome, now) if run.finished else []
         return [*actions, *self.checkpoints.look(now), *ended]

@@ -181,7 +181,7 @@ _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "copies": _of_run(_dump_copies),
     "moves": _of_run(lambda run: run.replication.moves.dump()),
     "fallback": _of_run(lambda run: run.fallback.dump()),
-    "step": _of_run(lambda run: run.steps.dump()),
+    "step": _of_run(lambda run: run.steps.kept),
     "data": _data,
     "ended": lambda machine, name: machine.ended.dump(name),
     "erase": lambda machine, who: machine.erasures.dump(bytes.fromhex(who)),

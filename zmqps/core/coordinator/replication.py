@@ -89,22 +89,24 @@ class Replication:
             if copy.backup:
                 actions += self._backups_changed(copy.shard, now)
                 continue
-            heir = next((backup for backup in copies.backups(copy.shard) if backup.whole), None)
-            if heir is None:
+            found = self._promote(copy, now)
+            if found is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)
                 self.moves.forget(copy.shard)
-            else:
-                actions += self._promote(copy, heir, now)
+            actions += found or []
         return actions, lost
 
-    def _promote(self, old: Copy, heir: Copy, now: float) -> list[Action]:
-        startup, copies = self._startup, self._startup.copies
+    def _promote(self, old: Copy, now: float) -> list[Action] | None:
+        """Let a backup take over from a primary that is gone, or from one that was about to; None: there is none.
+
+        The others stay as they are until it has: each has all that was acknowledged, and could come in its place.
+        """
+        startup = self._startup
+        heir = next((backup for backup in startup.copies.backups(old.shard) if backup.whole), None)
+        if heir is None:
+            return None
         heir.backup, heir.generation = False, old.generation + 1
-        for other in copies.backups(old.shard):  # they follow the old one; its heir is to fill them anew
-            copies.remove(other)
-            startup.given_up.append(other)
-            copies.add(old.shard, other.server, backup=True)
         startup.moved()
         self._promoting[old.shard] = heir
         self._steps.move(old.epoch, heir, startup.told)
@@ -133,7 +135,8 @@ class Replication:
         self._unfit.add((copy.server.incarnation, copy.shard))
         if not copy.backup:
             del self._promoting[copy.shard]
-            return [], True
+            found = self._promote(copy, now)
+            return found or [], found is None
         self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
         return self._backups_changed(copy.shard, now), False
 
@@ -141,12 +144,16 @@ class Replication:
         """A backup is the primary now: members are to go there, and its own backups to follow it."""
         if self._promoting.get(copy.shard) is not copy or message.generation != copy.generation:
             return []
-        startup = self._startup
+        startup, copies = self._startup, self._startup.copies
         self._changed("copies")
         del self._promoting[copy.shard]
         self._steps.moved(copy, message.step)
-        actions = self.moves.begin(startup.epoch, startup.copies, copy, startup.told, now, message.step)
-        backups = startup.copies.backups(copy.shard)
+        for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
+            copies.remove(other)
+            startup.given_up.append(other)
+            copies.add(copy.shard, other.server, backup=True)
+        actions = self.moves.begin(startup.epoch, copies, copy, startup.told, now, message.step)
+        backups = copies.backups(copy.shard)
         return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
 
     def followed(self, member: MemberInfo, message: Retargeted, missing: int, now: float) -> list[Action]:

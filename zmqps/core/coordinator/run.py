@@ -337,9 +337,10 @@ class JobRun:
 
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
-        if self.steps.lacks(message.step - 1):
-            return self.fall_behind(self.startup.copies.by_epoch[message.epoch].server, message.step - 1)
-        actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
+        copy, is_behind = self.startup.copies.by_epoch[message.epoch], self.steps.lacks(message.step - 1)
+        actions = self.replication.promoted(copy, message, now)
+        if is_behind:
+            return [*actions, *self.fall_behind(copy.server, message.step - 1, now)]
         return [*actions, *self._look_for_torn(now), *self.move_on(now)]
 
     def _look_for_torn(self, now: float) -> list[Action]:
@@ -414,11 +415,11 @@ class JobRun:
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
         return [Log("error", f"job {self.name!r}: {error}"), *told, *self.startup.refuse(error)]
 
-    def fall_behind(self, server: MemberInfo, step: int) -> list[Action]:
+    def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
         """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
         ours = self.steps.clock
         error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=ours)
-        return self._lose_shards(error) if self.lost_shard is None else []
+        return self._fall_back([], error, now) if self.lost_shard is None else []
 
     # --- time ----------------------------------------------------------------------------------
 
