@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 87 scenarios, 435 seeds.
+#: 141 scenarios, 705 seeds.
 SEEDS = range(5)
 
 

@@ -1,0 +1,262 @@
+"""A worker goes back with shards that do: what it had begun goes on or is over, and it says what is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.core.machines import job, logged, resolved, sent
+from tests.core.worker.test_session import S0, S1, WELCOME, Session
+from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Notify, server_peer
+from zmqps.core.protocol.messages import (
+    Ack,
+    Arrive,
+    Error,
+    GoBack,
+    Hello,
+    Lost,
+    Proceed,
+    Pull,
+    Push,
+    Recalled,
+    Values,
+    WentBack,
+)
+from zmqps.core.worker.operations import Advance, Init
+from zmqps.core.worker.rollbacks import Rollback
+from zmqps.errors import DeposedError, JobError, PeerLostError, StaleEpochError
+
+S2, S3 = server_peer(2), server_peer(3)
+KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
+RESTORED = {"path": "/c/ckpt-7", "version": 7, "state": {"epoch": 3}}
+
+
+class Going(Session):
+    """A worker of a job that may go back to a checkpoint; both servers know it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(job(*"abcd", **options))
+        self.get(WELCOME)
+        init = Init(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
+        self.ask(init)
+        told = self.job(init.request)
+        told.placement["falls_back"] = 1
+        self.get(told)
+        for peer in (S0, S1):
+            self.get(WELCOME, peer)
+
+    def go_back(self, *shards: int, number: int = 2, version: int = 7, lost: int = 0) -> list[Action]:
+        """Let the coordinator say that shards are on other servers now, from ``s2`` on."""
+        rows = [
+            {"name": f"s{2 + i}", "endpoint": f"tcp://s{2 + i}:1", "rank": 2 + i, "epoch": 10 * number + shard, **KEYS}
+            for i, shard in enumerate(shards)
+        ]
+        return self.get(GoBack(1, number, shards, {"rows": rows}, version, lost, {**RESTORED, "version": version}))
+
+    def welcome(self, peer: bytes, recalled: Recalled | None = None) -> list[Action]:
+        done = self.handle(Connected(peer)) if peer in (S2, S3) else []
+        done += self.get(WELCOME, peer)
+        return [*done, *(self.get(recalled, peer) if recalled is not None else [])]
+
+    def acknowledge(self, actions: list[Action], *peers: bytes) -> list[Action]:
+        done = []
+        for peer in peers:
+            for m in sent(actions, Push, peer):
+                done += self.get(Ack(m.request, [1] * len(m.parts), [0] * len(m.parts)), peer)
+        return done
+
+    def values(self, actions: list[Action], version: int, *peers: bytes) -> list[Action]:
+        """Answer pulls: each parameter has 8 elements."""
+        done = []
+        for peer in peers:
+            for m in sent(actions, Pull, peer):
+                payload = [np.full(8, version, np.float32) for _ in m.parts]
+                done += self.get(Values(m.request, "raw", [version] * len(m.parts), [], payload), peer)
+        return done
+
+
+def told(actions: list[Action]) -> list[Rollback]:
+    return [action.event for action in actions if isinstance(action, Notify)]
+
+
+# --- where each push is applied on arrival -------------------------------------------------------
+
+
+def test_what_is_not_acknowledged_is_sent_again_and_what_the_checkpoint_lacks_is_counted() -> None:
+    session = Going()
+    pushes = [session.transfer("push") for _ in range(4)]
+    asked = [session.ask(push) for push in pushes]
+    for actions in asked[:3]:
+        session.acknowledge(actions, S0, S1)
+    session.acknowledge(asked[3], S0)
+    about = session.get(GoBack(1, 1, (1,), {}, 0, 0, {"path": "/c/ckpt-7"}))
+    assert "goes back to the checkpoint /c/ckpt-7" in logged(about)
+    assert "which was lost: its shard goes back to" in session.machine.transfers.waiting_for(pushes[3].transfer, 0.0)  # type: ignore[arg-type]
+    back = session.go_back(1)
+    assert sent(back, WentBack) == [], "it is yet to hear what the checkpoint has"
+    assert [m.epoch for m in sent(back, Hello, S2)] == [21]
+    before = sent(asked[3], Push, S1)
+    per_push = len(before)
+    done = session.welcome(S2, Recalled(21, per_push, ()))
+    again = sent(done, Push, S2)
+    assert [(m.seq, m.epoch) for m in again] == [(m.seq, 21) for m in before]
+    (event,) = told(done)
+    assert event == Rollback(version=7, shards=(1,), lost=2, state={"epoch": 3}, path="/c/ckpt-7")
+    assert sent(done, WentBack, COORDINATOR) == [WentBack(1, 2, 2)]
+    assert resolved(session.acknowledge(done, S2)) == [(pushes[3], None)]
+
+
+def test_what_is_told_again_is_answered_again_and_happens_once() -> None:
+    session = Going()
+    session.go_back(1)
+    session.welcome(S2, Recalled(21, 0, ()))
+    again = session.go_back(1)
+    assert sent(again, WentBack) == [WentBack(1, 2, 0)]
+    assert told(again) == []
+    assert session.get(Recalled(21, 0, ()), S2) == []
+    assert session.go_back(1, number=1) == [], "that is older"
+
+
+def test_a_shard_that_is_lost_twice_counts_what_is_lost_once() -> None:
+    session = Going()
+    asked = session.ask(session.transfer("push"))
+    session.acknowledge(asked, S0, S1)
+    session.go_back(1)
+    assert told(session.welcome(S2, Recalled(21, 0, ())))[0].lost == 1
+    asked = session.ask(session.transfer("push"))
+    session.acknowledge(asked, S0, S2)
+    session.go_back(0, 1, number=3)
+    done = session.welcome(S2, Recalled(30, 0, ()))
+    assert told(done) == []
+    done = session.welcome(S3, Recalled(31, 0, ()))
+    assert told(done)[0].lost == 2 + 1, "two of the first shard, one more of the second"
+
+
+def test_errors_of_servers_are_not_the_end_where_the_coordinator_has_a_say() -> None:
+    session = Going()
+    push = session.transfer("push")
+    asked = session.ask(push)
+    assert resolved(session.get(Error.of(0, StaleEpochError(ours=3, theirs=1)), S1)) == []
+    assert resolved(session.get(Error.of(0, JobError("no shard yet")), S1)) == []
+    for message in sent(asked, Push, S1):
+        assert resolved(session.get(Error.of(message.request, DeposedError(job="default", generation=0)), S1)) == []
+    ((operation, error),) = resolved(session.get(Lost("server", 1, "s1", b"s1" * 8, 9.0)))
+    assert operation is push
+    assert isinstance(error, PeerLostError), "nothing to go back to"
+
+
+# --- where a step is one for all -------------------------------------------------------------------
+
+
+def synchronous(clock: int = 0) -> Going:
+    session = Going(staleness=0)
+    session.machine.transfers.pace.attach("sync", clock)
+    return session
+
+
+def test_a_push_under_way_is_over_without_having_counted() -> None:
+    session = synchronous(9)
+    push = session.transfer("push", whole=True)
+    session.acknowledge(session.ask(push), S0)
+    back = session.go_back(0, 1, lost=2)
+    assert resolved(back) == [(push, None)]
+    assert told(back)[0].lost == 2
+    assert sent(back, WentBack) == [WentBack(1, 2, 2)]
+    assert session.machine.statistics().dropped == 1
+    assert session.machine.statistics().clock == 7
+    done = session.welcome(S2) + session.welcome(S3)
+    assert sent(done, Push) == []
+    pushed = session.ask(session.transfer("push", whole=True))
+    assert {m.step for m in sent(pushed, Push)} == {7}, "the next one counts: one step's gradients were dropped"
+
+
+def test_a_pull_under_way_returns_the_values_of_the_checkpoint_whatever_version_it_had_asked_for() -> None:
+    session = synchronous(9)
+    pull = session.transfer("pull")
+    pull.pull.version = 10  # type: ignore[union-attr]
+    session.values(session.ask(pull), 9, S0)
+    back = session.go_back(0, 1)
+    assert resolved(back) == []
+    asked = back + session.welcome(S2) + session.welcome(S3)
+    assert {m.version for m in sent(asked, Pull)} == {7}
+    done = session.values(asked, 7, S2, S3)
+    assert resolved(done) == [(pull, None)]
+    assert set(pull.pull.target.versions.values()) == {7}  # type: ignore[union-attr]
+
+
+def test_a_push_pull_goes_on_with_the_pull() -> None:
+    session = synchronous(9)
+    both = session.transfer("push_pull", whole=True)
+    session.ask(both)
+    back = session.go_back(0, 1)
+    assert resolved(back) == []
+    asked = back + session.welcome(S2) + session.welcome(S3)
+    assert sent(asked, Push) == []
+    assert resolved(session.values(asked, 7, S2, S3)) == [(both, None)]
+
+
+def test_a_worker_that_waits_for_the_end_of_a_step_asks_for_it_no_more() -> None:
+    session = synchronous(9)
+    actions = session.ask(session.transfer("push", whole=True))
+    (arrive,) = sent(session.acknowledge(actions, S0, S1), Arrive)
+    pull = session.transfer("pull")
+    session.ask(pull, timeout=60.0)
+    asked = session.go_back(0, 1) + session.welcome(S2) + session.welcome(S3)
+    assert {m.version for m in sent(asked, Pull)} == {7}
+    assert session.get(Proceed(arrive.request, 10, 1)) == []
+    assert sent(session.wait(20.0, hear=True), Arrive) == []
+    assert session.machine.statistics().clock == 7
+
+
+def test_gradients_of_values_that_are_gone_are_dropped_until_values_are_read_again() -> None:
+    session = synchronous(9)
+    session.go_back(0, 1)
+    session.welcome(S2)
+    session.welcome(S3)
+    push = session.transfer("push", whole=True)
+    dropped = session.ask(push)
+    assert resolved(dropped) == [(push, None)]
+    assert sent(dropped, Push) == []
+    assert session.machine.statistics().dropped == 1
+    assert sent(session.ask(session.transfer("push", whole=True)), Push) != [], "one step's, and no more"
+
+
+def test_a_pull_after_it_reads_what_there_is_though_it_asks_for_what_there_was() -> None:
+    session = synchronous(9)
+    session.go_back(0, 1)
+    session.welcome(S2)
+    session.welcome(S3)
+    pull = session.transfer("pull")
+    pull.pull.version = 10  # type: ignore[union-attr]
+    asked = session.ask(pull)
+    assert {m.version for m in sent(asked, Pull)} == {7}
+    session.values(asked, 7, S2, S3)
+    assert sent(session.ask(session.transfer("push", whole=True)), Push) != []
+
+
+def test_a_step_of_several_pushes_is_dropped_as_a_whole() -> None:
+    session = synchronous(9)
+    half = session.transfer("push")
+    session.acknowledge(session.ask(half), S0, S1)
+    session.go_back(0, 1)
+    session.welcome(S2)
+    session.welcome(S3)
+    other, advance = session.transfer("push"), Advance(0.0)
+    assert resolved(session.ask(other)) == [(other, None)]
+    assert resolved(session.ask(advance)) == [(advance, None)]
+    assert sent(session.ask(session.transfer("push")), Push) != []
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: bool) -> None:
+    session = synchronous(9)
+    session.machine.transfers.pace.took(some=True)
+    session.go_back(0, 1)
+    session.welcome(S2)
+    session.welcome(S3)
+    session.values(session.ask(session.transfer("pull")), 7, S2, S3)
+    if whole:
+        session.machine.transfers.pace.took(some=True)
+    assert bool(sent(session.ask(session.transfer("push", whole=True)), Push)) is whole
