@@ -43,7 +43,7 @@ class Moves:
         """A shard's server is lost, and that of a copy takes over: who needs it is to wait. Said once."""
         self._moves.pop(copy.shard, None)
         message = Moved(epoch, copy.shard, copy.generation, {}, 0, 0)
-        return [Send(self._members[who].peer, message) for who in told if who in self._members]
+        return [Send(self._members[who].peer, message) for who in sorted(told) if who in self._members]
 
     def begin(
         self, epoch: int, copies: Copies, copy: Copy, told: Iterable[bytes], now: float, version: int = 0, lost: int = 0
