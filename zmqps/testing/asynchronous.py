@@ -78,6 +78,9 @@ class AsyncTraining(Training):
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
         # of each shard that has gone back to a checkpoint: what may be missing there, by worker
         self._lost: dict[tuple[Life, int], Any] = defaultdict(lambda: np.zeros(lives, np.int64))
+        self._gone: dict[tuple[Life, int], Any] = defaultdict(
+            lambda: np.zeros(lives, np.int64)
+        )  # … is, by what is said
         self._marks_of: dict[int, tuple[Push, int]] = {}  # by id: what a push is marked with
         self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
 
@@ -250,9 +253,9 @@ class AsyncTraining(Training):
     def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
         """Expect of a worker's pushes all but those that are lost."""
         life, who = life_of(worker), worker.number
-        gone = sum({self._marks_of[id(push)][1] for push in lost})
-        before = self._lost[life, shard][who] & ~self._has(saved, shard)[who]
-        self._lost[life, shard][who] = gone | (before & ~self._applied[life][who])
+        self._gone[life, shard][who] |= sum({self._marks_of[id(push)][1] for push in lost})
+        unanswered = self._lost[life, shard][who] & ~self._applied[life][who]
+        self._lost[life, shard][who] = self._gone[life, shard][who] | unanswered
 
     def _has(self, saved: SavedJob, shard: int) -> Any:
         """Return by worker which pushes are in all of a shard in a checkpoint."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol.messages import Ack, Assign, GoBack, Message, Ready, Recalled, Values, WentBack
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerMachine
@@ -120,8 +121,9 @@ class Fallbacks:
             found, told = self._loaded.get(row["epoch"]), message.restored["path"]
             assert found == told, f"a shard was loaded from {found}, and {told} is what members are told"
 
-    def notified(self, worker: Node, rollback: Rollback) -> None:
+    def notified(self, worker: Node, rollback: object) -> None:
         """Assert that a worker is told how much is lost, no more and no less."""
+        assert isinstance(rollback, Rollback)
         saved, life = self._saved(rollback.path), life_of(worker)
         assert rollback.state == saved.manifest["state"], f"{worker.name} is told of another state: {rollback}"
         if saved.job.mode == "sync":
@@ -152,7 +154,7 @@ class Fallbacks:
 
     def check(self, coordinator: Node) -> None:
         """Note what goes back, and has; assert that all shards of a synchronous job are of one checkpoint."""
-        for run in self._simulation.coordinator.runs.values():
+        for run in coordinator.machine.runs.values() if isinstance(coordinator.machine, CoordinatorMachine) else ():
             life, fallback = (coordinator.identity.incarnation, run.startup.epoch), run.fallback
             for shard in fallback.shards:
                 if self._falling.get((life, shard)) != fallback.path:

@@ -20,7 +20,6 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
-from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
@@ -383,10 +382,9 @@ class Simulation(SimulatedCluster):
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
                 self._orphans.check(node)
-            if self._savers is not None and node.role == "worker":
-                self._savers.check(node)
-            if self._fallbacks is not None and node.role == "coordinator":
-                self._fallbacks.check(node)
+            for looking in (self._savers, self._fallbacks):
+                if looking is not None:
+                    looking.check(node)
             if self._successors is not None:
                 self._successors.check(node)
             if self.comebacks is not None and node.role == "coordinator":
@@ -406,7 +404,7 @@ class Simulation(SimulatedCluster):
 
     def notified(self, node: Node, event: object) -> None:
         """A worker is told that its job has gone back to a checkpoint."""
-        if self._fallbacks is not None and isinstance(event, Rollback):
+        if self._fallbacks is not None:
             self._fallbacks.notified(node, event)
 
     def run_s(self) -> float:

@@ -22,7 +22,7 @@ from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.probe import PROBE_S, Probe
-from zmqps.core.worker.sent import Sent
+from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError
 
@@ -140,8 +140,11 @@ class Link:
                     if self._next_seq - oldest >= PUSH_WINDOW:
                         break  # a resend of the oldest must still be inside the server's ledger
                 request.seq = self._next_seq
-                self.sent.add(request.seq, head=request.head)
                 self._next_seq += 1
+                if request.head:
+                    self.sent.heads.append(request.seq)
+                    if len(self.sent.heads) >= MAX_HEADS:
+                        self.sent.fold()
             self.queue.pop()
             request.number = next(self._numbers)
             self.in_flight[request.number] = request
@@ -226,7 +229,7 @@ class Link:
 
     def lose(self, floor: int, applied: Sequence[int]) -> int:
         """Return how many acknowledged pushes a new server does not know (`Sent.lose`)."""
-        return self.sent.lose(floor, applied)
+        return self.sent.lose(floor, applied, self._next_seq)
 
     def forget(self) -> None:
         """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 #: Pushes of as many messages each, one after the other, take one entry. Of more entries the oldest become one.
 MAX_RUNS = 1024
+#: Pushes that are kept one by one.
+MAX_HEADS = 1024
 #: Messages that were refused, or given up, and so were never acknowledged.
 MAX_VOID = 4096
 
 
 @dataclass(slots=True)
 class _Run:
-    """Pushes one after the other, of ``size`` messages each, from the message ``first`` on."""
+    """Pushes one after the other, of as many messages each; or nearly, where runs had to become one."""
 
     first: int
-    size: int
+    stop: int  # behind the last message
     count: int
 
-    @property
-    def stop(self) -> int:
-        """The number behind its last message."""
-        return self.first + self.size * self.count
+    def start(self, number: int) -> int:
+        """Return the first message of a push, or of what follows the last one."""
+        return self.first + (self.stop - self.first) * number // self.count
 
 
 class Sent:
@@ -34,34 +36,26 @@ class Sent:
     """
 
     def __init__(self) -> None:
+        #: The first messages of the last pushes, as they leave; whoever adds one calls `fold` at `MAX_HEADS`.
+        self.heads: list[int] = []
         self._runs: deque[_Run] = deque()
-        self._first = 0  # of the push whose messages leave
-        self._size = 0
         self._void: dict[int, None] = {}
         self._behind = 0  # the first message that leaves for the server that there is now
         self._unanswered: set[int] = set()  # of those before it
 
-    def add(self, seq: int, *, head: bool) -> None:
-        """A message leaves for the first time; ``head``: the first one of its push."""
-        if not head and self._size:
-            self._size += 1
-            return
-        self._close()
-        self._first, self._size = seq, 1
-
-    def _close(self) -> None:
-        if self._size:
-            _append(self._runs, _Run(self._first, self._size, 1))
-            self._size = 0
-            if len(self._runs) > MAX_RUNS:
-                self._merge()
+    def fold(self, stop: int | None = None) -> None:
+        """Keep pushes as runs; ``stop``: the number behind the last message, so that the last push is among them."""
+        heads = self.heads if stop is None else [*self.heads, stop]
+        for first, following in pairwise(heads):
+            _append(self._runs, _Run(first, following, 1))
+        self.heads[: -1 if stop is None else None] = []
+        while len(self._runs) > MAX_RUNS:
+            self._merge()
 
     def _merge(self) -> None:
         """Keep the oldest two runs as one, whose pushes have no sizes of their own any more."""
         one, two = self._runs.popleft(), self._runs.popleft()
-        count = one.count + two.count
-        size = -(-(two.stop - one.first) // count)  # the last of them seems to end later: nothing is between
-        self._runs.appendleft(_Run(one.first, size, count))
+        self._runs.appendleft(_Run(one.first, two.stop, one.count + two.count))
 
     def void(self, seq: int) -> None:
         """A message was refused, or given up: nobody was told that it was applied."""
@@ -73,7 +67,7 @@ class Sent:
         """Another server is to know all before the message ``behind`` but for what is not answered and sent again."""
         self._behind, self._unanswered = behind, set(unanswered)
 
-    def lose(self, floor: int, applied: Collection[int]) -> int:
+    def lose(self, floor: int, applied: Collection[int], stop: int) -> int:
         """Return how many pushes were acknowledged that the new server does not know, in all or in part.
 
         These are forgotten: if a shard is lost once more, they are lost already.
@@ -82,8 +76,10 @@ class Sent:
         ----------
         floor, applied
             What it knows: all messages up to a number, and others.
+        stop
+            The number behind the last message that has left.
         """
-        self._close()
+        self.fold(stop)
         known = {*applied, *self._unanswered, *self._void}
         highest = max([floor, *known])
         kept, lost = deque[_Run](), 0
@@ -92,15 +88,15 @@ class Sent:
                 _append(kept, run)
                 continue
             for number in range(run.count):
-                first = run.first + number * run.size
+                first, end = run.start(number), run.start(number + 1)
                 if highest < first and run.stop <= self._behind:
                     lost += run.count - number
                     break
-                messages = range(first, min(first + run.size, self._behind))
+                messages = range(first, min(end, self._behind))
                 if any(message > floor and message not in known for message in messages):
                     lost += 1
                 else:
-                    _append(kept, _Run(first, run.size, 1))
+                    _append(kept, _Run(first, end, 1))
         self._runs = kept
         while len(self._runs) > MAX_RUNS:
             self._merge()
@@ -110,7 +106,9 @@ class Sent:
 
 def _append(runs: deque[_Run], run: _Run) -> None:
     last = runs[-1] if runs else None
-    if last is not None and last.size == run.size and last.stop == run.first:
-        last.count += run.count
-    else:
+    if last is None or last.stop != run.first:
         runs.append(run)
+    elif (last.stop - last.first) * run.count != (run.stop - run.first) * last.count:
+        runs.append(run)
+    else:
+        last.stop, last.count = run.stop, last.count + run.count
