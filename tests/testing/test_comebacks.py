@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
-from zmqps.core.coordinator.consistency import Bounded
 from zmqps.core.coordinator.data import DataSet, DataSets
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.moves import Moves
@@ -158,12 +157,3 @@ def test_a_server_that_says_a_step_is_over_while_its_backups_lack_it(monkeypatch
 
     wrap(monkeypatch, Copies, "committed", committed)
     caught("sync-returned-replicas", "and its backup has")
-
-
-def test_a_worker_that_comes_new_begins_at_a_clock_that_is_over(monkeypatch: Patch) -> None:
-    dump_clocks = Bounded.dump
-    monkeypatch.setattr(Bounded, "dump", lambda self: [0, dump_clocks(self)[1]])
-    monkeypatch.setattr(
-        Steps, "_kept_clock", property(lambda self: self.clock, lambda self, value: None), raising=False
-    )
-    caught("ssp-returned-cut", "steps ahead of")

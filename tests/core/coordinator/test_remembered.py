@@ -8,6 +8,7 @@ import pytest
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import errors, hello, job, logged, sent
+from zmqps.core.coordinator.consistency.ssp import Bounded
 from zmqps.core.protocol.events import Exit
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -249,3 +250,31 @@ def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
         assert sent(kept.init(other, job(**mode)), Job)
     assert kept.run().startup.ready
     assert sent(kept.take("s0", Ready(1, 1)), Job) == []
+
+
+def begins_after_all_others_are_lost() -> int:
+    """Let a coordinator be away while its only worker, at clock 3, dies; return the clock that the next one gets."""
+    kept = Kept(servers=1)
+    kept.join("s0", "w0")
+    kept.init("w0", job(staleness=2))
+    kept.ready("s0")
+    for clock in range(3):
+        kept.take("w0", Arrive(2 + clock, clock, (1 + clock,)))
+    kept.back()
+    kept.come_back("s0")
+    for _ in range(12):
+        kept.pass_time(kept.machine.options.heartbeat_timeout / 10)
+        kept.take("s0", Heartbeat({}))
+    kept.join("w1")
+    (told,) = sent(kept.init("w1", job(staleness=2)), Job)
+    return told.step
+
+
+def test_a_worker_that_comes_when_all_others_are_gone_begins_where_they_were() -> None:
+    assert begins_after_all_others_are_lost() == 3
+
+
+def test_a_coordinator_that_forgets_the_slowest_clock_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    dump = Bounded.dump
+    monkeypatch.setattr(Bounded, "dump", lambda self: [0, dump(self)[1]])
+    assert begins_after_all_others_are_lost() != 3

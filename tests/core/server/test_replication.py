@@ -116,6 +116,22 @@ def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
     assert not copies.nodes["b"].shard(2).lacks(1)
 
 
+def test_a_backup_rests_for_what_a_slice_takes_and_not_for_how_long_it_was_not_there() -> None:
+    copies = Copies()
+    copies.begin()
+    copies.join("w")
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    for _ in range(3):  # Hello, Welcome, what it has
+        copies.deliver(copies.busy[0])
+    copies.push("w", push(1, 1.0))
+    copies.cut("p", "b")
+    copies.now += 10.0
+    copies.mend("p", "b")
+    copies.wait(0.2)
+    assert not copies.nodes["b"].shard(2).lacks(1)
+
+
 def test_nobody_waits_for_a_backup_that_is_yet_to_be_built() -> None:
     copies = Copies()
     copies.begin()

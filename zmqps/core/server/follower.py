@@ -163,6 +163,8 @@ class Follower:
     def on_replicated(self, message: Replicated, now: float) -> list[Action]:
         """It has all up to a record."""
         self.why, self._retry_s, self._retry_due = "", RETRY_S, None
+        if not self._open:
+            self._begun_at = now  # how long it was not there is no measure of what a slice takes
         while self.unconfirmed and self.unconfirmed[0][0] <= message.number:
             number, record = self.unconfirmed.popleft()
             if number <= self._sent:
