@@ -213,7 +213,7 @@ def test_a_promotion_under_way_is_gone_on_with(tmp_path: Path) -> None:
         pushing = Pushing(team)
         pushing.wait_for_more()
         cluster.kill(cluster.nodes.servers[2])
-        cluster.wait_for("coordinator", "takes over shard 2")
+        cluster.wait_for("coordinator", "takes over shard")
         cluster.kill_coordinator()
         cluster.restart_coordinator()
         pushing.wait_for_more()
