@@ -72,7 +72,9 @@ class AsyncTraining(Training):
         # of each life of the job, by worker
         self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
-        self._checked: dict[tuple[str, int, Life], int] = {}  # server, epoch and job -> updates of its shard
+        self._num_acknowledged = 0
+        # server, epoch and job -> updates of its shard, and how many pushes were acknowledged
+        self._checked: dict[tuple[str, int, Life], tuple[int, int]] = {}
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
 
     def job(self) -> tuple[JobSpec, list[Array]]:
@@ -136,6 +138,7 @@ class AsyncTraining(Training):
 
     def acknowledge(self, worker: Node, push: int) -> None:
         """A push was acknowledged by all servers: from now on it must be applied."""
+        self._num_acknowledged += 1
         self._applied[life_of(worker)][worker.number] += int(self._base**push)
 
     def acknowledged(self, worker: Node) -> Any:
@@ -152,15 +155,18 @@ class AsyncTraining(Training):
             assert self._holds(values, seen[owners]), "a worker does not see what was pushed before"
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
-        """Assert that the server's values are made of the pushes there were, each once at most."""
+        """Assert that each copy has pushes there were, each once at most, and all that were acknowledged."""
         for epoch, shard in copies_on(simulation, node, self.name):
-            updates = sum(state.version for state in shard.slices)
+            now = sum(state.version for state in shard.slices), self._num_acknowledged
             life = life_on(simulation, node, self.name)
-            if self._checked.get((node.name, epoch, life)) != updates:
-                self._checked[node.name, epoch, life] = updates
-                attempted = self._attempted[life]
+            if self._checked.get((node.name, epoch, life)) != now:
+                self._checked[node.name, epoch, life] = now
+                attempted, applied = self._attempted[life], self._applied[life]
+                counts = simulation.is_live(node, epoch)
                 for values, owners in self._values(shard):
                     self._check_values(values, attempted[owners])
+                    missing = f"an acknowledged push is missing: {values}, {applied[owners]}"
+                    assert not counts or self._holds(values, applied[owners]), missing
 
     def _values(self, shard: Shard) -> Iterator[tuple[Any, Any]]:
         """Yield the values of each slice, as integers, and whose they are."""

@@ -10,6 +10,7 @@ from zmqps.core.protocol.messages import Assign, Message
 from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
+from zmqps.testing.replicas import LostServers
 
 
 class SimulatedCluster(Engine):
@@ -33,14 +34,16 @@ class SimulatedCluster(Engine):
         self.restarting = False  # the coordinator is dead and will be started again
         self.workers_to_come = workers
         self.num_started = 0  # workers
+        self.losses: LostServers | None = None  # where shards have backups: which servers may be lost
         self._jobs_of_copies: dict[tuple[bytes, int], int] = {}  # by incarnation of the coordinator and epoch
         self._live: dict[tuple[bytes, int], set[int]] = {}  # by life of the job: the last copies it had
         self.on_send.append(self._note_copy)
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            job = self.coordinator.runs[message.name].startup.epoch
-            self._jobs_of_copies[sender.identity.incarnation, message.epoch] = job
+            machine, name = self.coordinator, message.name  # which may have ended the job in the same breath
+            epoch = machine.runs[name].startup.epoch if name in machine.runs else machine.ended.by_name[name].epoch
+            self._jobs_of_copies[sender.identity.incarnation, message.epoch] = epoch
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
@@ -61,6 +64,11 @@ class SimulatedCluster(Engine):
     def life_of_copy(self, coordinator: bytes, epoch: int) -> tuple[bytes, int]:
         """Return the life of the job that has the copy of a shard of this number: its coordinator, and its epoch."""
         return coordinator, self._jobs_of_copies.get((coordinator, epoch), 0)
+
+    def partition(self, node: Node, seconds: float) -> None:
+        """Cut a node off from all others for some time."""
+        self.note(node.name, f"is cut off for {seconds:.3f} s")
+        self.network.partition([node.name], seconds, self.now)
 
     @property
     def num_workers(self) -> int:

@@ -106,6 +106,8 @@ class Engine:
         self.on_send: list[Callable[[Node, str, Message], None]] = []
         #: Called before a message is taken: ``hook(receiver, sender's name, message)``.
         self.on_receive: list[Callable[[Node, str, Message], None]] = []
+        #: Whether a message is lost, and nothing else: ``hook(sender, receiver's name, message)``.
+        self.swallows: list[Callable[[Node, str, Message], bool]] = []
         self._message_s = message_s
         #: Seconds that a node computes for each message it sends, before it takes the next event.
         self.send_s = 0.0
@@ -282,6 +284,9 @@ class Engine:
             hook(node, connection.ends[receiver], message)
             if not node.alive:
                 return
+        if any([swallows(node, connection.ends[receiver], message) for swallows in self.swallows]):
+            self.network.lost += 1
+            return
         packet = Packet.of(encode(message), readers)
         self.counters["messages"] += 1
         self.counters["coordinator messages"] += connection.control

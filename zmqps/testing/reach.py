@@ -23,6 +23,8 @@ def check_told(node: Node, now: float) -> None:
             assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
             # what the network knows, whatever the node has made of it
             missed_since = node.connections[link.peer].missed_since
+            if missed_since is not None and link.handshake.since is not None:  # a shard may have come there since
+                missed_since = max(missed_since, link.handshake.since)
             missed = missed_since is not None and now - missed_since > TOLD_S and not link.handshake.is_over
             if now > since + TOLD_S and (missed or link.handshake.silence(now) > TOLD_S):
                 assert link.handshake.why, f"{node.name} does not say why {link.title} does not come back"

@@ -7,6 +7,7 @@ from random import Random
 
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.testing.network import Faults
+from zmqps.testing.replicas import replicated
 from zmqps.testing.simulation import Report, Simulation
 from zmqps.testing.stores import Disk
 from zmqps.testing.training import Training
@@ -24,17 +25,26 @@ class Restored:
     ----------
     seed
         Of both.
-    servers, workers, faults, training, calm_s
+    servers, workers, faults, training, calm_s, replicas
         As for `Simulation`; the second has another number of servers.
     """
 
     def __init__(
-        self, seed: int, servers: int, workers: int, faults: Faults, training: Training, *, calm_s: float
+        self,
+        seed: int,
+        servers: int,
+        workers: int,
+        faults: Faults,
+        training: Training,
+        *,
+        calm_s: float,
+        replicas: int = 0,
     ) -> None:
         self.seed = seed
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
+        self._replicas = replicas
         self._servers, self._workers, self._faults, self._calm_s = servers, workers, faults, calm_s
 
     def run(self) -> Report:
@@ -51,15 +61,19 @@ class Restored:
         # as if found by its manifest
         saved = self.disk.published[-1] if self.disk.published else None
         second = self._simulation(
-            self.seed + (1 << 32), rng.randint(1, MOST_SERVERS), resumed=saved, first_worker=first.num_started
+            self.seed + (1 << 32),
+            rng.randint(1 + self._replicas, MOST_SERVERS),
+            resumed=saved,
+            first_worker=first.num_started,
         )
         after = second.run()
         return replace(after, seed=self.seed, digest=before.digest ^ after.digest)
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
+        often = saved_often(self._rng, self.training, servers, self._workers, self._faults)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
-            options=saved_often(self._rng, self.training, servers, self._workers, self._faults), disk=self.disk,
+            options=replicated(often, self._replicas), disk=self.disk,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -70,7 +84,7 @@ def saved_often(rng: Random, training: Training, servers: int, workers: int, fau
     return CoordinatorOptions(
         servers=servers,
         workers=workers,
-        once=not faults.server_crash and not faults.saving,  # else it ends with the first server
+        once=not (faults.server_crash or faults.saving or faults.copying),  # else it ends with the first server
         slice_nbytes=training.slice_nbytes,
         checkpoint_seconds=seconds,
         checkpoint_steps=steps,
