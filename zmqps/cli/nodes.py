@@ -81,6 +81,7 @@ def coordinator(**told: Any) -> int:
 @settings.device
 @settings.memory
 @settings.io_threads
+@settings.drain_shards
 @setting("--spare", is_flag=True, help="Join beyond --servers, to get the copies that a lost server had.")
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
@@ -99,6 +100,7 @@ def server(
     device: str,
     memory: int | None,
     io_threads: int,
+    drain_timeout: float,
     spare: bool,
     name: str | None,
     job_secret: Path | None,
@@ -130,6 +132,7 @@ def server(
                 keys=keys,
                 io_threads=io_threads,
                 spare=spare,
+                drain_timeout=drain_timeout,
             ),
             parent_fd,
         ),

@@ -85,6 +85,10 @@ class Erasures:
             awaited.members.pop(incarnation, None)
             self._tidy(awaited)
 
+    def awaits(self, server: MemberInfo) -> bool:
+        """Whether a server has yet to confirm something."""
+        return server.incarnation in self._awaited
+
     def leave(self, server: MemberInfo) -> None:
         """A server has gone, and what it kept with it."""
         self._awaited.pop(server.incarnation, None)

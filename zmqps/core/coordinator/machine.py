@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
+from zmqps.core.coordinator.admission import check_admission, check_draining, check_ending, check_saving
 from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
+from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster, no_place
+from zmqps.core.coordinator.membership import MemberInfo, Membership, no_place
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -45,6 +47,8 @@ from zmqps.core.protocol.messages import (
     Checkpoint,
     Committed,
     Discarded,
+    Drain,
+    Draining,
     EndJob,
     Enter,
     Error,
@@ -69,7 +73,9 @@ from zmqps.core.protocol.messages import (
     Take,
     Welcome,
     Withdraw,
+    Yielded,
 )
+from zmqps.core.protocol.resizing import STAYS
 from zmqps.errors import NotJoinedError, ProtocolError, PSError, from_wire
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
@@ -103,7 +109,7 @@ class CoordinatorMachine:
         self.identity = identity
         self.options = options
         self.membership = Membership(options.heartbeat_timeout)
-        self.servers = Roster()
+        self.servers = Fleet(options.servers)
         self.counts = {"refused": 0, "heartbeats": 0}
         self.started_at = 0.0
         self._erasures = Erasures()
@@ -121,9 +127,11 @@ class CoordinatorMachine:
         self.ended = self._jobs.ended
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self._jobs.on_end = self.checkpoints.ended
+        self.drains = Drains(self.servers, self.runs, self._erasures, self.checkpoints)
         self._partings = Partings(
-            self.membership, self._jobs, self._erasures, self._cluster_end, self.checkpoints, once=options.once
-        )
+            self.membership, self._jobs, self._erasures, self._cluster_end, self.checkpoints, self.drains,
+            once=options.once,
+        )  # fmt: skip
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
@@ -150,6 +158,16 @@ class CoordinatorMachine:
 
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
+        actions = self._handle(event, now)
+        return [*actions, *self._move(now)] if self.drains.is_active else actions
+
+    def _move(self, now: float) -> list[Action]:
+        """Go on with what is to move from one server to another."""
+        if self.ending is not None:
+            self.drains.stop()
+        return [*self.drains.look(now), *self._jobs.discard_given_up(now)]
+
+    def _handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         if isinstance(event, Stop):
             return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
         if isinstance(event, Returned) and isinstance(event.tag, Serving):
@@ -181,6 +199,10 @@ class CoordinatorMachine:
         if isinstance(message, Checkpoint) and (member is None or message.job):
             check_saving(self.identity, message, event.holder)
             return self._save(event.peer, message, message.job, now)
+        if isinstance(message, Drain) and member is None:
+            check_draining(self.identity, message, event.holder)
+            answer, actions = self.drains.ask(None, message, now)
+            return [*actions, *self._jobs.discard_given_up(now), Send(event.peer, answer)]
         if member is None and isinstance(message, Leave):
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
@@ -193,7 +215,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self._erasures, self._telling, self._cluster_end, self.checkpoints)
+        parts = (self._erasures, self._telling, self._cluster_end, self.checkpoints, self.drains)
         dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -219,6 +241,7 @@ class CoordinatorMachine:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
             actions += self._news.summaries(now)
+        actions += self._move(now) if self.drains.is_active else []
         return [*actions, *self._cluster_end.on_deadline(now)]
 
     def validate(self) -> None:
@@ -228,6 +251,7 @@ class CoordinatorMachine:
         self._telling.validate()
         self._jobs.validate()
         self.checkpoints.validate()
+        self.drains.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
 
@@ -246,7 +270,7 @@ class CoordinatorMachine:
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
             spare = SPARE in hello.capabilities
-            if not known and not spare and sum(not s.is_spare for s in roster) >= self.options.servers:
+            if not known and not spare and self.servers.is_full:
                 raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
         before = None if known or run is None else roster.predecessor(hello, event.holder)
         member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
@@ -261,12 +285,13 @@ class CoordinatorMachine:
                 self._cluster_end.idle_since = None
                 actions += run.join(member, now)
             else:
+                self.servers.joined()
                 for other in self.runs.values():
                     actions += other.move_on(now)
         welcome = Welcome(
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
             self.options.heartbeat_interval, self.options.heartbeat_timeout,
-            run.num_workers if run else num_workers, self.options.servers,
+            run.num_workers if run else num_workers, self.servers.wanted,
             proof=welcome_guard(self.identity.job_secret, hello),
         )  # fmt: skip
         return [Send(event.peer, welcome), *actions]
@@ -297,7 +322,22 @@ class CoordinatorMachine:
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
             return self._leave(member, message, now)
+        if message.reason == "drained":
+            drained, actions = self.drains.left(member, now)
+            if drained:
+                return [*actions, *self._leave(member, message, now)]
         return [Send(member.peer, Left()), *self._partings.lose(member, now, "closed")]  # it takes its shards with it
+
+    def _drain(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
+        try:
+            answer, actions = self.drains.ask(member, message, now)
+        except PSError as error:  # it ends then, as it would have without asking
+            return [Log("warning", str(error)), Send(member.peer, Draining(message.request, STAYS, str(error)))]
+        return [*actions, Send(member.peer, answer)]
+
+    def _yielded(self, member: MemberInfo, message: Yielded, now: float) -> list[Action]:
+        run = self._jobs.of_epoch(message.epoch, member)
+        return run.yielded(message, now) if run else []
 
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         run, actions = self.runs[member.job], list[Action]()
@@ -380,12 +420,13 @@ class CoordinatorMachine:
 
     def _waiting(self) -> list[str]:
         """Return in words what is waited for."""
-        return waiting(list(self.servers), self.options.servers, self.runs)
+        return [*waiting(self.servers.staying, self.servers.wanted, self.runs), *self.drains.texts()]
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
         return cluster_status(
             servers=self.servers,
+            draining=self.drains.status(),
             options=self.options,
             ending=self.ending,
             endpoint=self.identity.endpoint,
@@ -418,6 +459,8 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Committed): CoordinatorMachine._committed,
     ("server", Promoted): CoordinatorMachine._promoted,
     ("server", Replicating): CoordinatorMachine._replicating,
+    ("server", Yielded): CoordinatorMachine._yielded,
+    ("server", Drain): CoordinatorMachine._drain,
     ("server", Discarded): CoordinatorMachine._discarded,
     ("server", Forgotten): CoordinatorMachine._forgotten,
     ("server", Error): CoordinatorMachine._server_failed,

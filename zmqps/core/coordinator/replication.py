@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.handovers import Handover, Handovers
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import Moves
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Promote, Promoted, Replicas, Replicating, Retargeted
+from zmqps.core.protocol.messages import Promote, Promoted, Replicas, Replicating, Retargeted, Yielded
 from zmqps.errors import PSError, counted
 
 #: A server answers within milliseconds; one that did not may not have received it.
@@ -59,7 +60,8 @@ class Replication:
         self._degraded: dict[int, _Degraded] = {}  # by shard
         self._retry_due: float | None = None
         self._num_retries = 0
-        self._unfit: set[tuple[bytes, int]] = set()  # servers, by incarnation, that could not keep a copy of a shard
+        self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
+        self.handovers = Handovers(name, startup, steps, self._unfit, self._backups_changed, self._give_up)
 
     # --- losses --------------------------------------------------------------------------------
 
@@ -71,13 +73,15 @@ class Replication:
             copies.remove(copy)
             self._unanswered.pop(copy.epoch, None)
             self._promoting = {shard: other for shard, other in self._promoting.items() if other is not copy}
+            actions += self.handovers.lose(copy)
         for copy in gone:
             if self.replicas:
                 self._degraded.setdefault(copy.shard, _Degraded(now, f"{server.title} was lost"))
             if copy.backup:
                 actions += self._backups_changed(copy.shard, now)
                 continue
-            heir = next((backup for backup in copies.backups(copy.shard) if backup.whole), None)
+            whole = [backup for backup in copies.backups(copy.shard) if backup.whole]
+            heir = whole[0] if whole and (self.replicas or self.handovers.may_replace(copy)) else None
             if heir is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)
@@ -88,7 +92,9 @@ class Replication:
     def _promote(self, old: Copy, heir: Copy, now: float) -> list[Action]:
         startup, copies = self._startup, self._startup.copies
         heir.backup, heir.generation = False, old.generation + 1
+        told = list[Action]()
         for other in copies.backups(old.shard):  # they follow the old one; its heir is to fill them anew
+            told += self.handovers.lose(other)
             copies.remove(other)
             startup.given_up.append(other)
             copies.add(old.shard, other.server, backup=True)
@@ -97,8 +103,34 @@ class Replication:
         self._steps.move(old.epoch, heir, startup.told)
         self._retry_due = now + RETRY_S
         text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
-        told = self.moves.announce(startup.epoch, heir, startup.told)
+        told += self.moves.announce(startup.epoch, heir, startup.told)
         return [Log("warning", text), Send(heir.server.peer, Promote(heir.epoch, heir.generation)), *told]
+
+    def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
+        """A copy has taken over from a primary that has given up its place."""
+        actions = list[Action]()
+        old, heir, startup, copies = handover.old, handover.new, self._startup, self._startup.copies
+        copies.remove(old)
+        self._unanswered.pop(old.epoch, None)
+        startup.given_up.append(old)
+        heir.backup, heir.generation = False, message.generation
+        for other in copies.backups(old.shard):
+            if not other.whole or other.epoch not in (handover.numbers or {}):  # it is to be filled anew
+                actions += self.handovers.lose(other)
+                copies.remove(other)
+                startup.given_up.append(other)
+                copies.add(old.shard, other.server, backup=True)
+        startup.moved()
+        self._steps.hand_over(old.epoch, heir)
+        actions += self.moves.begin(startup.epoch, copies, heir, startup.told, now, message.step)
+        actions += self.handovers.taken(old.shard)
+        backups = copies.backups(old.shard)
+        if len(backups) < self.replicas or not all(backup.whole for backup in backups):
+            self._degraded.setdefault(old.shard, _Degraded(now, f"it has moved from {old.server.title}"))
+        if not backups:
+            return actions
+        new = [copy for copy in backups if not copy.whole]
+        return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
 
     def begin(self, now: float) -> None:
         """The job can be trained: note where backups are missing from the first."""
@@ -115,15 +147,20 @@ class Replication:
             return [], False  # a primary goes on, and whoever asked for what it cannot is told
         copies.remove(copy)
         self._startup.given_up.append(copy)
-        self._unfit.add((copy.server.incarnation, copy.shard))
+        self._unfit[copy.server.incarnation, copy.shard] = str(error)
         if not copy.backup:
             del self._promoting[copy.shard]
             return [], True
-        self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
-        return self._backups_changed(copy.shard, now), False
+        actions = self.handovers.lose(copy)
+        if len(copies.backups(copy.shard)) < self.replicas:
+            self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
+        return [*actions, *self._backups_changed(copy.shard, now)], False
 
     def promoted(self, copy: Copy, message: Promoted, now: float) -> list[Action]:
         """A backup is the primary now: members are to go there, and its own backups to follow it."""
+        handover, actions = self.handovers.complete(copy, message, now)
+        if handover is not None:
+            return [*actions, *self._succeed(handover, message, now)]
         if self._promoting.get(copy.shard) is not copy or message.generation != copy.generation:
             return []
         startup = self._startup
@@ -157,6 +194,13 @@ class Replication:
         self._retry_due = now + RETRY_S
         return [self._replicas(primary)]
 
+    def _give_up(self, copy: Copy, why: str, now: float) -> list[Action]:
+        """A backup goes without another one in its place."""
+        self._startup.copies.remove(copy)
+        self._startup.given_up.append(copy)
+        self._degraded.setdefault(copy.shard, _Degraded(now, why))
+        return self._backups_changed(copy.shard, now)
+
     def _replicas(self, primary: Copy) -> Action:
         rows = self._startup.copies.rows_of_backups(primary)
         return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
@@ -171,6 +215,7 @@ class Replication:
         if not self._degraded or not self._startup.ready:
             return []
         copies, actions, there = self._startup.copies, list[Action](), list(servers)
+        there = [server for server in there if not server.leaving]
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard in sorted(self._degraded):
             if shard in self._promoting or not any(c.shard == shard and not c.backup for c in copies):
@@ -192,16 +237,29 @@ class Replication:
             return []
         copy.whole = True
         backups = self._startup.copies.backups(copy.shard)
-        if len(backups) < self.replicas or not all(backup.whole for backup in backups):
+        if copy.shard not in self._degraded or sum(backup.whole for backup in backups) < self.replicas:
             return []
         self._degraded.pop(copy.shard, None)
         return [Log("info", f"job {self._name!r}: shard {copy.shard} has {counted(len(backups), 'backup')} again")]
+
+    def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
+        """Go on with what moves from servers that are to go; called after every event while there are any."""
+        actions = self.handovers.plan(servers, self._promoting, now)
+        busy = self._is_busy
+        return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=busy)]
+
+    def _is_busy(self, primary: Copy) -> bool:
+        return primary.shard in self._promoting or primary.epoch in self._unanswered
+
+    def yielded(self, copy: Copy, message: Yielded, now: float) -> list[Action]:
+        """A primary has given up its place, or cannot just now."""
+        return self.handovers.yielded(copy, message, now)
 
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self.moves.next_deadline())
+        dues = (self._retry_due, self.moves.next_deadline(), self.handovers.next_deadline())
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -251,6 +309,7 @@ class Replication:
         """Assert the invariants."""
         copies = self._startup.copies
         self.moves.validate()
+        self.handovers.validate()
         for copy in [*self._promoting.values(), *self._unanswered.values()]:
             assert copies.by_epoch[copy.epoch] is copy
             assert not copy.backup

@@ -7,6 +7,7 @@ from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
+from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
@@ -31,6 +32,7 @@ from zmqps.core.protocol.messages import (
     Take,
     Waiting,
     Withdraw,
+    Yielded,
 )
 from zmqps.errors import ConfigurationError, JobError, PSError
 
@@ -60,7 +62,7 @@ class JobRun:
         self,
         name: str,
         options: CoordinatorOptions,
-        servers: Roster,
+        servers: Fleet,
         new_epoch: Callable[[], int],
         before: str,
         root: bytes,
@@ -182,7 +184,8 @@ class JobRun:
 
     def _place(self) -> list[Action]:
         """Place the job as soon as all servers are here."""
-        actions = self.startup.place(list(self._servers))
+        self.startup.num_servers = self._servers.wanted
+        actions = self.startup.place(self._servers.staying)
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -268,7 +271,7 @@ class JobRun:
         actions = self.startup.init(member, message)
         actions += self.move_on(now)
         if (member.incarnation, message.request) in self.startup.parked:
-            text = self.startup.waiting_for(list(self._servers))
+            text = self.startup.waiting_for(self._servers.staying)
             actions.append(Send(member.peer, Waiting(message.request, text)))
         return actions
 
@@ -330,6 +333,17 @@ class JobRun:
             self.replication.begin(now)
         return actions
 
+    def move(self, now: float, *, may_cut: bool) -> list[Action]:
+        """Go on with what moves from servers that are to go; ``may_cut``: shards may have other primaries now."""
+        if not self.startup.ready or self.lost_shard is not None:
+            return []
+        actions = self.replication.move(list(self._servers), now, may_cut=may_cut)
+        return [*actions, *self.steps.advance(self.num_missing, now)] if actions else []
+
+    def yielded(self, message: Yielded, now: float) -> list[Action]:
+        """A primary has given up its place, or cannot just now."""
+        return self.replication.yielded(self.startup.copies.by_epoch[message.epoch], message, now)
+
     def committed(self, message: Committed) -> list[Action]:
         """A server has applied a step."""
         return self.steps.confirmed(message.epoch, message.step)
@@ -373,6 +387,7 @@ class JobRun:
     def _lose_shards(self, error: PSError) -> list[Action]:
         """The values of a shard are gone: nothing can be trained any more."""
         self.lost_shard = error
+        self.replication.handovers.stop()
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
@@ -406,7 +421,7 @@ class JobRun:
 
     def _waiters(self) -> Iterator[Waiter]:
         missing = self.num_missing
-        yield from self.startup.waiters(list(self._servers))
+        yield from self.startup.waiters(self._servers.staying)
         yield from self.barriers.waiters(missing)
         yield from self.steps.waiters(missing)
         yield from self.data.waiters()

@@ -44,6 +44,8 @@ class Steps:
         self._granted: list[Grant] = []  # where shards have backups: until these have the step
         self._behind_moves: dict[int, set[bytes]] = {}  # by shard that has moved: who may have to bring again
         self._moving: set[int] = set()  # those of them whose new server is yet to take over
+        self._closed: set[int] = set()  # shards whose primary gives up its place
+        self._holding = False  # who may go on waits until shards have moved
         self._members = members
         self._attendance = attendance
         self._training: set[bytes] = set()  # the live ones that have begun; all of them count
@@ -89,6 +91,8 @@ class Steps:
         self._granted.clear()
         self._behind_moves.clear()
         self._moving.clear()
+        self._closed.clear()
+        self._holding = False
         self._since = None
 
     def begin(self, member: MemberInfo) -> int:
@@ -168,6 +172,39 @@ class Steps:
         for who in [who for who in self.policy.arrived() if who not in self._members]:
             self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
 
+    # --- shards that move in an orderly way ----------------------------------------------------
+
+    def hold(self) -> None:
+        """Let nobody begin the next step."""
+        self._holding = True
+
+    def let_go(self) -> list[Action]:
+        """Let those begin it who may."""
+        self._holding = False
+        return self._proceed() if not self._replicated or self.settled else []
+
+    def close(self, shard: int) -> None:
+        """The primary of a shard is to give up its place: commit nothing."""
+        self._closed.add(shard)
+
+    def open(self, shard: int) -> None:
+        """A shard has a primary again, the same or another one."""
+        self._closed.discard(shard)
+
+    @property
+    def is_between(self) -> bool:
+        """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
+        return self.settled and not self._blocked and (bool(self._granted) or not self._requests)
+
+    def hand_over(self, old: int, heir: Copy) -> None:
+        """Another copy is the primary of a shard, with all that the old one had, between two steps."""
+        self._copies.pop(old, None)
+        self._copies[heir.epoch] = heir
+        commits = self._unconfirmed.pop(old, [])
+        self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
+
+    # --- shards that were lost -----------------------------------------------------------------
+
     def _find_torn(self, epoch: int) -> None:
         """Note it if a shard is to have a step of which one who has gone had the gradients."""
         commits = self._unconfirmed.get(epoch, [])
@@ -205,7 +242,9 @@ class Steps:
 
     @property
     def _blocked(self) -> bool:
-        """Whether a shard has moved that may lack gradients of the step."""
+        """Whether a shard has moved that may lack gradients of the step, or is about to."""
+        if self._closed:
+            return True
         if not self._behind_moves or self.policy is None:
             return False
         return bool(self._moving) or any(
@@ -251,7 +290,7 @@ class Steps:
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
         self._granted += decision.granted
-        if not self._replicated or self.settled:
+        if not self._holding and (not self._replicated or self.settled):
             actions += self._proceed()
         actions += self._fail(decision, awaited, now)
         if not self._requests:
@@ -310,7 +349,7 @@ class Steps:
         if not self.settled:
             return []
         self._retry_due = None
-        actions = self._proceed() if self._granted else []
+        actions = self._proceed() if self._granted and not self._holding else []
         if not self._requests:
             self._since = None
         return actions
@@ -324,6 +363,8 @@ class Steps:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
+        if self._closed or (self._holding and self._granted and self.settled):
+            return "shards to move to other servers"
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:

@@ -90,9 +90,10 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The process was asked to end (a signal, ``close()``)."""
+    """The process was asked to end (a signal, ``close()``); what others can take may be handed over for ``drain_s``."""
 
     reason: str
+    drain_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +161,14 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The node's work is over; see `zmqps.core.protocol.exits` for the codes."""
+    """The node's work is over; see `zmqps.core.protocol.exits` for the codes.
+
+    ``done``: all is done that was asked for, so that a signal that asked for it has done no harm.
+    """
 
     code: int
     reason: str
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from zmqps.core.protocol.membership import (
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
+from zmqps.core.protocol.resizing import Drain, Draining, Yield, Yielded
 from zmqps.core.protocol.saving import (
     Checkpoint,
     Checkpointed,
@@ -71,6 +72,8 @@ __all__ = [
     "Departed",
     "Discard",
     "Discarded",
+    "Drain",
+    "Draining",
     "EndJob",
     "Enter",
     "Error",
@@ -117,6 +120,8 @@ __all__ = [
     "Waiting",
     "Welcome",
     "Withdraw",
+    "Yield",
+    "Yielded",
 ]
 
 PROTOCOL_VERSION = 3

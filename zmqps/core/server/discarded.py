@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from zmqps.errors import JobEndedError
+from zmqps.errors import DeposedError, JobEndedError
 
 #: Epochs whose shards were freed: a late message about one is answered with `JobEndedError`.
 MAX_DISCARDED = 4096
@@ -15,6 +15,7 @@ class DiscardedJobs:
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
+        self._moved: dict[int, int] = {}  # of those that are on another server: its generation
 
     @property
     def epochs(self) -> list[int]:
@@ -24,14 +25,22 @@ class DiscardedJobs:
     def __contains__(self, epoch: int) -> bool:
         return epoch in self._names
 
-    def add(self, epoch: int, name: str = "") -> None:
-        """A job has ended, perhaps one that was never assigned here: its `Assign` may come yet."""
+    def add(self, epoch: int, name: str = "", moved: int | None = None) -> None:
+        """A job has ended, perhaps one that was never assigned here: its `Assign` may come yet.
+
+        ``moved``: it has not, and another server has the shard, since this generation.
+        """
         if name:
             self._names[epoch] = name
+        if moved is not None:
+            self._moved[epoch] = moved
         self._names.setdefault(epoch, "")
         while len(self._names) > MAX_DISCARDED:
-            self._names.popitem(last=False)
+            forgotten, _ = self._names.popitem(last=False)
+            self._moved.pop(forgotten, None)
 
-    def error(self, epoch: int) -> JobEndedError:
+    def error(self, epoch: int) -> JobEndedError | DeposedError:
         """Return the error of those who ask for one of them."""
+        if epoch in self._moved:
+            return DeposedError(job=self._names[epoch], generation=self._moved[epoch])
         return JobEndedError(job=self._names[epoch], reason="its shards were freed")

@@ -337,6 +337,22 @@ class Link:
         self._rest(now)
         return True
 
+    def wait_for_move(self, number: int, now: float) -> list[Action]:
+        """The shard is on another server, or about to be: the coordinator says where.
+
+        If it stays where it is after all, nobody says so; so what was turned away is sent again after a while.
+        """
+        request = self.in_flight.get(number)
+        if request is None:
+            self.probe.answered(number)
+        elif request.retry_at is None and not self._broken:
+            request.retry_at = now + SLOWEST_RETRY_S
+            self._put_off.append(request)
+            self.retry_due = request.retry_at if self.retry_due is None else min(self.retry_due, request.retry_at)
+        self.heard_at = now
+        self._rest(now)
+        return []
+
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
         actions: list[Action] = []
@@ -410,8 +426,11 @@ class Link:
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
         if not missing:
             return ""
-        if any(request.transfer is transfer for request in self._put_off):
+        put_off = [request for request in self._put_off if request.transfer is transfer]
+        if any(request.refused_at is not None for request in put_off):
             return f"{self.title} to have the memory for it"
+        if put_off:
+            return f"the coordinator to say which server answers for the shard of {self.title} now"
         answers = "answer" if missing == 1 else "answers"
         return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
 
