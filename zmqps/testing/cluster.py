@@ -30,6 +30,7 @@ class SimulatedCluster(Engine):
     ) -> None:
         super().__init__(rng, network, message_s)
         self.options = options
+        self.copies_move = options.replicas > 0  # whether a shard may be on more than one server
         self.restarting = False  # the coordinator is dead and will be started again
         self.workers_to_come = workers
         self.num_started = 0  # workers
@@ -39,8 +40,9 @@ class SimulatedCluster(Engine):
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            job = self.coordinator.runs[message.name].startup.epoch
-            self._jobs_of_copies[sender.identity.incarnation, message.epoch] = job
+            run = self.coordinator.runs.get(message.name)
+            if run is not None:  # else it has just ended
+                self._jobs_of_copies[sender.identity.incarnation, message.epoch] = run.startup.epoch
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
@@ -51,7 +53,7 @@ class SimulatedCluster(Engine):
 
     def is_live(self, server: Node, epoch: int) -> bool:
         """Whether a copy of a shard counts: it was not replaced, and its server not given up, before its job ended."""
-        if not self.options.replicas:
+        if not self.copies_move:
             return True
         machine = server.machine
         assert isinstance(machine, ServerMachine)

@@ -39,8 +39,7 @@ class OneAtATime:
         machine = simulation.coordinator
         there = {other.incarnation for other in machine.servers}
         alive = {node.identity.incarnation for node in simulation.servers if node.alive}
-        cut = simulation.now < self._cut_until
-        if cut or there != alive or len(there) < machine.options.servers:
+        if simulation.now < self._cut_until or there != alive or len(there) < machine.options.servers:
             return False
         runs = [run for run in machine.runs.values() if run.startup.placement is not None]
         return all(run.startup.ready and run.replication.settled for run in runs)
@@ -61,7 +60,9 @@ class OneAtATime:
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         life = sender.identity.incarnation
         if isinstance(message, Assign):
-            self._shards[life, message.epoch] = life, message.name, message.shard
+            run = self._simulation.coordinator.runs.get(message.name)
+            job = 0 if run is None else run.startup.epoch  # of this life
+            self._shards[life, message.epoch] = life, f"{message.name} {job}", message.shard
             self._generations.setdefault((life, message.epoch), -1 if message.backup else 0)
         elif isinstance(message, Promote):
             self.promotions += self._generations.get((life, message.epoch)) != message.generation

@@ -36,6 +36,13 @@ KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
     "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY,
 }  # fmt: skip
+DRAINS = {
+    "drains": Faults(delay=0.004, drain=0.6),
+    "drains-breaks": Faults(delay=0.004, drain=0.6, loss=0.02),
+    "drains-drops": Faults(delay=0.004, drain=0.6, drop=0.02),
+    "drains-lost": Faults(delay=0.004, drain=0.6, server_crash=0.15),
+    "drains-everything": replace(EVERYTHING, drain=0.5),
+}
 #: Bytes a second that a node sends.
 BANDWIDTH = 1.25e9
 #: The same where a slice takes longer than the longest silence before a server is asked what it has.
@@ -215,6 +222,13 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in saved.items():
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
+    drained = {"async": _asynchronous, "ssp": lambda: _bounded(1), "sync": _synchronous(retain=1), "jobs": _several}
+    for mode, training in drained.items():
+        workers = 6 if mode == "jobs" else 3
+        for kind, faults in DRAINS.items():
+            found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, servers=3, workers=workers)
+            if mode != "jobs" and not faults.loss:  # with backups who is silent is lost before it can be back
+                found[f"{mode}-{kind}-replicas"] = Scenario(faults=faults, training=training, servers=3, replicas=1)
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

@@ -32,6 +32,7 @@ from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
 from zmqps.testing.replicas import OneAtATime
 from zmqps.testing.returns import Returns
+from zmqps.testing.rolling import Rolling
 from zmqps.testing.savers import Savers
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
@@ -198,6 +199,8 @@ class Simulation(SimulatedCluster):
         self._successors = Successors(self) if succeeded else None
         self._thrift = Thrift(self) if thrifty else None
         self._replicas = OneAtATime(self) if options.replicas else None
+        self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
+        self.copies_move |= faults.drain > 0
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -300,6 +303,11 @@ class Simulation(SimulatedCluster):
         machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
 
+    def _start_another(self) -> None:
+        """Start a server in the place of one that has gone, unless all is over."""
+        if not self.finished:
+            self.start_server()
+
     def _shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         """Build a shard whose memory fails now and then once it is there."""
         built: list[Shard] = []
@@ -360,8 +368,10 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
-            if node.role == "coordinator" and self.options.replicas:
+            if node.role == "coordinator" and self.copies_move:
                 self.note_copies()
+            if node.role == "coordinator" and self._rolling is not None:
+                self._rolling.check()
             check_told(node, self.now)
             self.training.check(self, node)
             if self._replicas is not None:
@@ -393,6 +403,8 @@ class Simulation(SimulatedCluster):
 
     def ended(self, node: Node) -> None:
         """A node that has gone may be started again, a worker under the name it had."""
+        if self._rolling is not None and node.role == "server":
+            self._rolling.ended(node)
         if node.role == "worker":
             self._num_running -= 1
             if self.training.restarts(self, node):
@@ -432,6 +444,7 @@ class Simulation(SimulatedCluster):
             (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
             (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
             (f.stop, self._stop_somebody), (f.route, self._cut_route),
+            (f.drain, self._rolling.ask if self._rolling is not None else lambda: None),
         )  # fmt: skip
         for rate, do in rates:
             if rate:

