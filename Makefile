@@ -13,6 +13,8 @@ COORDINATOR ?= $(ADDRESS)
 # What was said on the command line or in the environment: an address to bind, and which cluster is meant.
 said         = $(filter command line environment,$(origin $(1)))
 BOUND        = $(if $(call said,ADDRESS),--address '$(ADDRESS)')
+# of `make coordinator`: empty for none
+JOURNAL     ?= .zmqps/coordinator
 MEANT        = $(if $(call said,COORDINATOR)$(call said,ADDRESS)$(call said,PORT),--coordinator '$(COORDINATOR)')
 MODE        ?= async
 STALENESS   ?= 3
@@ -40,7 +42,7 @@ endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -82,6 +84,9 @@ test-slow: $(INSTALLED) ## the long tests, on two cores, about thirteen minutes:
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))
 
+soak: $(INSTALLED) ## train while a server is killed every five seconds: MINUTES=10 MODE="async sync" ARGS="--workers 8"
+	$(PY) -m tests.durable --minutes $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),10) $(if $(filter command line environment,$(origin MODE)),--mode '$(MODE)') $(ARGS)
+
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds, on two cores
 	$(PY) -m pytest -m processes --numprocesses 2 --dist loadfile
 
@@ -114,8 +119,8 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
 	$(PY) -m bench peers --python $(PEERS)/bin/python
 
-demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3
-	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS)
+demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3 FAULTS=1
+	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS) $(if $(FAULTS),--faults)
 
 experiments: $(INSTALLED) ## reproduce the field's claims, with plots in runs/experiments/: NAMES="modes treatments"
 	$(PY) -m experiments $(NAMES)
@@ -146,8 +151,8 @@ doctor: $(INSTALLED) ## what may go wrong before a run: HOSTS=hosts.txt ARGS="--
 
 ##@ One node, in the foreground
 
-coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://10.0.0.7:5570 ARGS=--insecure
-	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS) $(ARGS)
+coordinator: $(INSTALLED) ## a coordinator for SERVERS=2, bound to ADDRESS=tcp://10.0.0.7:5570 ARGS=--insecure; again after kill -9: it goes on from JOURNAL
+	$(ZMQPS) coordinator --address $(ADDRESS) --servers $(SERVERS) $(if $(JOURNAL),--journal $(JOURNAL)) $(ARGS)
 
 server: $(INSTALLED) ## a server that joins COORDINATOR=tcp://10.0.0.7:5570, bound to ADDRESS=tcp://10.0.0.8:0 ARGS=--insecure
 	$(ZMQPS) server --coordinator $(COORDINATOR) $(if $(call said,COORDINATOR),$(BOUND)) $(ARGS)

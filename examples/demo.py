@@ -10,6 +10,8 @@ Exit codes: 0 the network reads the digits; 1 it does not, or the cluster broke;
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import logging
 import math
@@ -18,11 +20,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import demo_faults
 import demo_report
 import digits
 from rich.console import Console
@@ -154,32 +157,48 @@ def pause(workers: Sequence[Worker]) -> None:
             running.wait(TICK)
 
 
+@contextlib.contextmanager
+def cluster(args: argparse.Namespace) -> Iterator[str]:
+    """Start the nodes; yield the coordinator's address."""
+    options = {
+        "servers": args.servers,
+        "workers": args.workers,
+        "heartbeat_interval": TICK,  # each brings the counters that the progress bar shows
+        "heartbeat_timeout": args.heartbeat_timeout or (2.0 if args.faults else 10.0),
+    }
+    if args.faults:
+        with demo_faults.durable_cluster(args.output, **options) as address:
+            yield address
+    else:
+        with zmqps.LocalCluster(directory=args.output, **options) as nodes:
+            yield nodes.address
+
+
 def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     # before anything runs: scikit-learn takes a while to import
     x_train, x_test, _, y_test = digits.load_data()
     num_batches = math.ceil(len(x_train) / args.batch)
     workers: list[Worker] = []
-    with (
-        zmqps.LocalCluster(
-            servers=args.servers,
-            workers=args.workers,
-            heartbeat_interval=TICK,  # each brings the counters that the progress bar shows
-            heartbeat_timeout=args.heartbeat_timeout,
-            directory=args.output,
-        ) as cluster,
+    with contextlib.ExitStack() as stack:
+        address = stack.enter_context(cluster(args))
         # open until the values are read: the cluster stays as long as somebody looks on
-        zmqps.connect(cluster.address, observer=True) as observer,
-    ):
-        console.print(f"coordinator at {cluster.address}", highlight=False)
+        observer = stack.enter_context(zmqps.connect(address, observer=True))
+        console.print(f"coordinator at {address}", highlight=False)
+        faults = None
+        if args.faults:
+            faults = demo_faults.Faults(address, args.passes * num_batches)
+            stack.callback(faults.close)
         try:
             for number in range(args.workers):
-                workers.append(Worker(number, cluster.address, args))
+                workers.append(Worker(number, address, args))
             watch(workers, observer, args, num_batches)
         finally:
             for worker in workers:
                 worker.end()
-        test_accuracy = digits.accuracy(observer.pull(), x_test, y_test)
+        killed = faults.finish() if faults is not None else []
+        final = observer.pull()
+        test_accuracy = digits.accuracy(final, x_test, y_test)
     results = sorted((worker.result() for worker in workers), key=lambda result: result.rank)
     facts = {
         "mode": args.mode,
@@ -188,14 +207,23 @@ def run(args: argparse.Namespace) -> int:
         "workers": args.workers,
         "test_accuracy": round(test_accuracy, 4),
     }
+    acknowledged = [result.pushes for result in results]
+    lost = (max(acknowledged) if args.mode == "sync" else sum(acknowledged)) - final.version
+    if args.faults:
+        facts |= {"lost_pushes": lost, "faults": [dataclasses.asdict(fault) for fault in killed]}
     summary = demo_report.summarize(results, seconds=time.monotonic() - began, **facts)
     (args.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     demo_report.plot_loss(results, args.output / "loss.png")
     demo_report.plot_staleness(results, args.output / "staleness.png")
     console.print(demo_report.table(summary))
+    if args.faults:
+        console.print(demo_faults.table(killed, lost))
     console.print(f"summary.json, loss.png and staleness.png are in {args.output}", highlight=False)
     if test_accuracy < WANTED_ACCURACY:
         log.error("test accuracy %.3f is below %.2f: train longer (--passes)", test_accuracy, WANTED_ACCURACY)
+        return 1
+    if args.faults and (lost or len(killed) != 2):
+        log.error("%d acknowledged pushes are not in the final values; %d of 2 nodes were killed", lost, len(killed))
         return 1
     return 0
 
@@ -215,7 +243,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="images per step (default: 16)")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="default: runs/demo")
     parser.add_argument(
-        "--heartbeat-timeout", type=float, default=10.0, help="seconds of silence until a worker is lost (default: 10)"
+        "--heartbeat-timeout", type=float, help="seconds of silence until a node is lost (default: 10; with --faults 2)"
+    )
+    parser.add_argument(
+        "--faults", action="store_true", help="kill a server and the coordinator in the middle, and lose nothing"
     )
     return parser.parse_args()
 

@@ -105,6 +105,7 @@ PURE_MAY_IMPORT = {
 #: … what single files may have beside it,
 EXCEPTIONS = {
     "zmqps/core/protocol/wire.py": {"msgpack", "gc"},  # paused while a large header is decoded
+    "zmqps/core/protocol/plain.py": {"msgpack"},
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
     "zmqps/jit.py": {"numba"},
@@ -117,7 +118,7 @@ PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
-    "msgpack": {"zmqps/core/protocol/wire.py"},
+    "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept
     # messages; what the monitors tell; where sockets are bound, and connected; what a connection carries; keys
     "zmq": {
         "zmqps/net/zeromq.py",
@@ -182,10 +183,12 @@ ON_TOP = {
 #: slash.
 MIRROR_NOTHING = {
     "tests/attack/": "end to end: attackers beside honest training on real clusters",
+    "tests/durable/": "end to end: nodes that are killed, drained and moved beside honest training",
     "tests/fuzz/": "end to end: what a peer may send to any node",
     "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
+    "tests/test_coordinator_returns.py": "end to end: a coordinator that is killed and started again, in processes",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_checkpoints.py": "end to end: clusters of processes that are saved, killed and restored",
     "tests/test_drain.py": "end to end: servers that are drained while jobs are trained",

@@ -309,7 +309,10 @@ A, B = "tcp://10.0.0.7:5570", "tcp://10.0.0.8:0"
         (f"status ADDRESS={A}", f"status --coordinator '{A}'"),
         ("status PORT=7 ARGS=--json", "status --coordinator 'tcp://127.0.0.1:7' --json"),
         ("logs ARGS=-f", "logs -f"),
-        (f"coordinator ADDRESS={A} ARGS=--insecure", f"coordinator --address {A} --servers 2 --insecure"),
+        (
+            f"coordinator ADDRESS={A} ARGS=--insecure",
+            f"coordinator --address {A} --servers 2 --journal .zmqps/coordinator --insecure",
+        ),
         (f"server COORDINATOR={A} ADDRESS={B} ARGS=--insecure", f"server --coordinator {A} --address '{B}' --insecure"),
         (f"server ADDRESS={A}", f"server --coordinator {A}"),
         (f"worker SCRIPT=train.py ARGS=--lr=1 COORDINATOR={A}", f"ZMQPS_COORDINATOR={A} python3 train.py --lr=1"),

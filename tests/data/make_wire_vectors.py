@@ -22,6 +22,7 @@ from zmqps.core.protocol.messages import (
     Ack,
     Arrive,
     Assign,
+    Back,
     Checkpoint,
     Checkpointed,
     Commit,
@@ -34,6 +35,7 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    Farewell,
     FileAnswer,
     FileAsk,
     Forgotten,
@@ -64,6 +66,7 @@ from zmqps.core.protocol.messages import (
     Replicate,
     Replicated,
     Replicating,
+    Resumed,
     Retargeted,
     Save,
     Saved,
@@ -139,6 +142,10 @@ MESSAGES: dict[str, Message] = {
     "hello of a worker to a server": Hello(
         "zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=TICKET, epoch=7
     ),
+    "back": Back(SERVER),
+    "farewell": Farewell(WORKER, PROOF, "finished"),
+    "resumed": Resumed(7),
+    "welcome of a coordinator with a journal": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2, patience=600.0),
     "hello of a worker that was started again": Hello(
         "zmqps",
         3,

@@ -86,6 +86,21 @@ def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
 
 @LONG
 @pytest.mark.parametrize("mode", ["async", "sync"])
+def test_with_faults_a_server_and_the_coordinator_are_killed_and_nothing_is_lost(mode: str, tmp_path: Path) -> None:
+    with demo(tmp_path, "--faults", "--servers=2", f"--passes={3 * PASSES}", f"--mode={mode}") as process:
+        output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, output
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["test_accuracy"] >= 0.95
+    server, coordinator = summary["faults"]
+    assert (server["node"][:7], coordinator["node"], summary["lost_pushes"]) == ("server-", "coordinator", 0)
+    log = (tmp_path / "runs" / "cluster" / "logs" / "supervisor.log").read_text()
+    assert "failed with signal SIGKILL and is started again (1 of 3): it gets copies of shards that are missing" in log
+    assert "acknowledged pushes lost: 0" in output
+
+
+@LONG
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_killed_worker_is_named_and_the_others_finish(mode: str, tmp_path: Path) -> None:
     with demo(tmp_path, f"--passes={PASSES_ALONE}", "--heartbeat-timeout=5", f"--mode={mode}") as process:
         victim = first_worker_that_pushed(process)

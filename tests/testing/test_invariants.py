@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,12 +12,13 @@ import pytest
 
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
-from zmqps.core.coordinator.data import DataSet
+from zmqps.core.coordinator.data import DataSet, DataSets
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.partings import Partings
+from zmqps.core.coordinator.remembered import dump
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
@@ -49,11 +51,13 @@ from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Load, Pull, Push, Target
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
+from zmqps.testing.comebacks import Comebacks
 from zmqps.testing.departures import Departures
 from zmqps.testing.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
@@ -710,3 +714,66 @@ def test_a_restored_shard_that_forgets_its_step(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Shard, "begin_at", lambda shard, version: None)
     monkeypatch.setattr(ShardSteps, "validate", lambda steps, missing: None)  # which would notice it first
     caught("sync-saves", "is at version 0, which was never committed")
+
+
+def test_a_coordinator_that_writes_after_it_has_spoken(monkeypatch: Patch) -> None:
+    def recorded(self: CoordinatorMachine, actions: list[Action]) -> list[Action]:
+        return [*actions, *self.changes.records(lambda what, whose: dump(self, what, whose))]
+
+    monkeypatch.setattr(CoordinatorMachine, "_recorded", recorded)
+    caught("sync-returned", "a worker may read version")
+
+
+def test_a_coordinator_that_forgets_who_counted_in_the_last_step(monkeypatch: Patch) -> None:
+    restore = Steps.restore
+
+    def forget(self: Steps, kept: Any, *others: Any) -> None:
+        restore(self, {**kept, "counted": []}, *others)
+
+    monkeypatch.setattr(Steps, "restore", forget)
+    caught("sync-returned", "a worker is told that what counts was dropped")
+
+
+def test_a_coordinator_that_notes_no_change_of_a_data_set(monkeypatch: Patch) -> None:
+    silent = property(lambda self: lambda name: None, lambda self, value: None)
+    monkeypatch.setattr(DataSets, "_changed", silent, raising=False)
+    caught("sync-data-returned", "the journal does not hold what the coordinator knows: data/")
+
+
+def test_a_coordinator_that_hands_ranges_out_again_when_it_is_back(monkeypatch: Patch) -> None:
+    restored = DataSet.restored
+
+    def forget(kept: Any) -> DataSet:
+        data = restored(kept)
+        data._next, data.num_done, data.taken, data._returned = 0, 0, {}, deque()
+        return data
+
+    monkeypatch.setattr(DataSet, "restored", forget)
+    monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
+    caught("sync-data-returned", "range")
+
+
+def test_a_coordinator_that_takes_its_members_for_strangers_when_it_is_back(monkeypatch: Patch) -> None:
+    start = CoordinatorMachine.start
+
+    def forget(self: CoordinatorMachine, now: float) -> list[Action]:
+        actions = start(self, now)
+        self.is_back = False
+        return actions
+
+    monkeypatch.setattr(CoordinatorMachine, "start", forget)
+    caught("async-returned", "the coordinator is taken for another one")
+
+
+def test_members_that_give_a_coordinator_up_that_comes_back(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Member, "patience", property(lambda self: 1.5))
+    caught("sync-returned", "is given up although it comes back")
+
+
+def test_workers_that_do_not_ask_again_for_what_they_wait_for(monkeypatch: Patch) -> None:
+    def again(self: Questions, now: float) -> list[Action]:
+        self.held, self.due = False, None
+        return []
+
+    monkeypatch.setattr(Questions, "again", again)
+    caught("sync-returned", "waits although all is well")

@@ -33,6 +33,8 @@ from zmqps.launch.logs import set_up_logging
 @settings.keys
 @settings.insecure
 @settings.log_settings
+@settings.journal
+@settings.patience
 @settings.own_servers
 @settings.parent_fd
 def coordinator(**told: Any) -> int:
@@ -44,8 +46,8 @@ def coordinator(**told: Any) -> int:
     options = CoordinatorOptions(
         servers=told["servers"], workers=told["workers"], heartbeat_interval=told["heartbeat_interval"],
         heartbeat_timeout=told["heartbeat_timeout"], lease=told["lease"], idle_timeout=told["idle_timeout"],
-        once=told["once"], slice_nbytes=told["slice_size"],
         replicas=told["replicas"],
+        once=told["once"], slice_nbytes=told["slice_size"], patience=told["patience"],
     )  # fmt: skip
     return _run(
         lambda: run(
@@ -59,6 +61,7 @@ def coordinator(**told: Any) -> int:
                 job_secret=told["job_secret"],
                 keys=told["keys"],
                 own_servers=told["own_servers"],
+                journal=told["journal"],
                 checkpoints=settings.checkpoint_config(told),
             ),
             told["parent_fd"],
@@ -82,7 +85,9 @@ def coordinator(**told: Any) -> int:
 @settings.memory
 @settings.io_threads
 @settings.drain_shards
-@setting("--spare", is_flag=True, help="Join beyond --servers, to get the copies that a lost server had.")
+@setting(
+    "--spare", is_flag=True, help="Be a spare from the first: get the copies that a lost server had, and jobs last."
+)
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
 @settings.keys

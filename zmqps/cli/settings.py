@@ -231,6 +231,14 @@ io_threads = setting(
     "--io-threads", type=click.IntRange(1, 64), default=2,
     help="How many threads of a server read and write sockets, and encrypt with keys.",
 )  # fmt: skip
+journal = setting(
+    "--journal", shared=False, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="Keep a journal there: started again with it at its address, the coordinator goes on; by default, none.",
+)  # fmt: skip
+patience = setting(
+    "--patience", type=click.FloatRange(min=0), default=600.0,
+    help="Seconds that members wait for a coordinator with a journal that is away.",
+)  # fmt: skip
 advertise = setting(
     "--advertise", shared=False, metavar="HOST[:PORT]",
     help="What others are told to connect to, where that is not the address it listens at.",

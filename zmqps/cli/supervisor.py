@@ -38,9 +38,13 @@ from zmqps.launch.processes import (
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
+from zmqps.nodes.journal import FILE, forget_journal
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
+#: How often a coordinator that fails is started again, and how long that may take.
+RESTARTS = 3
+RESTART_S = 30.0
 #: How long the coordinator may take to say which workers were lost.
 STATUS_S = 3.0
 
@@ -112,7 +116,7 @@ class Supervisor:
         self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: dict[str, Pump] = {}
-        self._node_watches: list[asyncio.Task[None]] = []
+        self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
         self._ending = False
@@ -131,6 +135,9 @@ class Supervisor:
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
             claim = stack.enter_context(Claim(config.directory))
+            if (journal := config.cluster.journal) is not None:  # one that is left is of a cluster that is over
+                forget_journal(journal)
+                stack.callback(forget_journal, journal)
             self._logs = stack.enter_context(Folder(config.directory.absolute(), *config.logs, make=True))
             logs = self._logs.path
             for old in os.listdir(self._logs.fd):
@@ -170,14 +177,16 @@ class Supervisor:
                     self._log.say(*self._verdict)
 
     async def _supervise(self) -> int:
-        self._node_watches = [asyncio.create_task(self._watch_node(node)) for node in self._nodes.processes]
+        ended = asyncio.create_task(self._watch_coordinator())
+        self._node_watches = [
+            asyncio.create_task(self._watch_server(index)) for index in range(1, len(self._nodes.processes))
+        ]
+        self._node_watches.append(ended)
         if not self._config.command:
             fails = asyncio.create_task(self._a_node_failed.wait())
-            ended = asyncio.create_task(self._nodes.coordinator.exited())
             await asyncio.wait((fails, ended), return_when=asyncio.FIRST_COMPLETED)
             fails.cancel()
             if self._a_node_failed.is_set():  # its shard is gone, nobody can go on
-                ended.cancel()
                 return exits.FAILED
             code = await ended
             await self._nodes.ended_by_themselves()
@@ -250,15 +259,65 @@ class Supervisor:
     @property
     def _is_over(self) -> bool:
         """Whether there is nothing left that a worker could be started again for."""
-        return self._a_node_failed.is_set() or self._nodes.coordinator.ended
+        return self._a_node_failed.is_set() or (self._nodes.coordinator.ended and not self._has_journal)
 
     def _say_who_goes_on(self) -> None:
         if others := sum(not other.ended for other in self._workers.values()):
             self._log.say("info", "another worker goes on" if others == 1 else f"{others} workers go on")
 
-    async def _watch_node(self, node: Process) -> None:
-        code = await node.exited()
-        if code not in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) and not self._ending and self._asked is None:
+    async def _watch_coordinator(self) -> int:
+        """Start the coordinator again when it fails and can go on; return how it has ended."""
+        code = await self._watch_node(
+            0, lambda: self._has_journal, "it goes on from its journal, the others wait for it"
+        )
+        await self._judge(self._nodes.coordinator, code)
+        return code
+
+    async def _watch_server(self, index: int) -> int:
+        """Start a server again when it fails, where its shards can be had without it; return how it has ended."""
+        cluster = self._config.cluster
+        code = await self._watch_node(
+            index, lambda: cluster.outlives_servers, "it gets copies of shards that are missing"
+        )
+        if cluster.outlives_servers and not self._has_ended(code):
+            await self._said(self._nodes.processes[index].name)
+            self._log.say("error", f"{self._nodes.processes[index].failure(code)}\n  it does not start again")
+        else:
+            await self._judge(self._nodes.processes[index], code)
+        return code
+
+    async def _watch_node(self, index: int, returns: Callable[[], bool], what: str) -> int:
+        """Start a node again when it fails, as often as may be; return how its last life has ended."""
+        life = Restarts(RESTARTS)
+        while True:
+            node = self._nodes.processes[index]
+            code = await node.exited()
+            if self._has_ended(code) or not life.may_follow(code) or not returns():
+                return code
+            await self._said(node.name)
+            again = f"is started again ({life.num + 1} of {RESTARTS})"
+            self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {again}: {what}")
+            life.begin()
+            try:
+                await asyncio.wait_for(self._nodes.restart(index), RESTART_S)
+            except (PSError, TimeoutError) as error:
+                why = str(error) or f"it takes more than {RESTART_S:.0f} s"
+                self._log.say("error", f"{node.name} cannot be started again: {why}")
+                return exits.FAILED
+
+    @property
+    def _has_journal(self) -> bool:
+        """Whether there is something from which the coordinator goes on: none is left of a cluster that has ended."""
+        journal = self._config.cluster.journal
+        return journal is not None and (journal / FILE).exists()
+
+    def _has_ended(self, code: int) -> bool:
+        """Whether a node was asked to end, or has done its work."""
+        return code in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) or self._ending or self._asked is not None
+
+    async def _judge(self, node: Process, code: int) -> None:
+        """Note how a node has ended, and say so unless that was well."""
+        if not self._has_ended(code):
             self._a_node_failed.set()
             await self._said(node.name)
             self._log.say("error", str(node.failure(code)))

@@ -151,7 +151,7 @@ def _milliseconds(seconds: float) -> str:
 
 def _headline(status: Facts) -> Text:
     text = Text.assemble("cluster at ", (status["endpoint"], "bold"), ", ", (status["state"], "green"))
-    text.append(f", up {_duration(status['uptime_s'])}")
+    text.append(f", up {_duration(status['uptime_s'])}; coordinator: {status['host']}, pid {status['pid']}")
     return text
 
 

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 @settings.insecure
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
+@settings.patience
 @setting("--timeout", shared=False, type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
 @setting("--detach", "-d", is_flag=True, shared=False, help="Return when the servers have joined.")
 @settings.log_settings
@@ -89,6 +90,7 @@ def up(**told: Any) -> int:
 def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[[State], None]) -> int:
     import asyncio
 
+    from zmqps.cli.state import FOLDER
     from zmqps.cli.supervisor import Supervisor, UpConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
@@ -103,6 +105,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
         replicas=told["replicas"],
+        patience=told["patience"],
     )  # fmt: skip
     cluster = ClusterConfig(
         options=options,
@@ -119,6 +122,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         job_secret=told["job_secret"],
         keys=told["keys"],
         io_threads=told["io_threads"],
+        journal=told["directory"].absolute() / FOLDER / "journal",
         checkpoints=settings.checkpoint_config(told),
     )
     config = UpConfig(

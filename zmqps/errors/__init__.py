@@ -5,6 +5,7 @@
     PSError
     ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
     │   ├── UnsafeFileError                  a file or directory that another user may have put there
+    │   ├── JournalError                     a coordinator's journal from which it cannot go on; says what to do
     │   ├── UnresolvedNameError              a host's name that stands for no address
     │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
     ├── AddressInUseError (OSError)          the port is taken, and by whom
@@ -15,6 +16,7 @@
     │   └── ForkedError                      it belongs to the process that this one was forked from
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
     ├── CoordinatorRestartedError (ConnectionError)  another coordinator answers at the address of the one it had joined
+    ├── JournalBehindError (RuntimeError)    servers have steps of which the coordinator's journal knows nothing
     ├── EvictedError (ConnectionError)       the others went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
     ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
@@ -80,6 +82,7 @@ from zmqps.errors.configuration import (
     UnsafeFileError,
 )
 from zmqps.errors.durable import DeposedError, DrainError
+from zmqps.errors.journal import JournalBehindError, JournalError
 from zmqps.errors.nodes import (
     ClosedError,
     CoordinatorRestartedError,
@@ -150,6 +153,8 @@ __all__ = [
     "JobError",
     "JobMemoryError",
     "JobMismatchError",
+    "JournalBehindError",
+    "JournalError",
     "KeyRefusedError",
     "LedgerError",
     "LimitError",

@@ -91,12 +91,11 @@ class Nodes:
             raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
 
     async def _start(self) -> None:
-        own = ["--own-servers"] * self._config.is_local
-        self._add("coordinator", node_command("coordinator", *self._config.coordinator(), *own))
+        self._add("coordinator", self._coordinator_command())
         self.address = await self.coordinator.announcement()
         num_servers = self._config.options.servers
         for index in range(num_servers):
-            self._add(f"server-{index}", node_command("server", *self._config.server(index, self.address)))
+            self._add(f"server-{index}", self._server_command(index))
         for server in self.servers:
             self._missing = f"{server.name} to start"
             await server.announcement()
@@ -107,6 +106,30 @@ class Nodes:
             return here == num_servers
 
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
+
+    async def restart(self, index: int) -> None:
+        """Start a node again that has ended, by its place in `processes`: the coordinator, 0, at the address it had.
+
+        Raises
+        ------
+        AddressInUseError, ConfigurationError, NodeFailedError
+            What kept it from starting.
+        """
+        before, command = (
+            self.processes[index],
+            self._server_command(index - 1) if index else self._coordinator_command(),
+        )
+        self.processes[index] = self._spawn(before.name, command)
+        before.close()
+        address = await self.processes[index].announcement()
+        self.address = self.address if index else address
+
+    def _coordinator_command(self) -> list[str]:
+        own = ["--own-servers"] * self._config.is_local
+        return node_command("coordinator", *self._config.coordinator(), *own)
+
+    def _server_command(self, index: int) -> list[str]:
+        return node_command("server", *self._config.server(index, self.address))
 
     def _add(self, name: str, command: Sequence[str]) -> None:
         self.processes.append(self._spawn(name, command))

@@ -47,6 +47,8 @@ class ClusterConfig:
         How many threads of each server read and write sockets.
     checkpoints
         Where jobs are saved, when, and what they begin from.
+    journal
+        The directory of the coordinator's journal, from which it goes on if it is started again; None: it keeps none.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -64,6 +66,7 @@ class ClusterConfig:
     keys: Path | None = None
     io_threads: int = IO_THREADS
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    journal: Path | None = None
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -73,6 +76,8 @@ class ClusterConfig:
             f"--heartbeat-timeout={o.heartbeat_timeout}", f"--lease={o.lease}", f"--idle-timeout={o.idle_timeout}",
             f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
             *["--once"] * o.once, *([f"--replicas={o.replicas}"] if o.replicas else []), *self._saving(),
+            *["--once"] * o.once, *self._saving(),
+            *([f"--journal={self.journal.absolute()}", f"--patience={o.patience}"] if self.journal is not None else []),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 
@@ -95,6 +100,11 @@ class ClusterConfig:
         flags += [f"--restore-name={name}={there}" for name, there in c.restore_names.items()]
         flags += [f"--keep={c.keep}", f"--checkpoint-via={c.via}"]
         return [*flags, *["--restore-values-only"] * (not c.restore_optimizer)]
+
+    @property
+    def outlives_servers(self) -> bool:
+        """Whether jobs go on when a server is lost: from copies of its shards, or from a checkpoint."""
+        return bool(self.options.replicas) or self.checkpoints.directory is not None
 
     @property
     def is_local(self) -> bool:

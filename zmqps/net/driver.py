@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Thread
-from typing import Any
+from typing import Any, Protocol
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -29,6 +29,7 @@ from zmqps.core.protocol.events import (
     Peer,
     Pending,
     Received,
+    Record,
     Resolve,
     Returned,
     Run,
@@ -37,7 +38,7 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.messages import EndJob, Error, Heartbeat, Hello, Message, Welcome
+from zmqps.core.protocol.messages import EndJob, Error, Farewell, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net.reach import why_silent
@@ -52,7 +53,14 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 # tuples, because a union in the place of use is made anew for every message
 COMPLETED = (Hello, Welcome, Heartbeat, Error)
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = (Hello, Welcome, EndJob)
+INTRODUCTIONS = (Hello, Welcome, EndJob, Farewell)
+
+
+class Journal(Protocol):
+    """Where a node's `Record` actions go."""
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Keep records, all or none of them; what follows them may be done when this returns."""
 
 
 class Driver:
@@ -73,6 +81,8 @@ class Driver:
     failed
         Called after a defect: nobody may wait for this machine any more, and it ends. Without it the
         machine goes on, and the peer whose request it was is told.
+    journal
+        Where its `Record` actions go; None: nowhere.
     """
 
     def __init__(
@@ -83,7 +93,9 @@ class Driver:
         resolve: Callable[[Any, Any], None] | None = None,
         landed: Callable[[Any, tuple[int, ...]], None] | None = None,
         failed: Callable[[InternalError], None] | None = None,
+        journal: Journal | None = None,
     ) -> None:
+        self._journal = journal
         self.machine = machine
         self.transport = transport
         self.log = log
@@ -148,6 +160,8 @@ class Driver:
         except Exception as error:
             self._defect(error, *events)
             return
+        if self._journal is not None and actions and isinstance(actions[0], Record):
+            actions = self._keep(self._journal, actions)
         for action in actions:
             try:
                 self._execute(action)
@@ -156,6 +170,13 @@ class Driver:
                     self._lost(error, action.peer)
                 else:
                     self._defect(error, action)
+
+    def _keep(self, journal: Journal, actions: list[Action]) -> list[Action]:
+        """Write the records that come first in one transaction; return what is to be done then."""
+        records = [action for action in actions if isinstance(action, Record)]
+        assert all(isinstance(action, Record) for action in actions[: len(records)]), "records come first"
+        journal.write(records)
+        return actions[len(records) :]
 
     def _lost(self, cause: MemoryError, peer: Peer) -> None:
         """There is no memory for a message: it is lost, as on a network, and its sender sends it again."""
@@ -219,8 +240,8 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob) -> Received | Unreachable:
-        if not isinstance(message, EndJob):
+    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob | Farewell) -> Received | Unreachable:
+        if isinstance(message, Hello | Welcome):
             try:
                 self.transport.greeted(peer, message.capabilities)
             except PSError as error:

@@ -5,23 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.endpoints import join, split
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, resumptions
-from zmqps.nodes.endkey import kept, offer_end_key
+from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
+from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
+#: Where there is a journal, members wait so long for a coordinator that is away.
+PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +55,8 @@ class CoordinatorConfig:
         Where jobs are saved, when, and what they begin from.
     own_servers
         Where there is neither a job secret nor keys, take servers of this user on this host alone.
+    journal
+        The directory of the journal from which it goes on if it is started again; None: there is none.
     """
 
     bind: str = ""
@@ -60,6 +69,7 @@ class CoordinatorConfig:
     keys: str | os.PathLike[str] | None = None
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     own_servers: bool = False
+    journal: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         keys = load_node_keys(self.keys)
@@ -77,7 +87,7 @@ class CoordinatorConfig:
                 f"cluster has {o.servers}: start it with more --servers, or fewer --replicas"
             )
         checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
-        for label in ("lease", "idle_timeout"):
+        for label in ("lease", "idle_timeout", "patience"):
             checks.number(label, getattr(o, label), at_least=0)
         for label in ("heartbeat_interval", "heartbeat_timeout"):
             checks.number(label, getattr(o, label), above=0)
@@ -101,42 +111,76 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         The endpoint cannot be bound.
     CheckpointError
         There is no usable checkpoint to begin from.
+    JournalError
+        It cannot go on from its journal.
     """
     log = logging.getLogger("zmqps.coordinator")
-    resumed = resumptions(config.checkpoints)
-    for resumption in resumed.values():
+    begins_from = resumptions(config.checkpoints)
+    for resumption in begins_from.values():
         log.info("jobs begin from the checkpoint %s, of version %d", resumption.path, resumption.version)
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
-    relays = config.checkpoints.via == "coordinator"
-    transport = ZmqTransport(arrays=relays, keys=keys)
-    if relays:
-        transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
-    try:
-        bound = transport.bind(where)
-        endpoint = config.place.advertises(bound)
-    except BaseException:
-        transport.close(0)
-        raise
-    if others := other_addresses(bound, endpoint):
-        log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
-    secret = read_job_secret(config.job_secret)
-    identity = new_identity(
-        "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
-    )
-    with offer_end_key(endpoint) as end_key:
-        identity = replace(identity, end_key=end_key)
-        if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
-            identity = replace(identity, server_key=end_key)
-        saved = config.checkpoints
-        place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
-        store = None if place is None else CheckpointStore(place, saved.keep, saved.via, saved.restore or "")
-        seconds, steps = cadence(saved.every)
-        options = replace(config.options, checkpoint_seconds=seconds, checkpoint_steps=steps)
-        machine = CoordinatorMachine(identity, options, store, resumed)
-        driver = Driver(*watch(machine, transport, identity), log)
-        return await run_node(driver, endpoint, parent_fd)
+    with _opened(config.journal) as (journal, known):
+        relays = config.checkpoints.via == "coordinator"
+        transport = ZmqTransport(arrays=relays, keys=keys)
+        if relays:
+            transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
+        secret = read_job_secret(config.job_secret)
+        try:
+            bound = transport.bind(_as_before(where, known))
+            endpoint = config.place.advertises(bound)
+            identity = new_identity(
+                "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
+            )
+            identity = replace(identity, end_key=new_end_key())
+            if journal is not None:
+                identity = resumed(journal, known, identity, config.options)
+        except BaseException:
+            transport.close(0)
+            raise
+        if others := other_addresses(bound, endpoint):
+            log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
+        with offer_end_key(endpoint, identity.end_key) as end_key:
+            if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
+                identity = replace(identity, server_key=end_key)
+            state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
+            machine = CoordinatorMachine(identity, _options(config), _store(config), begins_from, state)
+            driver = Driver(*watch(machine, transport, identity), log, journal=journal)
+            code = await run_node(driver, endpoint, parent_fd)
+        if journal is not None:
+            journal.retire()  # the cluster has ended: the next one begins anew
+        return code
+
+
+def _store(config: CoordinatorConfig) -> CheckpointStore | None:
+    saved = config.checkpoints
+    place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
+    return None if place is None else CheckpointStore(place, saved.keep, saved.via, saved.restore or "")
+
+
+def _options(config: CoordinatorConfig) -> CoordinatorOptions:
+    seconds, steps = cadence(config.checkpoints.every)
+    patience = config.options.patience if config.journal is not None else 0.0  # else nobody comes back
+    return replace(config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience)
+
+
+@contextmanager
+def _opened(directory: str | os.PathLike[str] | None) -> Iterator[tuple[Journal | None, Mapping[str, Any]]]:
+    """Have the journal of a directory open, if there is to be one, and what was kept in it."""
+    if directory is None:
+        yield None, {}
+        return
+    with Journal(directory) as journal:
+        yield journal, journal.read()
+
+
+def _as_before(where: str, known: Mapping[str, Any]) -> str:
+    """Return where to listen: where any port will do, at the one that members know."""
+    if not where.startswith("tcp://") or split(where)[1] or IDENTITY not in known:
+        return where
+    before = str(known[IDENTITY].get("endpoint", ""))
+    return join(split(where)[0], split(before)[1]) if before.startswith("tcp://") else where
 
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:

@@ -1,7 +1,7 @@
 """Who may end the jobs of a cluster without a job secret: the user that runs its coordinator, on the same host.
 
-The coordinator makes a key for its life and keeps it in a file that nobody else can read; who wants to end a job
-proves that it has read the file. So does a server of a cluster that takes no others.
+The coordinator makes a key for the life of its cluster and keeps it in a file that nobody else can read; who wants to
+end a job proves that it has read the file. So does a server of a cluster that takes no others.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from zmqps.nodes.files import Folder
 log = logging.getLogger("zmqps.coordinator")
 
 
+def new_end_key() -> bytes:
+    """Return a key that nobody has had."""
+    return secrets.token_bytes(KEY_NBYTES)
+
+
 @contextlib.contextmanager
-def offer_end_key(endpoint: str) -> Iterator[bytes]:
-    """Make the key of the coordinator at an endpoint; this user can read it for so long, if it can be kept at all."""
-    key, name = secrets.token_bytes(KEY_NBYTES), _name(endpoint)
+def offer_end_key(endpoint: str, key: bytes) -> Iterator[bytes]:
+    """Offer the key of the coordinator at an endpoint; this user can read it for so long, if it can be kept at all."""
+    name = _name(endpoint)
     try:
         with _folder(make=True) as folder:
             _sweep(folder)

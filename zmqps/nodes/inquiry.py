@@ -115,6 +115,8 @@ def end_cluster(
     while (left := ends_at - time.monotonic()) > 0:
         try:
             ask_status(address, timeout=min(left, GONE_S), keys=keys)
+            # the connection may have ended before the coordinator has heard it
+            _end(address, "", "down", min(left, GONE_S), job_secret, keys)
         except DeadlineError:
             return
     waited = f"the coordinator at {address} to end, which it was told to and has not"

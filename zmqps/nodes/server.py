@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +214,7 @@ def make_shard(
         rules.warm_up(names, dtype)
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)
-    gc.collect()  # or what is garbage now would be kept for good
-    gc.freeze()  # to walk all of numba's modules would stall the server for 50 ms
+    _spare_the_collector()
     return Shard(
         placement,
         index,
@@ -228,6 +227,16 @@ def make_shard(
         memory=memory,
         required_nbytes=required,
     )
+
+
+@cache
+def _spare_the_collector() -> None:
+    """Let Python's collector never look again at what is there: to walk all of numba's modules takes 50 ms.
+
+    Done once, when they are there: what has circles and is frozen is never freed, and each job would leave some.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def free_nbytes(config: ServerConfig, room: Room) -> int:

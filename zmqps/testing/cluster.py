@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -63,6 +64,12 @@ class SimulatedCluster(Engine):
     def life_of_copy(self, coordinator: bytes, epoch: int) -> tuple[bytes, int]:
         """Return the life of the job that has the copy of a shard of this number: its coordinator, and its epoch."""
         return coordinator, self._jobs_of_copies.get((coordinator, epoch), 0)
+
+    @property
+    def many_go(self) -> bool:
+        """Whether several members go at this moment: what is said between them is said of a state that is over."""
+        gone = self.coordinator.membership.gone
+        return sum(departure.at == self.now for departure in islice(reversed(gone), 8)) > 1
 
     @property
     def num_workers(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from zmqps.core.protocol.events import (
     Looked,
     Peer,
     Received,
+    Record,
     Resolve,
     Returned,
     Run,
@@ -32,6 +33,7 @@ from zmqps.core.protocol.events import (
     Stop,
 )
 from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.plain import pack
 from zmqps.core.protocol.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
@@ -53,6 +55,9 @@ TRACE_LINES = 200
 LOOK_S = 1.0
 #: A machine whose deadline is due again and again at the same moment would spin forever.
 MOST_RINGS = 5
+
+#: In an inbox in the place of a message: the connection is there.
+UP = Packet((), [], None)
 
 #: Where nodes have keys: whose who shows, by role.
 HOLDERS = {"server": KeyHolder("node", "node"), "worker": KeyHolder("worker", "worker")}
@@ -106,6 +111,11 @@ class Engine:
         self.on_send: list[Callable[[Node, str, Message], None]] = []
         #: Called before a message is taken: ``hook(receiver, sender's name, message)``.
         self.on_receive: list[Callable[[Node, str, Message], None]] = []
+        #: Called before a node's journal takes records, and after that: ``hook(node)``; they may kill.
+        self.on_write: list[Callable[[Node], None]] = []
+        self.on_written: list[Callable[[Node], None]] = []
+        #: What the journals of nodes hold, by name and key, as it lies on a disk.
+        self.journals: dict[str, dict[str, bytes]] = defaultdict(dict)
         self._message_s = message_s
         #: Seconds that a node computes for each message it sends, before it takes the next event.
         self.send_s = 0.0
@@ -201,15 +211,43 @@ class Engine:
         if self.send_s:
             sends = sum(isinstance(action, Send) for action in actions)
             node.busy_until = max(node.busy_until, self.now) + sends * self.send_s
+        transaction: list[Record] = []
         for action in actions:
-            self._execute(node, action)
+            if isinstance(action, Record):
+                transaction.append(action)
+                continue
+            if transaction:
+                self._write(node, transaction)
+            if node.alive:
+                self._execute(node, action)
             if not node.alive:
                 return  # killed in the middle of what it was doing, or at its own word
+            transaction = []
+        if transaction:
+            self._write(node, transaction)
+            if not node.alive:
+                return
         self.check(node)
         due = node.machine.next_deadline()
         if due is not None and (node.timer_at is None or due < node.timer_at):
             node.timer_at = due
             self.at(due, partial(self._ring, node, due))
+
+    def _write(self, node: Node, records: list[Record]) -> None:
+        """Let a node's journal take records: all, or none where it dies before."""
+        for hook in self.on_write:
+            hook(node)
+        if not node.alive:
+            return
+        journal = self.journals[node.name]
+        for record in records:
+            if record.data is None:
+                journal.pop(record.key, None)
+            else:
+                journal[record.key] = as_kept(record.data)
+        self.note(node.name, f"keeps {', '.join(record.key for record in records)}"[:300])
+        for hook in self.on_written:
+            hook(node)
 
     def _ring(self, node: Node, due: float) -> None:
         if not node.alive or node.timer_at != due:
@@ -323,7 +361,10 @@ class Engine:
             return self.at(ready, partial(self._back, connection, life))
         if opener is not None and acceptor is not None and acceptor.alive and connection.life == life:
             self.note(opener.name, f"is connected to {acceptor.name}")
-            self.event(opener, Connected(connection.names[0]))
+            if opener.inbox:  # the end of the connection before this one may wait there
+                opener.inbox.append((connection, 0, UP))
+            else:
+                self.event(opener, Connected(connection.names[0]))
 
     def _work(self, node: Node) -> None:
         """Take the messages that wait, as fast as a node can."""
@@ -340,6 +381,8 @@ class Engine:
 
     def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet | None) -> None:
         peer = connection.names[receiver]
+        if packet is UP:
+            return self.event(node, Connected(peer))
         if receiver == 1:
             connection.missed = packet is None
         elif packet is not None:
@@ -396,6 +439,11 @@ class Engine:
             operation.deadline = self.now + timeout
             node.pending[operation] = None
             self.event(node, operation)
+
+
+def as_kept(data: Any) -> bytes:
+    """Return plain data as a journal has it on its disk."""
+    return pack(data)
 
 
 def _outcome(work: Callable[[], Any]) -> Any:

@@ -33,11 +33,16 @@ class RangeWitness:
         self._answered: set[tuple[bytes, int]] = set()  # by incarnation and request
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
+        #: What has been said to be used to a coordinator that has not written it yet, and may die before.
+        self._said: list[tuple[Life, Number]] = []
+        self._said_to: Node | None = None
+        simulation.on_written.append(self._written)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         """Note what has been used: a worker says so when it asks for more, or finishes."""
         if receiver.role != "coordinator":
             return
+        self._said, self._said_to = [], receiver
         worker = self._simulation.nodes[sender]
         who = worker.identity.incarnation
         assert isinstance(receiver.machine, CoordinatorMachine)
@@ -46,11 +51,22 @@ class RangeWitness:
         if isinstance(message, Take) and message.done:
             life, used = life_of(worker), (message.done[0], message.done[1])
             if self._holders.get((life, used)) == who:
-                self._done.setdefault(life, set()).add(used)
+                self._note(life, [used])
         elif isinstance(message, Leave) and message.reason == "finished" and worker.role == "worker":
             life = life_of(worker)
             held = [number for (where, number), holder in self._holders.items() if (where, holder) == (life, who)]
-            self._done.setdefault(life, set()).update(held)
+            self._note(life, held)
+
+    def _note(self, life: Life, used: list[Number]) -> None:
+        if self._simulation.options.patience:
+            self._said = [(life, number) for number in used]
+        else:
+            self._done.setdefault(life, set()).update(used)
+
+    def _written(self, node: Node) -> None:
+        for life, number in self._said if node is self._said_to else ():
+            self._done.setdefault(life, set()).add(number)
+        self._said = []
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         """Assert that what is handed out is nobody else's, and not used yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.messages import Ack, Assign, Message, Promote, Push, Values
+from zmqps.errors import JobError
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
@@ -24,18 +25,18 @@ class OneAtATime:
         self.promotions = 0
         self._cut_until = 0.0
         self._simulation = simulation
-        self._shards: dict[tuple[bytes, int], tuple[bytes, str, int]] = {}  # of copies: the coordinator, job and shard
+        self._shards: dict[tuple[bytes, int], tuple[bytes, int, int]] = {}  # of copies: the job's life, and the shard
         self._generations: dict[tuple[bytes, int], int] = {}  # in which copies were promoted
         self._pushed: dict[tuple[str, bytes, int], int] = {}  # epoch, by server, worker and request
-        self._acknowledged: dict[tuple[bytes, str, int], int] = {}  # the newest generation that has, by shard
+        self._acknowledged: dict[tuple[bytes, int, int], int] = {}  # the newest generation that has, by shard
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
 
     def may_lose(self, server: Node) -> bool:
         """Whether all that this server has is elsewhere, too, and nobody else is missing."""
         simulation = self._simulation
-        if not simulation.coordinator_alive or simulation.restarting:
-            return False
+        if not simulation.coordinator_alive or (simulation.restarting and not simulation.options.patience):
+            return False  # else: as it was when the coordinator died
         machine = simulation.coordinator
         there = {other.incarnation for other in machine.servers}
         alive = {node.identity.incarnation for node in simulation.servers if node.alive}
@@ -52,17 +53,15 @@ class OneAtATime:
         """Assert that no job has failed, unless a worker was lost together with a server."""
         if node.role == "coordinator" and not self._simulation.restarting:
             for run in self._simulation.coordinator.runs.values():
-                torn = run.steps.torn is not None
+                torn = isinstance(run.lost_shard, JobError)  # by a step whose gradients are lost with a worker
                 assert torn or run.lost_shard is None, f"one server at a time was lost, and yet: {run.lost_shard}"
 
     # --- what travels --------------------------------------------------------------------------
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
-        life = sender.identity.incarnation
+        life, simulation = sender.identity.incarnation, self._simulation
         if isinstance(message, Assign):
-            run = self._simulation.coordinator.runs.get(message.name)
-            job = 0 if run is None else run.startup.epoch  # of this life
-            self._shards[life, message.epoch] = life, f"{message.name} {job}", message.shard
+            self._shards[life, message.epoch] = *simulation.life_of_copy(life, message.epoch), message.shard
             self._generations.setdefault((life, message.epoch), -1 if message.backup else 0)
         elif isinstance(message, Promote):
             self.promotions += self._generations.get((life, message.epoch)) != message.generation

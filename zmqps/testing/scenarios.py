@@ -31,6 +31,10 @@ EVERYTHING = Faults(
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
+LOST_SERVERS = Faults(delay=0.004, server_crash=0.5)
+LOST_NODES = Faults(
+    delay=0.004, duplication=0.05, reordering=0.05, server_crash=0.3, crash=0.1, partition=0.1, partition_s=2.0
+)
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
@@ -73,6 +77,8 @@ class Scenario:
         Whether the coordinator dies for good.
     succeeded
         Whether it dies once, and another one is started at its address.
+    journaled
+        Whether it dies again and again, and comes back from its journal.
     claimed
         Whether workers that are started again have a claim to their place.
     calm_s
@@ -93,6 +99,7 @@ class Scenario:
     keyed: bool = False
     orphaned: bool = False
     succeeded: bool = False
+    journaled: bool = False
     claimed: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
@@ -107,6 +114,7 @@ class Scenario:
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
             claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
+            journaled=self.journaled,
         )  # fmt: skip
 
 
@@ -227,8 +235,49 @@ def _scenarios() -> Mapping[str, Scenario]:
         workers = 6 if mode == "jobs" else 3
         for kind, faults in DRAINS.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, servers=3, workers=workers)
+            if kind == "drains":
+                found[f"{mode}-drains-returned"] = Scenario(
+                    faults=faults, training=training, servers=3, workers=workers, journaled=True, calm_s=LATE_CALM_S
+                )
             if mode != "jobs" and not faults.loss:  # with backups who is silent is lost before it can be back
                 found[f"{mode}-{kind}-replicas"] = Scenario(faults=faults, training=training, servers=3, replicas=1)
+    kept = {
+        "async": long["async"],
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
+        "sync": _synchronous(steps=8, compute_s=1.0, lives=16, retain=1),
+        "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2)),
+        "sync-backup": _synchronous(steps=8, compute_s=1.0, aggregate=2),
+        "sync-several": _synchronous(steps=8, compute_s=1.0, aggregate=5),
+        "sync-continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
+        "sync-fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
+    }
+    for mode, training in kept.items():
+        calm = Faults(delay=0.004)
+        found[f"{mode}-returned"] = Scenario(faults=calm, training=training, journaled=True, calm_s=LATE_CALM_S)
+    for mode in ("async", "ssp", "sync", "sync-data"):
+        found[f"{mode}-returned-everything"] = Scenario(
+            faults=EVERYTHING, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
+        )
+        found[f"{mode}-returned-restarts"] = Scenario(
+            faults=RESTARTS, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
+        )
+    found["jobs-returned"] = Scenario(faults=LOSS, training=_several, workers=6, journaled=True, calm_s=LATE_CALM_S)
+    for mode in ("async", "sync"):
+        found[f"{mode}-returned-claimed"] = Scenario(
+            faults=RETURNS, training=kept[mode], journaled=True, claimed=True, calm_s=LATE_CALM_S
+        )
+    copied = {
+        "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
+        "sync": _synchronous(steps=8, compute_s=0.8, lives=30, timeout=60.0),
+    }
+    for mode, training in copied.items():
+        # not both in one synchronous step: that ends its job, and a script that has failed is not started again
+        both = replace(LOST_NODES, crash=0.0, partition=0.0) if mode == "sync" else LOST_NODES
+        for kind, faults in (("replicas", LOST_SERVERS), ("both", both)):
+            found[f"{mode}-returned-{kind}"] = Scenario(
+                faults=faults, training=training, servers=3, replicas=1, journaled=True, calm_s=LATE_CALM_S
+            )
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

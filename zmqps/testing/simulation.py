@@ -15,6 +15,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Discard, Message
+from zmqps.core.protocol.plain import unpack
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -24,6 +25,7 @@ from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.comebacks import PATIENCE_S, Comebacks
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
@@ -111,6 +113,8 @@ class Simulation(SimulatedCluster):
         Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
     succeeded
         Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    journaled
+        Whether it dies again and again and comes back from its journal: `zmqps.testing.comebacks.Comebacks`.
     claimed
         Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
     thrifty
@@ -152,6 +156,7 @@ class Simulation(SimulatedCluster):
         keyed: bool = False,
         orphaned: bool = False,
         succeeded: bool = False,
+        journaled: bool = False,
         claimed: bool = False,
         thrifty: bool = False,
         disk: Disk | None = None,
@@ -174,6 +179,7 @@ class Simulation(SimulatedCluster):
             replicas=replicas,
             heartbeat_interval=0.5 if replicas else 1.0,
             heartbeat_timeout=2.0 if replicas else 10.0,
+            patience=PATIENCE_S if journaled else 0.0,
         )
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
@@ -197,10 +203,14 @@ class Simulation(SimulatedCluster):
             self._savers = Savers(self, disk, faults.saving, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
+        self._comebacks = Comebacks(self) if journaled else None
+        self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._replicas = OneAtATime(self) if options.replicas else None
         self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
         self.copies_move |= faults.drain > 0
+        if self._comebacks is not None and self._replicas is not None:
+            self._comebacks.may_lose = self._replicas.may_lose
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -285,15 +295,16 @@ class Simulation(SimulatedCluster):
     def start_coordinator(self) -> Node:
         """Start the coordinator, perhaps again, at the same address."""
         self.restarting = False
-        identity = self._identity("coordinator", "coordinator")
-        return self.start(
-            Node(
-                name="coordinator",
-                role="coordinator",
-                identity=identity,
-                machine=CoordinatorMachine(identity, self.options, self._disk, self._resumptions),
-            )
-        )
+        identity, kept = self._identity("coordinator", "coordinator"), None
+        if self._comebacks is not None:
+            identity = self._known_as = self._known_as or identity
+            kept = {key: unpack(data) for key, data in self.journals["coordinator"].items()}
+        machine = CoordinatorMachine(identity, self.options, self._disk, self._resumptions, kept)
+        node = Node(name="coordinator", role="coordinator", identity=identity, machine=machine)
+        self.start(node)
+        if self._comebacks is not None and node.alive:
+            self._comebacks.started(node)
+        return node
 
     def start_server(self) -> Node:
         """Start one more server."""
@@ -384,6 +395,8 @@ class Simulation(SimulatedCluster):
                 self._savers.check(node)
             if self._successors is not None:
                 self._successors.check(node)
+            if self._comebacks is not None and node.role == "coordinator":
+                self._comebacks.check(node)
             if self.returns is not None:
                 self.returns.check(node)
             if isinstance(node.machine, ServerMachine):
@@ -429,6 +442,9 @@ class Simulation(SimulatedCluster):
             self._orphans.resolved(node, operation, value)
         if self._successors is not None:
             self._successors.resolved(node, operation, value)
+        if self._comebacks is not None:
+            f = self.faults
+            self._comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S

@@ -52,7 +52,6 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import (
     EvictedError,
-    JobError,
     LimitError,
     NotJoinedError,
     PeerLostError,
@@ -96,11 +95,6 @@ def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
     assert [w.rank for w in sent(again, Welcome)] == [0]
     assert logged(again) == ""
     assert coordinator.run().num_workers == 1
-
-
-def test_more_servers_than_planned_are_refused() -> None:
-    coordinator = Coordinator(servers=1)
-    assert errors(coordinator.join("s0", "s1"), peer("s1")) == [JobError.code]
 
 
 @pytest.mark.parametrize("message", [Heartbeat({}), Enter(3, "x"), Init(3, {}), Withdraw(3), Ready(1, 0)])

@@ -184,20 +184,22 @@ class AnyOrder(RuleBasedStateMachine):
         machine = self.coordinator.machine
         epochs = {epoch for run in machine.runs.values() for epoch in run.startup.copies.by_epoch}
         for server in machine.servers:
-            awaited = machine._erasures._awaited.get(server.incarnation)
+            awaited = machine.erasures._awaited.get(server.incarnation)
             asked = set(awaited.jobs) if awaited else set()
             assert self.kept.get(server.hello.name, set()) <= epochs | asked
 
     @invariant()
     def no_job_is_kept_that_cannot_go_on(self) -> None:
         for run in self.coordinator.machine.runs.values():
-            assert run.members or (run.startup.ready and run.lost_shard is None and run.idle_since is not None)
+            assert run.members or (
+                run.startup.ready and run.lost_shard is None and run.occupancy.idle_since is not None
+            )
 
     @invariant()
     def the_cluster_is_idle_when_nobody_trains(self) -> None:
         machine = self.coordinator.machine
         idle = not any(run.members for run in machine.runs.values())
-        assert machine.ending is not None or (machine._cluster_end.idle_since is not None) == idle
+        assert machine.ending is not None or (machine.cluster_end.idle_since is not None) == idle
 
     @invariant()
     def deadlines_lie_ahead(self) -> None:

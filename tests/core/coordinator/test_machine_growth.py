@@ -119,7 +119,7 @@ def look_on_at_a_job_and_are_lost(number: int) -> None:
     for _, incarnation in told:
         crowded.take("s0", Forgotten(incarnation))
     assert len({incarnation for _, incarnation in told}) == number
-    assert crowded.machine._erasures.next_deadline() is None
+    assert crowded.machine.erasures.next_deadline() is None
 
 
 def wait_for_the_start_of_a_job_and_leave(number: int) -> None:

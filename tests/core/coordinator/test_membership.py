@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.core.machines import Coordinator, hello, logged, peer, sent
+from tests.core.machines import Coordinator, hello, job, logged, peer, receivers
 from zmqps.core.coordinator.membership import (
     MAX_GONE,
     MAX_GONE_COUNTERS_NBYTES,
@@ -18,7 +18,7 @@ from zmqps.core.coordinator.membership import (
     Membership,
     Roster,
 )
-from zmqps.core.protocol.messages import Error, Heartbeat, Welcome
+from zmqps.core.protocol.messages import Assign, Heartbeat
 from zmqps.errors import EvictedError, LimitError, PSError
 
 
@@ -212,23 +212,19 @@ AnyOrder.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
 TestAnyOrder = AnyOrder.TestCase
 
 
-def test_a_server_for_which_there_is_no_place_is_told_the_truth() -> None:
+def test_a_server_beyond_those_of_the_cluster_is_a_spare() -> None:
     coordinator = Coordinator(servers=2)
     coordinator.join("s0", "s1")
-    (refused,) = sent(coordinator.join("s2"), Error)
-    assert refused.text == (
-        "all 2 servers are here: server 0 (s0, host, pid 7), server 1 (s1, host, pid 7); "
-        "start the coordinator with more --servers"
-    )
-    coordinator.wait(4.0, "s0")
-    (refused,) = sent(coordinator.join("s2"), Error)
-    assert refused.text == (
-        "server 1 (s1, host, pid 7) has been silent for 4.0 s, but is not lost yet; if it has ended, start this server "
-        "again in 6 s: then it takes its place"
-    )
-    coordinator.wait(12.0, "s0")
-    (welcome,) = sent(coordinator.join("s3"), Welcome)
-    assert welcome.rank == 1
+    assert "server 2 (s2, host, pid 7) joined as a spare" in logged(coordinator.join("s2"))
+
+
+def test_a_job_is_placed_on_servers_that_are_heard_and_last_on_spares() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1")
+    coordinator.wait(4.0, "s0")  # s1 has ended perhaps, and s2 is its restart
+    coordinator.join("s2")
+    coordinator.join("w0")
+    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s0"), peer("s2")]
 
 
 @pytest.mark.parametrize(("once", "says"), [(True, "ends with its job"), (False, "the cluster stays: start another")])

@@ -152,12 +152,8 @@ def test_the_status_says_since_when_and_why_and_what_one_more_loss_would_cost() 
     assert "if server 2 (s2" in second
 
 
-@pytest.mark.parametrize("spare", [False, True])
-def test_a_restarted_server_or_a_spare_gets_the_backups_that_are_missing(spare: bool) -> None:
+def test_a_restarted_server_gets_the_backups_that_are_missing() -> None:
     cluster = Cluster()
-    if spare:
-        say = sent(cluster.join("s9"), Error)
-        assert [m.code for m in say] == [JobError.code], "the cluster has all its servers"
     cluster.promoted(cluster.lose("s1"))
     joined = cluster.join("s3")
     assert [(a.shard, a.backup) for a in sent(joined, Assign, peer("s3"))] == [(0, 1), (1, 1)]
@@ -171,9 +167,19 @@ def test_a_restarted_server_or_a_spare_gets_the_backups_that_are_missing(spare: 
     assert cluster.degraded() == []
 
 
-def test_a_spare_joins_beyond_the_servers_that_are_awaited() -> None:
+def test_a_spare_that_is_there_gets_what_a_server_had_that_only_kept_copies() -> None:
     cluster = Cluster()
-    joined = cluster.take("s7", replace(hello("server", "s7"), capabilities=("spare",)))
+    cluster.promoted(cluster.lose("s1"))
+    cluster.join("s3", "s4")
+    cluster.ready("s3")
+    lost = cluster.lose("s3")
+    assert {a.shard for a in sent(lost, Assign, peer("s4"))} == {0, 1}
+
+
+@pytest.mark.parametrize("capabilities", [(), ("spare",)], ids=["restarted before the loss is noticed", "spare"])
+def test_a_spare_joins_beyond_the_servers_that_are_awaited(capabilities: tuple[str, ...]) -> None:
+    cluster = Cluster()
+    joined = cluster.take("s7", replace(hello("server", "s7"), capabilities=capabilities))
     assert len(sent(joined, Welcome)) == 1
     assert sent(joined, Assign) == []
     lost = cluster.lose("s1")
@@ -270,3 +276,4 @@ def test_where_other_shards_have_the_step_already_the_job_has_failed() -> None:
     failed = cluster.take("w0", Leave("closed"))
     assert errors(failed, peer("w1")) == [JobError.code]
     assert "can no longer bring its gradients" in cluster.run().state
+    assert sent(cluster.wait(5.0, "s0", "s2", "w1"), Commit) == [], "said again without the gradients"

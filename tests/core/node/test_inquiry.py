@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.node.inquiry import AGAIN_S, LOOK_S, Inquiry
-from zmqps.core.protocol.events import COORDINATOR, Connect, Exit, Look, Looked, Received, Send, Stop, Undecodable
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Connect,
+    Disconnected,
+    Exit,
+    Look,
+    Looked,
+    Received,
+    Send,
+    Stop,
+    Undecodable,
+)
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Left, Status, StatusRequest
 from zmqps.errors import LimitError, ProtocolError
 
@@ -73,3 +84,13 @@ def test_who_is_told_that_too_many_ask_asks_again() -> None:
     assert machine.on_deadline(due) == [ASK]
     assert len(machine.handle(Received(COORDINATOR, Status(1, {})), due)) == 1
     assert machine.error is None
+
+
+def test_a_cluster_that_ends_with_its_connection_has_answered() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1", question=EndJob(1, ""))
+    machine.start(0.0)
+    assert machine.handle(Disconnected(COORDINATOR), 0.1) == [Exit(0, "the connection has ended")]
+    assert machine.next_deadline() is None
+    of_a_job = Inquiry("tcp://127.0.0.1:1", question=EndJob(1, "x"))
+    of_a_job.start(0.0)
+    assert of_a_job.handle(Disconnected(COORDINATOR), 0.1) == []

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.core.machines import identity, logged, sent
 from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
 from zmqps.core.node.member import MAX_GOODBYES, REMINDER_INTERVAL_S, Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect
-from zmqps.core.protocol.messages import Error, Heartbeat, HeartbeatAck, Hello, Leave, Left, Welcome
+from zmqps.core.protocol.messages import (
+    Back,
+    Error,
+    Farewell,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Leave,
+    Left,
+    Welcome,
+)
 from zmqps.errors import CoordinatorRestartedError, EvictedError, NotJoinedError
 
 WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 10.0, 4, 2)
@@ -152,3 +164,78 @@ def test_nobody_says_goodbye_to_a_coordinator_that_is_lost_or_that_ended_it() ->
             pass_time(m, 60.0)
         assert m.leave("closed", 61.0) == []
         assert m.next_deadline() is None
+
+
+PATIENT = replace(WELCOME, patience=60.0)
+
+
+def joined() -> Member:
+    """Return a member of a coordinator that may be away for a minute."""
+    m = member()
+    m.start(0.0)
+    m.on_message(PATIENT, 0.0)
+    return m
+
+
+def test_a_coordinator_with_a_journal_may_be_away_for_longer_than_a_heartbeat_timeout() -> None:
+    m = joined()
+    said = [(time, action) for time, action in pass_time(m, 59.0) if logged([action])]
+    assert not m.lost
+    assert [time for time, _ in said] == list(range(3, 59, 5))
+    assert logged([said[1][1]]) == (
+        "the coordinator at tcp://c:1 has been away for 8 s; started again there, it goes on from its journal: waiting "
+        "for it for 52 s more"
+    )
+    assert logged(m.on_message(HeartbeatAck(4), 59.5)) == "the coordinator at tcp://c:1 is back after 59.5 s"
+    pass_time(m, 119.0)
+    assert not m.lost
+    pass_time(m, 121.0)
+    assert m.lost
+    assert not m.restarted
+
+
+def test_over_a_new_connection_little_is_said_until_the_coordinator_has_answered() -> None:
+    m = joined()
+    (heartbeat,) = sent(m.on_connected(5.0), Heartbeat)
+    assert (heartbeat.counters, m.unsure) == ({}, True)
+    m.on_message(HeartbeatAck(4), 5.1)
+    assert not m.unsure
+    assert sent(m.on_deadline(5.1), Heartbeat)[0].counters == {"pushes": 3}
+
+
+def test_to_a_coordinator_that_is_back_a_member_says_who_it_is_until_it_is_welcome() -> None:
+    m = joined()
+    m.on_connected(5.0)
+    assert len(sent(m.on_message(Back(WELCOME.incarnation), 5.1), Hello)) == 1
+    assert m.on_message(Back(WELCOME.incarnation), 5.11) == []
+    assert sent([action for _, action in pass_time(m, 5.5)], Hello)
+    assert m.unsure
+    m.on_message(replace(PATIENT, rank=5), 5.6)
+    assert (m.unsure, m.joined, m.rank) == (False, True, 5)
+    assert not sent([action for _, action in pass_time(m, 9.0, hear=True)], Hello)
+
+
+@pytest.mark.parametrize("answer", [Back(b"j" * 16), Error.of(0, NotJoinedError("Heartbeat before Hello"))])
+def test_another_coordinator_there_is_none_to_wait_for(answer: Back | Error) -> None:
+    m = joined()
+    m.on_connected(5.0)
+    m.on_message(answer, 5.1)
+    assert (m.restarted, m.lost, m.next_deadline()) == (True, True, None)
+
+
+def test_a_welcome_of_another_coordinator_is_none() -> None:
+    m = joined()
+    m.on_message(Back(WELCOME.incarnation), 5.0)
+    m.on_message(replace(PATIENT, incarnation=b"j" * 16), 5.1)
+    assert m.restarted
+
+
+def test_a_goodbye_waits_for_a_coordinator_that_is_away() -> None:
+    m = joined()
+    m.leave("finished", 1.0)
+    assert len(sent([action for _, action in pass_time(m, 30.0)], Leave)) > MAX_GOODBYES
+    (farewell,) = sent(m.on_message(Back(WELCOME.incarnation), 30.1), Farewell)
+    assert farewell == Farewell(m.identity.incarnation, m.identity.secret, "finished")
+    assert m.on_message(Back(b"j" * 16), 30.2) == []
+    m.on_message(Left(), 30.3)
+    assert m.next_deadline() is None

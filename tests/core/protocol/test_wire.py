@@ -119,7 +119,7 @@ def test_empty_buffers_do_not_travel() -> None:
 
 def test_a_duration_may_be_sent_as_an_integer() -> None:
     incarnation = bytes(16)
-    welcome = decode([msgpack.packb([2, 1, incarnation, "server-0", 0, 1, 10, 4, 1, [], b""])])
+    welcome = decode([msgpack.packb([2, 1, incarnation, "server-0", 0, 1, 10, 4, 1, [], b"", 0])])
     assert comparable(welcome)[5:7] == (1.0, 10.0)
 
 

@@ -91,9 +91,12 @@ class Node:
 class Copies:
     """Nodes, the links between them, and a clock; invariants are checked after every event."""
 
-    def __init__(self, spec: JobSpec | None = None, slice_nbytes: int = 32, make: Any = make_shard) -> None:
+    def __init__(
+        self, spec: JobSpec | None = None, slice_nbytes: int = 32, make: Any = make_shard, *, empty: bool = False
+    ) -> None:
         self.spec = job("a", "b") if spec is None else spec
-        self.where = placement(self.spec, slice_nbytes=slice_nbytes)
+        self.where = placement(self.spec, shards=1 + empty, slice_nbytes=slice_nbytes)
+        self.shard = next((i for i, slices in enumerate(self.where.slices) if not slices), 0)
         self.now = 0.0
         self.nodes: dict[str, Node] = {}
         self.make = make
@@ -205,12 +208,12 @@ class Copies:
 
     def begin(self, *backups: tuple[str, int], load: bool = True) -> None:
         """Give p a shard with these backups, on servers that get their copies first."""
-        plain = assign(self.spec, self.where)
+        plain = assign(self.spec, self.where, shard=self.shard)
         for name, epoch in backups:
             self.order(name, replace(plain, epoch=epoch, backup=1))
         rows = {"rows": [row(*backup) for backup in backups]} if backups else {}
         self.order("p", replace(plain, backups=rows))
-        if load:
+        if load and self.where.slices[self.shard]:
             self.load()
 
     def load(self) -> None:
@@ -223,7 +226,7 @@ class Copies:
         self.order("p", Replicas(PRIMARY, generation, {"rows": [row(*backup) for backup in backups]}))
 
     def assign_backup(self, name: str, epoch: int) -> None:
-        self.order(name, replace(assign(self.spec, self.where), epoch=epoch, backup=1))
+        self.order(name, replace(assign(self.spec, self.where, shard=self.shard), epoch=epoch, backup=1))
 
     def promote(self, name: str, epoch: int, generation: int = 1) -> None:
         self.order(name, Promote(epoch, generation))

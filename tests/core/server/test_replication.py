@@ -54,6 +54,22 @@ def test_a_backup_gets_the_initial_values_and_says_when_it_is_whole() -> None:
     assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
 
 
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_a_backup_of_a_shard_without_slices_is_whole_when_it_knows_the_step(staleness: int | None) -> None:
+    copies = Copies(job("a", staleness=staleness), empty=True)
+    copies.begin()
+    if staleness == 0:
+        copies.commit(0)
+        copies.commit(1)
+    copies.retarget(B)
+    copies.wait(1.0)
+    copies.assign_backup(*B)
+    assert ready(copies, "b") == [(2, 0)], "built, and at no step that is known"
+    copies.wait(3.0)
+    assert ready(copies, "b") == [(2, 0), (2, 1)]
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+
+
 def test_a_backup_whose_server_hears_of_it_late_is_filled_all_the_same() -> None:
     copies = Copies()
     copies.begin()
@@ -403,7 +419,7 @@ def test_the_end_of_a_job_ends_its_copies() -> None:
     for name in "pb":
         assert copies.nodes[name].machine.tenants == {}
         assert copies.nodes[name].machine.replication.due is None
-    assert copies.nodes["p"].machine.replication._unconfirmed.nbytes == 0
+    assert copies.nodes["p"].machine.replication.unconfirmed.nbytes == 0
 
 
 # --- the synchronous mode -----------------------------------------------------------------------

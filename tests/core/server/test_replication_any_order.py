@@ -230,7 +230,7 @@ class Asynchronous(Links):
             assert len(self.whole) == len(self.backups)
             every = {(identity("worker", w).incarnation, p.seq) for w in WORKERS for p in self.pushes[w]}
             assert self.acknowledged() == every
-            assert self.copies.nodes["p"].machine.replication._unconfirmed.nbytes == 0
+            assert self.copies.nodes["p"].machine.replication.unconfirmed.nbytes == 0
             return
         self._go_on_with_the_promoted_copy()
 

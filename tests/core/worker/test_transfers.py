@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.core.machines import job, logged, resolved, sent
-from tests.core.worker.test_session import S0, S1, Session, error
-from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Resolve
+from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
+from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Landed, Log, Resolve
 from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
@@ -513,6 +513,17 @@ def test_what_a_server_lacks_the_memory_for_for_long_is_raised_and_may_be_asked_
         assert 10.0 <= training.now - begun < 12.0
         assert times < 20
         assert sent(training.wait(training.now + 5.0, hear=True), message) == []
+
+
+def test_that_a_server_lacked_the_memory_may_be_heard_after_the_end_of_the_connection() -> None:
+    training = Training(None)
+    push = training.partial("push", 0)
+    (first,) = sent(training.ask(push, timeout=60.0), Push)
+    training.handle(Disconnected(S0))
+    assert resolved(training.get(error(ServerMemoryError, first.request, **SHORT), S0)) == []
+    training.handle(Connected(S0))
+    (again,) = sent(training.get(WELCOME, S0), Push)
+    assert again.seq == first.seq
 
 
 def test_a_deadline_says_that_a_server_lacks_the_memory() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
 from zmqps.errors import JobError, counted
 
@@ -16,9 +17,15 @@ class Attendance:
     which take the places of those who go, in the order in which they came. Taking the job as it is gives no claim:
     anybody can do that. Where no number is expected, a worker counts when it takes the job, completes a step, enters a
     barrier or takes a range of data.
+
+    Parameters
+    ----------
+    changed
+        Called when somebody counts, or is a spare, who did not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Changed = nothing) -> None:
+        self._changed = changed
         self.here: dict[bytes, MemberInfo] = {}
         self.spares: dict[bytes, MemberInfo] = {}
         self.num_finished = 0
@@ -49,6 +56,7 @@ class Attendance:
         member.named = True
         if member.incarnation not in self.here and places is not None and len(self.here) >= places:
             self.spares[member.incarnation] = member
+            self._changed()
             return False
         self.count(member)
         return True
@@ -56,6 +64,8 @@ class Attendance:
     def count(self, member: MemberInfo) -> None:
         """A member counts from now on, if it is a worker."""
         if member.role == "worker":
+            if member.incarnation not in self.here:
+                self._changed()
             self.spares.pop(member.incarnation, None)
             self.here[member.incarnation] = member
             if len(self._names) < MAX_MEMBERS:
@@ -87,6 +97,17 @@ class Attendance:
         self.spares.clear()
         self._names.clear()
         self.num_finished = 0
+
+    def dump(self) -> Plain:
+        """Return what is kept of it."""
+        return [[*self.here], [*self.spares], sorted(self._names), self.num_finished]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
+        """Be what was kept."""
+        here, spares, names, self.num_finished = kept
+        self.here = {who: members[who] for who in here}
+        self.spares = {who: members[who] for who in spares}
+        self._names = set(names)
 
 
 def unnamed(job: str, expected: int) -> JobError:

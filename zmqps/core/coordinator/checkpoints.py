@@ -160,7 +160,7 @@ class Checkpoints:
         self._hold_s = hold_s
         self._waiting: deque[Wish] = deque()
         self._making: _Making | None = None
-        self._numbers = count(1)
+        self.numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
         self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
         self._failures: dict[str, str] = {}
@@ -202,7 +202,7 @@ class Checkpoints:
             run = self._runs.get(wish.job)
             if run is None or not run.startup.ready or run.lost_shard is not None:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
-            making = self._making = _Making(wish, run, next(self._numbers), now)
+            making = self._making = _Making(wish, run, next(self.numbers), now)
             self._last[run.name] = now, self._steps_of(run)
             return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
         return []

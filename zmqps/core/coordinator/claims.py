@@ -7,8 +7,8 @@ the one that saw the member die. A name alone shows nothing: it says only which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from zmqps.core.protocol.keys import same
 from zmqps.core.protocol.messages import Hello
@@ -88,6 +88,16 @@ class Claims(Generic[M]):
         if frees:
             self._last[member.rank] = member.hello.name, claim
             self._ranks.setdefault(member.hello.name, set()).add(member.rank)
+
+    def dump(self) -> list[list[Any]]:
+        """Return who had the free ranks last, as plain data; those who live say the rest of themselves."""
+        return [[rank, name, claim] for rank, (name, claim) in sorted(self._last.items())]
+
+    def restore(self, kept: Sequence[Sequence[Any]]) -> None:
+        """Remember who had the free ranks last."""
+        for rank, name, claim in kept:
+            self._last[rank] = name, claim
+            self._ranks.setdefault(name, set()).add(rank)
 
     def validate(self, by_rank: Mapping[int, M]) -> None:
         """Assert that both are of those who are here, and of ranks that are free."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Send
@@ -23,9 +24,18 @@ class ClusterEnd:
         All members by incarnation; shared with the `Membership`.
     anybody
         Returns whether somebody is there for a job.
+    changed
+        Called when the cluster begins to end.
     """
 
-    def __init__(self, idle_timeout: float, members: Mapping[bytes, MemberInfo], anybody: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        idle_timeout: float,
+        members: Mapping[bytes, MemberInfo],
+        anybody: Callable[[], bool],
+        changed: Changed = nothing,
+    ) -> None:
+        self._changed = changed
         self.ending: Exit | None = None
         self.idle_since: float | None = None
         self._idle_timeout = idle_timeout
@@ -38,6 +48,7 @@ class ClusterEnd:
         if self.ending is not None:
             return []
         self.ending, self._due, self.idle_since = end, now + GOODBYE_S, None
+        self._changed()
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
         return [Log("info", f"ending: {end.reason}"), *shutdowns, *([] if shutdowns else [end])]
 
@@ -54,6 +65,15 @@ class ClusterEnd:
         """A job has ended, or a member has gone: from now on nobody may be there."""
         if self.idle_since is None and self.ending is None and not self._anybody():
             self.idle_since = now
+
+    def dump(self) -> Plain:
+        """Return how the cluster is ending; None if it is not."""
+        return None if self.ending is None else [self.ending.code, self.ending.reason]
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on ending, if it was; who comes back is told."""
+        if kept is not None:
+            self.ending, self._due = Exit(*kept), now + GOODBYE_S
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 
@@ -126,6 +127,20 @@ class Copies:
             _, before = epochs.get(copy.server.incarnation, (copy.server, frozenset[int]()))
             epochs[copy.server.incarnation] = copy.server, before | {copy.epoch}
         return epochs
+
+    def dump(self) -> Plain:
+        """Return what is kept of them, in their order."""
+        return [
+            [c.shard, c.epoch, c.server.incarnation, c.backup, c.generation, c.built, c.whole] for c in self
+        ]  # fmt: skip
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
+        """Have the copies that were kept; their servers are members, or they would not have been."""
+        for shard, epoch, who, backup, generation, built, whole in kept:
+            self.by_epoch[epoch] = Copy(
+                shard=shard, epoch=epoch, server=members[who], backup=backup, generation=generation, built=built,
+                whole=whole,
+            )  # fmt: skip
 
     def key(self, copy: Copy) -> bytes:
         """Return what the server of a copy knows tickets by, and proves itself with."""

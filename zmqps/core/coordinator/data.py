@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from zmqps.core.coordinator.journal import Plain, nothing, packed, unpacked
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.data import DataSpec, Number
@@ -27,6 +28,8 @@ MAX_DATA_SETS = 1024
 MAX_NAMED = 64
 #: How many of the workers whose ranges are awaited an error names.
 MOST_NAMED = 8
+#: What a checkpoint knows of one: its description, its pass, the next range, and those to do again.
+SAVED_FIELDS = 4
 #: How many data sets, and of each how many workers, the status shows.
 MOST_SHOWN = 64
 
@@ -38,10 +41,10 @@ class DataSet:
     number of workers, however many ranges there are.
     """
 
-    def __init__(self, spec: DataSpec, owner: MemberInfo) -> None:
+    def __init__(self, spec: DataSpec, owner: str, named_by: bytes) -> None:
         self.spec = spec
-        self.owner = owner.title
-        self.named_by = owner.incarnation
+        self.owner = owner
+        self.named_by = named_by
         self.lasts = False  # somebody has asked for it who counts
         self.here: set[bytes] = set()  # members that have asked for it
         self.data_pass = 0
@@ -104,6 +107,25 @@ class DataSet:
             request, self.data_pass, number, start, min(start + self.spec.range_size, self.spec.num_examples), step
         )
 
+    def dump(self) -> Plain:
+        """Return what is kept of it; who waits for a range asks again."""
+        return [
+            packed(self.spec.take(0, None)), self.owner, self.named_by, self.lasts, sorted(self.here), self.data_pass,
+            [[who, number] for who, number in self.taken.items()], self.num_done, self.num_returned, self._next,
+            list(self._returned),
+        ]  # fmt: skip
+
+    @classmethod
+    def restored(cls, kept: Plain) -> DataSet:
+        """Return the one that was kept."""
+        take, owner, named_by, lasts, here, data_pass, taken, num_done, num_returned, following, returned = kept
+        data = cls(DataSpec.of(unpacked(take)), owner, named_by)
+        data.lasts, data.here, data.data_pass = lasts, set(here), data_pass
+        data.taken = dict(taken)
+        data.num_done, data.num_returned, data._next = num_done, num_returned, following
+        data._returned = deque(returned)
+        return data
+
     def saved(self) -> list[Any]:
         """Return where it stands as plain data; what a worker has and has not used is to do again."""
         spec, out = self.spec, sorted([*self.taken.values(), *self._returned])
@@ -141,6 +163,8 @@ class DataSets:
         and those whose ranges it waits for would wait for each other.
     resume
         Called when one gets its range; returns the clock it goes on with if it was paused, else 0.
+    changed
+        Called with the name of a data set that has changed.
     """
 
     def __init__(
@@ -149,8 +173,10 @@ class DataSets:
         counts: Callable[[MemberInfo], bool],
         pause: Callable[[MemberInfo, str], None],
         resume: Callable[[MemberInfo, str], int],
+        changed: Callable[[str], None] = lambda name: nothing(),
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
+        self._changed = changed
         self._saved: dict[str, list[Any]] = {}  # where those stand that nobody has named since the job was restored
         self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
@@ -175,12 +201,13 @@ class DataSets:
             data = None
         if data is None:
             actions += self._check_room(member, counts=counts)
-            data = DataSet(spec, member)
+            data = DataSet(spec, member.title, member.incarnation)
             if (saved := self._saved.get(spec.name)) is not None:
                 _described(saved).check_same(spec, "the checkpoint")
                 data.resume(saved)
             self.by_name[spec.name] = data
         data.spec.check_same(spec, data.owner)
+        self._changed(spec.name)
         data.lasts |= counts
         if data.lasts:
             self._saved.pop(spec.name, None)  # not before: one that does not last takes its place with it
@@ -217,6 +244,7 @@ class DataSets:
 
     def _drop(self, data: DataSet, error: PSError) -> list[Action]:
         """End a data set; ``error`` is what those get who wait for it."""
+        self._changed(data.spec.name)
         del self.by_name[data.spec.name]
         for who in data.here:
             del self._of[who][data.spec.name]
@@ -251,6 +279,7 @@ class DataSets:
         """A worker has gone."""
         actions: list[Action] = []
         for data in self._of.pop(member.incarnation, {}).values():
+            self._changed(data.spec.name)
             data.leave(member.incarnation, finished=finished)
             data.here.discard(member.incarnation)
             if not data.here and (data.untouched or not data.lasts):
@@ -266,10 +295,13 @@ class DataSets:
     def resume(self, saved: Iterable[list[Any]]) -> None:
         """Let data sets that are named from now on go on where they stood."""
         self._saved = {entry[0][0]: entry for entry in saved}
+        for name in self._saved:
+            self._changed(name)
 
     def begin_anew(self) -> None:
         """Another job has this name now: nobody that counts has asked for any yet."""
         for data in list(self.by_name.values()):
+            self._changed(data.spec.name)
             data.lasts = False
             if not data.here:
                 del self.by_name[data.spec.name]
@@ -310,6 +342,26 @@ class DataSets:
             }
             for data in islice(self.by_name.values(), MOST_SHOWN)
         ]
+
+    def dump(self, name: str) -> Plain:
+        """Return what is kept of a data set, in use or from a checkpoint; None if there is none of this name."""
+        return self.by_name[name].dump() if name in self.by_name else self._saved.get(name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those in use, and of those from a checkpoint."""
+        return [*self.by_name, *self._saved]
+
+    def restore(self, kept: Plain) -> None:
+        """Have a data set that was kept."""
+        if len(kept) == SAVED_FIELDS:
+            self._saved[kept[0][0]] = kept
+            return
+        data = DataSet.restored(kept)
+        self._saved.pop(data.spec.name, None)
+        self.by_name[data.spec.name] = data
+        for who in data.here:
+            self._of.setdefault(who, {})[data.spec.name] = data
 
     def validate(self) -> None:
         """Assert the invariants."""

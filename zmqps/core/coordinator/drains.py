@@ -10,12 +10,13 @@ from typing import Any
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpacked
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Drain, Draining
+from zmqps.core.protocol.messages import Drain, Draining, Error
 from zmqps.core.protocol.resizing import GOING, GONE, STAYS
-from zmqps.errors import DrainError, JobError, PSError, counted, listed
+from zmqps.errors import DrainError, JobError, PSError, counted, from_wire, listed
 
 #: A server that may go says so within milliseconds; one that did not may not have been told.
 RETRY_S = 1.0
@@ -50,13 +51,23 @@ class Drains:
         What servers have not confirmed to have erased.
     checkpoints
         No shard has another server while it is saved.
+    changed
+        Called when something has changed that is kept.
     """
 
-    def __init__(self, fleet: Fleet, runs: Mapping[str, JobRun], erasures: Erasures, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        runs: Mapping[str, JobRun],
+        erasures: Erasures,
+        checkpoints: Checkpoints,
+        changed: Changed = nothing,
+    ) -> None:
         self._fleet = fleet
         self._runs = runs
         self._erasures = erasures
         self._checkpoints = checkpoints
+        self._changed = changed
         self._of: dict[bytes, _Drain] = {}  # by incarnation
         self._ended: OrderedDict[bytes, DrainError | str] = OrderedDict()  # by nonce: how what was asked for has ended
 
@@ -84,6 +95,7 @@ class Drains:
             return Draining(message.request, STAYS, f"{found.title} stays"), actions
         if drain is None:
             drain = self._begin(found, now)
+        self._changed()
         found.must_leave |= server is not None
         if message.nonce:
             drain.nonces.add(message.nonce)
@@ -152,6 +164,7 @@ class Drains:
         server = drain.server
         error = DrainError(server=server.title, why=why, advice=ADVICE)
         del self._of[server.incarnation]
+        self._changed()
         server.leaving = server.must_leave = False
         self._fleet.joined()
         self._end(drain, error)
@@ -167,6 +180,7 @@ class Drains:
         if drain is None or any(run.is_on(server) for run in self._runs.values()):
             return False, []
         del self._of[server.incarnation]
+        self._changed()
         self._end(drain, text := self._farewell(drain, now))
         return True, [Log("info", text)]
 
@@ -175,6 +189,7 @@ class Drains:
         drain = self._of.pop(server.incarnation, None)
         if drain is None:
             return
+        self._changed()
         if drain.told_at is not None:  # nobody misses it
             self._end(drain, f"{server.title} had nothing any more when it was lost")
             return
@@ -190,8 +205,10 @@ class Drains:
 
     def stop(self) -> None:
         """The cluster ends: nothing moves any more."""
+        if self._of:
+            self._changed()
         for drain in self._of.values():
-            drain.server.leaving = False
+            drain.server.leaving = drain.server.must_leave = False
         self._of.clear()
         for run in self._runs.values():
             run.replication.handovers.stop()
@@ -199,6 +216,29 @@ class Drains:
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
         return min((d.told_at + RETRY_S for d in self._of.values() if d.told_at is not None), default=None)
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return which servers are to go, how it has ended for others, and how many there are to be; None for none."""
+        going = [[who, d.server.must_leave, d.since, d.moved, sorted(d.nonces)] for who, d in self._of.items()]
+        ended = [
+            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed(Error.of(0, how))]
+            for nonce, how in self._ended.items()
+        ]
+        fleet = self._fleet
+        return [going, ended, fleet.wanted] if going or ended or fleet.wanted != fleet.most else None
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept."""
+        going, ended, self._fleet.wanted = kept
+        there = {server.incarnation: server for server in self._fleet}
+        for who, must_leave, since, moved, nonces in going:
+            server = there[who]
+            server.leaving, server.must_leave = True, must_leave
+            self._of[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
+        for nonce, text, error in ended:
+            self._ended[nonce] = _unpacked(error) if error else text
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -226,3 +266,10 @@ class Drains:
         """Assert that those who are to go are here, and no others."""
         assert {server.incarnation for server in self._fleet if server.leaving} == set(self._of)
         assert len(self._ended) <= MAX_ASKED
+
+
+def _unpacked(kept: bytes) -> DrainError:
+    error = unpacked(kept)
+    found = from_wire(error.code, error.text, error.facts)
+    assert isinstance(found, DrainError)
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.messages import EndJob, JobEnded
 from zmqps.errors import JobError, listed
@@ -23,9 +24,16 @@ class Ended(NamedTuple):
 
 
 class EndedJobs:
-    """The last job of each name that has ended; the oldest are forgotten."""
+    """The last job of each name that has ended; the oldest are forgotten.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    changed
+        Called with the name of one that is new, or forgotten.
+    """
+
+    def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
+        self._changed = changed
         self.by_name: OrderedDict[str, Ended] = OrderedDict()
         self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
 
@@ -33,8 +41,18 @@ class EndedJobs:
         """A job has ended."""
         self.by_name[name] = Ended(how, now, epoch)
         self.by_name.move_to_end(name)
+        self._changed(name)
         while len(self.by_name) > MAX_ENDED:
-            self.by_name.popitem(last=False)
+            self._changed(self.by_name.popitem(last=False)[0])
+
+    def dump(self, name: str) -> Plain:
+        """Return what is kept of one."""
+        return list(self.by_name[name]) if name in self.by_name else None
+
+    def restore(self, kept: dict[str, Plain], now: float) -> None:
+        """Have those that were kept, by name; a clock that has begun anew since is behind what they say."""
+        for name, (how, at, epoch) in sorted(kept.items(), key=lambda item: item[1][1]):
+            self.by_name[name] = Ended(how, min(at, now), epoch)
 
     def how(self, name: str) -> str:
         """Return how the job of this name has ended; empty where there was none."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Departed, Discard
@@ -43,15 +44,23 @@ class _Awaited:
 
 
 class Erasures:
-    """Asks servers to erase what they keep of a job or a member, and again until they have."""
+    """Asks servers to erase what they keep of a job or a member, and again until they have.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    changed
+        Called with the incarnation of a server of which more, or less, is awaited.
+    """
+
+    def __init__(self, changed: Callable[[bytes], None] = lambda server: None) -> None:
+        self._changed = changed
         self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
         self._not_before = 0.0
 
     def discard(self, epoch: int, server: MemberInfo, now: float) -> list[Action]:
         """A copy of a shard is not wanted any more; who had left the job goes with its last one."""
         self._of(server).jobs[epoch] = now + RETRY_S
+        self._changed(server.incarnation)
         return [Send(server.peer, Discard(epoch))]
 
     def depart(
@@ -67,6 +76,7 @@ class Erasures:
             members[incarnation] = _Departure(message, epochs, now + RETRY_S)
             if len(members) > MAX_DEPARTURES:
                 members.popitem(last=False)
+            self._changed(server.incarnation)
             actions.append(Send(server.peer, message))
         return actions
 
@@ -77,12 +87,14 @@ class Erasures:
         """A server keeps nothing of a job any more."""
         if (awaited := self._awaited.get(server.incarnation)) is not None:
             awaited.jobs.pop(epoch, None)
+            self._changed(server.incarnation)
             self._tidy(awaited)
 
     def forgotten(self, server: MemberInfo, incarnation: bytes) -> None:
         """A server keeps nothing of a member any more."""
         if (awaited := self._awaited.get(server.incarnation)) is not None:
             awaited.members.pop(incarnation, None)
+            self._changed(server.incarnation)
             self._tidy(awaited)
 
     def awaits(self, server: MemberInfo) -> bool:
@@ -92,6 +104,7 @@ class Erasures:
     def leave(self, server: MemberInfo) -> None:
         """A server has gone, and what it kept with it."""
         self._awaited.pop(server.incarnation, None)
+        self._changed(server.incarnation)
 
     def _tidy(self, awaited: _Awaited) -> None:
         if not awaited.jobs and not awaited.members:
@@ -123,10 +136,39 @@ class Erasures:
             return [Send(peer, Discard(epoch))]
         incarnation, departure = awaited.members.popitem(last=False)
         if departure.epochs <= awaited.jobs.keys():
+            self._changed(awaited.server.incarnation)
             return []
         departure.due = now + RETRY_S
         awaited.members[incarnation] = departure
         return [Send(peer, departure.message)]
+
+    def dump(self, server: bytes) -> Plain:
+        """Return what a server has not confirmed; None for nothing."""
+        if (awaited := self._awaited.get(server)) is None:
+            return None
+        departures = [[who, d.message.evicted, sorted(d.epochs)] for who, d in awaited.members.items()]
+        return [sorted(awaited.jobs), sorted(departures)]
+
+    def restore(self, server: MemberInfo, kept: Plain, now: float) -> None:
+        """Ask a server again for what was kept, now that it is back, or soon."""
+        jobs, departures = kept
+        awaited = self._of(server)
+        awaited.jobs.update((epoch, now) for epoch in jobs)
+        for who, evicted, epochs in departures:
+            awaited.members[who] = _Departure(Departed(who, evicted), frozenset(epochs), now)
+
+    def again(self, server: MemberInfo, now: float) -> list[Action]:
+        """A server is back: it is asked again at once, before it hears of steps that were possible without them."""
+        if (awaited := self._awaited.get(server.incarnation)) is None:
+            return []
+        actions: list[Action] = []
+        for epoch in awaited.jobs:
+            awaited.jobs[epoch] = now + RETRY_S
+            actions.append(Send(server.peer, Discard(epoch)))
+        for departure in awaited.members.values():
+            departure.due = now + RETRY_S
+            actions.append(Send(server.peer, departure.message))
+        return actions
 
     def validate(self) -> None:
         """Assert that all is asked again in the order in which it is due, and within bounds."""

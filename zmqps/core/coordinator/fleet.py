@@ -18,7 +18,7 @@ class Fleet(Roster):
     wanted
         How many a new job is placed on: less, once some have been drained and nobody has come instead.
     most
-        How many may join that are no spares.
+        How many a new job is placed on at most.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -29,11 +29,6 @@ class Fleet(Roster):
     def staying(self) -> list[MemberInfo]:
         """Those that are not about to go."""
         return [server for server in self if not server.leaving]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether one more is welcome only as a spare."""
-        return sum(not server.is_spare for server in self.staying) >= self.most
 
     def joined(self) -> None:
         """One more is here, or stays after all."""

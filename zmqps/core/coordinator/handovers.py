@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.coordinator.steps import Steps
@@ -65,6 +66,8 @@ class Handovers:
         Why servers, by incarnation, cannot keep a copy of a shard; shared.
     change, give_up
         See `Change` and `GiveUp`.
+    changed
+        Called when something has changed that is kept.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Handovers:
         unfit: Mapping[tuple[bytes, int], str],
         change: Change,
         give_up: GiveUp,
+        changed: Changed = nothing,
     ) -> None:
         self._name = name
         self._startup = startup
@@ -82,6 +86,7 @@ class Handovers:
         self._unfit = unfit
         self._change = change
         self._give_up = give_up
+        self._changed = changed
         self._of: dict[int, Handover] = {}  # by epoch of the copy that goes
         self.stuck: dict[int, str] = {}  # by epoch: why nobody can take it
 
@@ -106,7 +111,8 @@ class Handovers:
         for handover in list(self._of.values()):
             if handover.asked_at is None and (not handover.old.server.leaving or handover.new.server.leaving):
                 actions += self._cancel(handover, now)
-        copies, staying = self._startup.copies, [server for server in servers if not server.leaving]
+        copies = self._startup.copies
+        staying = [server for server in servers if not server.leaving and not server.absent]
         under_way = {copy.epoch for handover in self._of.values() for copy in (handover.old, handover.new)}
         going = [copy for copy in copies if copy.server.leaving and copy.epoch not in under_way]
         self.stuck = {epoch: why for epoch, why in self.stuck.items() if epoch in {copy.epoch for copy in going}}
@@ -115,11 +121,13 @@ class Handovers:
                 continue
             fit = [server for server in staying if (server.incarnation, copy.shard) not in self._unfit]
             if (server := copies.lightest(copy, fit)) is None:
-                actions += self._make_do(copy, staying, now)
+                if not any(other.absent for other in servers):  # else it may be back soon, and take it
+                    actions += self._make_do(copy, staying, now)
                 continue
             self.stuck.pop(copy.epoch, None)
             new = copies.add(copy.shard, server, backup=True)
             self._of[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
+            self._changed()
             what = "backup of shard" if copy.backup else "shard"
             text = f"job {self._name!r}: {what} {copy.shard} moves from {copy.server.title} to {server.title}"
             actions += [Log("info", text), *self._startup.assign([new]), *self._change(copy.shard, now)]
@@ -138,6 +146,7 @@ class Handovers:
         if copy.backup:
             return self._give_up(copy, why, now)
         self._of[copy.epoch] = Handover(old=copy, new=heir, made=False, not_before=now)
+        self._changed()
         return []
 
     def _why(self, copy: Copy, staying: Sequence[MemberInfo]) -> str:
@@ -163,10 +172,12 @@ class Handovers:
 
     def _forget(self, handover: Handover) -> list[Action]:
         del self._of[handover.old.epoch]
+        self._changed()
         return self._let_go(handover)
 
     def _let_go(self, handover: Handover) -> list[Action]:
         """Steps need not wait for this one any more."""
+        self._changed()
         handover.held_at = handover.asked_at = handover.numbers = None
         self._steps.open(handover.old.shard)
         held = any(other.held_at is not None for other in self._of.values())
@@ -179,6 +190,8 @@ class Handovers:
 
     def stop(self) -> None:
         """The job has lost a shard, or ends: nothing moves any more."""
+        if self._of:
+            self._changed()
         self._of.clear()
         self.stuck.clear()
 
@@ -215,6 +228,7 @@ class Handovers:
     def _replace(self, handover: Handover, now: float) -> list[Action]:
         """The new backup is whole: the one before is not needed any more."""
         del self._of[handover.old.epoch]
+        self._changed()
         self._startup.copies.remove(handover.old)
         self._startup.given_up.append(handover.old)
         text = f"job {self._name!r}: the backup of shard {handover.old.shard} is on {handover.new.server.title} now"
@@ -233,6 +247,7 @@ class Handovers:
                 return []
         handover.asked_at, handover.again_at = now, now + RETRY_S
         handover.old.generation += 1
+        self._changed()
         steps.close(handover.old.shard)
         return [self._order(handover)]
 
@@ -283,6 +298,7 @@ class Handovers:
         if handover is None or handover.numbers is None or message.generation != handover.old.generation + 1:
             return None, []
         del self._of[handover.old.epoch]
+        self._changed()
         assert handover.asked_at is not None
         where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
         return handover, [Log("info", f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)")]
@@ -304,6 +320,21 @@ class Handovers:
             elif handover.new.whole:
                 dues.append(handover.not_before)
         return min(dues, default=None)
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return which copies move where, and of which the primary was asked to give up its place."""
+        return [[h.old.epoch, h.new.epoch, h.made, h.asked_at is not None] for h in self._of.values()]
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept: a primary that was asked is asked again, and says again what it has said."""
+        copies = self._startup.copies.by_epoch
+        for old, new, made, asked in kept:
+            self._of[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
+            if asked:
+                handover.asked_at, handover.again_at = now, now + RETRY_S
+                self._steps.close(handover.old.shard)
 
     # --- what others may look at ---------------------------------------------------------------
 

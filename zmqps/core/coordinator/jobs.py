@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import count
 from types import MappingProxyType
 
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.journal import OF_A_JOB, Changes, set_key
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -41,6 +41,8 @@ class Jobs:
         Where a cluster that is there for one job ends with it.
     root
         The coordinator's secret.
+    changes
+        Takes note of what has changed that is kept.
     resumptions
         The checkpoints that jobs of these names begin from, the first time.
     """
@@ -53,18 +55,21 @@ class Jobs:
         erasures: Erasures,
         cluster_end: ClusterEnd,
         root: bytes,
+        changes: Changes,
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
     ) -> None:
         self.runs: dict[str, JobRun] = {}
-        self.ended = EndedJobs()
+        self.ended = EndedJobs(lambda name: changes.add("ended", name))
+        self.next_epoch = 1
+        self._changes = changes
         self._options = options
         self._membership = membership
         self._servers = servers
         self._erasures = erasures
         self._cluster_end = cluster_end
         self._root = root
-        self._epochs = count(1)
-        self._resumptions = dict(resumptions)
+        self._resumptions = resumptions
+        self.begun: dict[str, None] = {}  # jobs that have begun from a checkpoint, and ended
         #: Called when a job ends, before anything is freed.
         self.on_end: Callable[[JobRun, float], list[Action]] = lambda run, now: []
 
@@ -81,8 +86,15 @@ class Jobs:
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
         before = self.ended.how(name)
-        resumption = self._resumptions.get(name)
-        return JobRun(name, self._options, self._servers, lambda: next(self._epochs), before, self._root, resumption)
+        resumption = None if name in self.begun else self._resumptions.get(name)
+        return JobRun(
+            name, self._options, self._servers, self._new_epoch, before, self._root, resumption, self._changes
+        )  # fmt: skip
+
+    def _new_epoch(self) -> int:
+        self._changes.add("cluster")
+        self.next_epoch += 1
+        return self.next_epoch - 1
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
         """Return the job of which a server has the copy of this number."""
@@ -95,9 +107,14 @@ class Jobs:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
         actions = self.on_end(run, now)
         del self.runs[run.name]
+        for what in OF_A_JOB:
+            self._changes.add(what, run.name)
+        for data in run.data.names:
+            self._changes.add("data", set_key(run.name, data))
         trained = run.startup.placement is not None
-        if run.startup.ready:
-            self._resumptions.pop(run.name, None)  # what was saved has been trained on
+        if run.startup.ready and run.name in self._resumptions:
+            self.begun[run.name] = None  # what was saved has been trained on
+            self._changes.add("cluster")
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
             well = run.lost_shard is None and not run.losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
@@ -66,6 +67,18 @@ class Losses:
         for names in (self._lost, self._finished):
             if len(names) > MAX_MEMBERS:
                 names.popitem(last=False)
+
+    def dump(self) -> Plain:
+        """Return what is kept of them."""
+        lost = [[name, *facts] for name, facts in self._lost.items()]
+        return [lost, dict(self._here), dict(self._elsewhere), list(self._finished)]
+
+    def restore(self, kept: Plain) -> None:
+        """Be what was kept."""
+        lost, here, elsewhere, finished = kept
+        self._lost = OrderedDict((name, (rank, title, has_claim)) for name, rank, title, has_claim in lost)
+        self._here, self._elsewhere = Counter(here), Counter(elsewhere)
+        self._finished = OrderedDict.fromkeys(finished)
 
     @property
     def to_return(self) -> bool:

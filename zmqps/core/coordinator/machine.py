@@ -10,15 +10,18 @@ from zmqps.core.coordinator.admission import check_admission, check_draining, ch
 from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Store, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
+from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.membership import MemberInfo, Membership, no_place
+from zmqps.core.coordinator.journal import Changes, Plain
+from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
+from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
@@ -39,11 +42,11 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.guard import welcome_guard
-from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Arrive,
+    Back,
     Checkpoint,
     Committed,
     Discarded,
@@ -52,6 +55,7 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    Farewell,
     FileAsk,
     Forgotten,
     Heartbeat,
@@ -65,6 +69,7 @@ from zmqps.core.protocol.messages import (
     Promoted,
     Ready,
     Replicating,
+    Resumed,
     Retargeted,
     Saved,
     Shutdown,
@@ -76,7 +81,7 @@ from zmqps.core.protocol.messages import (
     Yielded,
 )
 from zmqps.core.protocol.resizing import STAYS
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, from_wire
+from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted, from_wire
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -90,13 +95,15 @@ class CoordinatorMachine:
     Parameters
     ----------
     identity
-        Who this coordinator is.
+        Who it is; where it goes on from a journal, whoever has written that.
     options
         What the cluster consists of, and its timeouts.
     store
         Where checkpoints are; None: nowhere.
     resumptions
         The checkpoints that jobs of these names begin from.
+    kept
+        What was kept in its journal, by key; None: it keeps none.
     """
 
     def __init__(
@@ -105,31 +112,41 @@ class CoordinatorMachine:
         options: CoordinatorOptions,
         store: Store | None = None,
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
+        kept: Mapping[str, Plain] | None = None,
     ) -> None:
         self.identity = identity
         self.options = options
-        self.membership = Membership(options.heartbeat_timeout)
-        self.servers = Fleet(options.servers)
+        self.changes = Changes(kept=kept is not None)
+        self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
+        self._kept = kept or {}
+        self.lives = 0  # how often it has come back
+        self.membership: Membership = Membership(
+            options.heartbeat_timeout, lambda what, who: self.changes.add(what, who.hex())
+        )  # fmt: skip
+        self.servers: Fleet = Fleet(options.servers)
         self.counts = {"refused": 0, "heartbeats": 0}
         self.started_at = 0.0
-        self._erasures = Erasures()
-        self._cluster_end = ClusterEnd(
-            options.idle_timeout, self.membership.members, lambda: any(run.members for run in self.runs.values())
+        self.erasures: Erasures = Erasures(lambda server: self.changes.add("erase", server.hex()))
+        self.cluster_end = ClusterEnd(
+            options.idle_timeout,
+            self.membership.members,
+            lambda: any(run.members for run in self.runs.values()),
+            self.changes.of("cluster"),
         )
-        self._jobs = Jobs(
-            options, self.membership, self.servers, self._erasures, self._cluster_end, root=identity.secret,
-            resumptions=resumptions,
+        self.jobs = Jobs(
+            options, self.membership, self.servers, self.erasures, self.cluster_end, root=identity.secret,
+            changes=self.changes, resumptions=resumptions,
         )  # fmt: skip
-        self.runs = self._jobs.runs
+        self.runs = self.jobs.runs
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
         hold_s = min(HOLD_S, options.heartbeat_timeout)
         self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, hold_s)
-        self.ended = self._jobs.ended
+        self.ended: EndedJobs = self.jobs.ended
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
-        self._jobs.on_end = self.checkpoints.ended
-        self.drains = Drains(self.servers, self.runs, self._erasures, self.checkpoints)
+        self.jobs.on_end = self.checkpoints.ended
+        self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self._partings = Partings(
-            self.membership, self._jobs, self._erasures, self._cluster_end, self.checkpoints, self.drains,
+            self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
         )  # fmt: skip
         self._reminder_due = 0.0
@@ -146,30 +163,42 @@ class CoordinatorMachine:
     @property
     def ending(self) -> Exit | None:
         """How the cluster ends, once it is ending."""
-        return self._cluster_end.ending
+        return self.cluster_end.ending
 
     def start(self, now: float) -> list[Action]:
         """Begin to wait for members."""
-        self.started_at = self._cluster_end.idle_since = now
+        self.started_at = self.cluster_end.idle_since = now
         self._reminder_due = now + REMINDER_INTERVAL_S
-        return [Log("info", f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}")]
+        if not self.is_back:
+            self.changes.add("cluster")
+            return self._recorded([Log("info", f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}")])
+        restore(self, self._kept, now)
+        self._kept = {}
+        there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
+        text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
+        return self._recorded([Log("info", f"{text} in {self.membership.begin_again(now):.0f} s is lost")])
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         actions = self._handle(event, now)
-        return [*actions, *self._move(now)] if self.drains.is_active else actions
+        return self._recorded([*actions, *self._move(now)] if self.drains.is_active else actions)
 
     def _move(self, now: float) -> list[Action]:
         """Go on with what is to move from one server to another."""
         if self.ending is not None:
             self.drains.stop()
-        return [*self.drains.look(now), *self._jobs.discard_given_up(now)]
+        return [*self.drains.look(now), *self.jobs.discard_given_up(now)]
+
+    def _recorded(self, actions: list[Action]) -> list[Action]:
+        """Return actions, and before them what is to be kept of what they follow from."""
+        records = self.changes.records(lambda what, whose: dump(self, what, whose))
+        return [*records, *actions] if records else actions
 
     def _handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         if isinstance(event, Stop):
-            return self._cluster_end.begin(Exit(exits.OK, event.reason), now)
+            return self.cluster_end.begin(Exit(exits.OK, event.reason), now)
         if isinstance(event, Returned) and isinstance(event.tag, Serving):
             return self.files.returned(event.tag, event.value)
         if isinstance(event, Returned):
@@ -179,7 +208,8 @@ class CoordinatorMachine:
             return self._refuse(event, member, 0, event.error, now)
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, Error.of(0, event.error))
-            return [] if member is None else [told, *self._partings.lose(member, now, "revoked")]
+            lost = [] if member is None else [told, *self._partings.lose(member, now, "revoked")]
+            return [*lost, *self.jobs.discard_given_up(now)]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
         try:
@@ -195,18 +225,22 @@ class CoordinatorMachine:
             return [Send(event.peer, Status(message.request, self.status(now)))]
         if isinstance(message, EndJob):
             check_ending(self.identity, message, event.holder)
-            return self._jobs.end_asked(event.peer, message, now)
+            return self.jobs.end_asked(event.peer, message, now)
+        if isinstance(message, Farewell):
+            return self._farewell(event, message, now)
         if isinstance(message, Checkpoint) and (member is None or message.job):
             check_saving(self.identity, message, event.holder)
             return self._save(event.peer, message, message.job, now)
-        if isinstance(message, Drain) and member is None:
+        if isinstance(message, Drain) and member is None and message.server:
             check_draining(self.identity, message, event.holder)
             answer, actions = self.drains.ask(None, message, now)
-            return [*actions, *self._jobs.discard_given_up(now), Send(event.peer, answer)]
-        if member is None and isinstance(message, Leave):
+            return [*actions, *self.jobs.discard_given_up(now), Send(event.peer, answer)]
+        if member is None and isinstance(message, Leave) and not self.is_back:
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
             self.membership.check_known(event.peer)
+            if self.is_back:
+                return [Send(event.peer, Back(self.identity.incarnation))]
             what = f"{type(message).__name__} before Hello"
             raise NotJoinedError(f"{what}: the sender has not joined this coordinator, perhaps an earlier one here")
         self.membership.heard(member, now)
@@ -215,7 +249,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self._erasures, self._telling, self._cluster_end, self.checkpoints, self.drains)
+        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains)
         dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -224,6 +258,9 @@ class CoordinatorMachine:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
+        return self._recorded(self._on_deadline(now))
+
+    def _on_deadline(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
@@ -233,23 +270,23 @@ class CoordinatorMachine:
         for run in list(self.runs.values()):
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
             if run.expired(now):
-                actions += self._jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
-        actions += self._jobs.discard_given_up(now)
+                actions += self.jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
+        actions += self.jobs.discard_given_up(now)
         actions += self.checkpoints.on_deadline(now)
-        actions += [*self._erasures.on_deadline(now), *self._telling.on_deadline(now)]
+        actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
             actions += self._news.summaries(now)
         actions += self._move(now) if self.drains.is_active else []
-        return [*actions, *self._cluster_end.on_deadline(now)]
+        return [*actions, *self.cluster_end.on_deadline(now)]
 
     def validate(self) -> None:
         """Assert the invariants."""
         self.membership.validate()
-        self._erasures.validate()
+        self.erasures.validate()
         self._telling.validate()
-        self._jobs.validate()
+        self.jobs.validate()
         self.checkpoints.validate()
         self.drains.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
@@ -264,37 +301,56 @@ class CoordinatorMachine:
             return [Send(event.peer, Shutdown(self.ending.reason))]
         known = hello.incarnation in self.membership.members
         check_advertised(hello, event.origin)
-        if (run := None if hello.role == "server" else self._jobs.named(hello.job)) is not None:
+        if (run := None if hello.role == "server" else self.jobs.named(hello.job)) is not None:
             check_in_reach(hello.role, event.origin, self.servers)
             roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
         else:
             roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
-            spare = SPARE in hello.capabilities
-            if not known and not spare and self.servers.is_full:
-                raise no_place(roster, self.options.heartbeat_interval, self.options.heartbeat_timeout, now)
+        was_absent = known and self.membership.members[hello.incarnation].absent
         before = None if known or run is None else roster.predecessor(hello, event.holder)
         member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
         actions: list[Action] = []
+        if was_absent:
+            actions += self._welcome_back(member, now)
         if not known:
             member.origin = event.origin
-            actions.append(Log("info", f"{member.title} joined{f' job {hello.job!r}' if run else ''}"))
+            as_spare = " as a spare" if run is None and len(self.servers) > self.servers.most else ""
+            where = f" job {hello.job!r}" if run else as_spare
+            actions.append(Log("info", f"{member.title} joined{where}"))
             if before is not None:
                 actions += self._partings.succeed(before, member, now)
             elif run is not None:
                 self.runs[run.name] = run
-                self._cluster_end.idle_since = None
+                self.cluster_end.idle_since = None
                 actions += run.join(member, now)
             else:
                 self.servers.joined()
+                self.changes.add("drains")
                 for other in self.runs.values():
                     actions += other.move_on(now)
         welcome = Welcome(
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
             self.options.heartbeat_interval, self.options.heartbeat_timeout,
             run.num_workers if run else num_workers, self.servers.wanted,
-            proof=welcome_guard(self.identity.job_secret, hello),
+            proof=welcome_guard(self.identity.job_secret, hello), patience=self.options.patience,
         )  # fmt: skip
         return [Send(event.peer, welcome), *actions]
+
+    def _welcome_back(self, member: MemberInfo, now: float) -> list[Action]:
+        """Go on with a member that was here before this coordinator was away."""
+        actions: list[Action] = [Log("info", f"{member.title} is back")]
+        if member.role == "server":
+            actions += self.erasures.again(member, now)
+            for run in self.runs.values():
+                actions += run.again(member)
+        return actions
+
+    def _farewell(self, event: Received, message: Farewell, now: float) -> list[Action]:
+        """A member leaves that has not come back; or left before, and the answer was lost."""
+        member = self.membership.find_farewell(message.incarnation, message.secret, event.peer, event.holder)
+        if member is None:
+            return [Send(event.peer, Left())]
+        return self._from_member(member, Leave(message.reason), now)
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
@@ -302,7 +358,7 @@ class CoordinatorMachine:
         take = HANDLERS.get((member.role, type(message)))
         if take is None:
             raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
-        return [*take(self, member, message, now), *self._jobs.discard_given_up(now)]
+        return [*take(self, member, message, now), *self.jobs.discard_given_up(now)]
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
         self.counts["heartbeats"] += 1
@@ -310,7 +366,8 @@ class CoordinatorMachine:
         member.unreached = unreached(message.counters) if member.role != "server" else ""
         member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
         pushes = message.counters.get("pushes")
-        member.num_pushes = pushes if type(pushes) is int else 0
+        if type(pushes) is int:  # it is not said over a connection that is new
+            member.num_pushes = pushes
         run = self.runs.get(member.job)
         return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0)), *self.checkpoints.look(now)]
 
@@ -336,7 +393,7 @@ class CoordinatorMachine:
         return [*actions, Send(member.peer, answer)]
 
     def _yielded(self, member: MemberInfo, message: Yielded, now: float) -> list[Action]:
-        run = self._jobs.of_epoch(message.epoch, member)
+        run = self.jobs.of_epoch(message.epoch, member)
         return run.yielded(message, now) if run else []
 
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
@@ -344,28 +401,30 @@ class CoordinatorMachine:
         if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
             return []
         if run.replaceable(member, message):
-            actions = self._jobs.replace(run, member, now)
+            actions = self.jobs.replace(run, member, now)
             run = self.runs[member.job]
         return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
-        run = self._jobs.of_epoch(message.epoch, member)
+        run = self.jobs.of_epoch(message.epoch, member)
         return self._telling.space(run.progress(message, now), now) if run else []
 
     def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
-        run = self._jobs.of_epoch(message.epoch, member)
+        run = self.jobs.of_epoch(message.epoch, member)
         if run is None:
             return []
+        if run.steps.lacks(message.step):
+            return run.fall_behind(member, message.step)
         actions = run.committed(message)
-        ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
+        ended = self.jobs.end(run, run.losses.outcome, now) if run.finished else []
         return [*actions, *self.checkpoints.look(now), *ended]
 
     def _promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
-        run = self._jobs.of_epoch(message.epoch, member)
+        run = self.jobs.of_epoch(message.epoch, member)
         return run.promoted(message, now) if run else []
 
     def _replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
-        if (run := self._jobs.of_epoch(message.epoch, member)) is not None:
+        if (run := self.jobs.of_epoch(message.epoch, member)) is not None:
             run.replicating(message)
         return []
 
@@ -389,17 +448,17 @@ class CoordinatorMachine:
         return self.checkpoints.ask(wish, now)
 
     def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
-        self._erasures.discarded(member, message.epoch)
+        self.erasures.discarded(member, message.epoch)
         return []
 
     def _forgotten(self, member: MemberInfo, message: Forgotten, now: float) -> list[Action]:
-        self._erasures.forgotten(member, message.incarnation)
+        self.erasures.forgotten(member, message.incarnation)
         return []
 
     def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
         error = from_wire(message.code, message.text, message.facts)
         actions: list[Action] = [Log("error", f"{member.title}: {error}")]
-        runs = self.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request, member)]
+        runs = self.runs.values() if message.request == 0 else [self.jobs.of_epoch(message.request, member)]
         for run in runs:
             if run is not None:  # else about the shard of a job that was given up
                 actions += run.fail(error, now, message.request)
@@ -419,7 +478,6 @@ class CoordinatorMachine:
     # --- what others may look at ---------------------------------------------------------------
 
     def _waiting(self) -> list[str]:
-        """Return in words what is waited for."""
         return [*waiting(self.servers.staying, self.servers.wanted, self.runs), *self.drains.texts()]
 
     def status(self, now: float) -> dict[str, Any]:
@@ -429,7 +487,7 @@ class CoordinatorMachine:
             draining=self.drains.status(),
             options=self.options,
             ending=self.ending,
-            endpoint=self.identity.endpoint,
+            identity=self.identity,
             uptime_s=round(now - self.started_at, 3),
             waiting=self._waiting(),
             runs=self.runs,
@@ -469,6 +527,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("worker", Holding): CoordinatorMachine._holds,
     **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
+    **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise, takewhile
 from typing import Any
 
 from zmqps.core.coordinator.claims import Claims
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpacked
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Error, Hello, Job, Message
+from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
-from zmqps.errors import EvictedError, IdentityError, JobError, LimitError, ProtocolError, PSError, listed
+from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, from_wire
 
 MAX_MEMBERS = 4096
-#: After so many heartbeats that have not come a member is called silent.
+#: After so many heartbeats that have not come a member is taken for silent.
 SILENT_BEATS = 2.5
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
 #: description of a job is one object for all its members.
 MAX_ANSWERED = 32
+#: Answers that are large, or as many as there are steps; asked again, they are given again by what is kept of the job.
+DERIVED = (Job, Proceed)
 #: Of those who left, the status shows this many; older ones are forgotten.
 MAX_GONE = 256
 #: … with their counters as long as these take no more; the newest have the first claim.
 MAX_GONE_COUNTERS_NBYTES = 64 << 10
+#: So long members have at least to come back to a coordinator that was away: a connection takes up to 2 s to be anew.
+RETURN_S = 5.0
+#: What begins the name of the connection of a member that has not come back yet to a coordinator that was away.
+ABSENT = b"?"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,18 +58,32 @@ class MemberInfo:
     again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
     leaving: bool = False  # a server that is to go, and gets nothing new
     must_leave: bool = False  # it goes even where shards have fewer backups then
+    note_answer: Changed = nothing  # called when an answer is remembered that is kept
 
     def answer(self, request: int, message: Message) -> Send:
         """Return the answer to a request, remembered in case it or the request is sent again."""
         self.answered[request] = message
+        forgotten: Message = message
         if len(self.answered) > MAX_ANSWERED:
-            self.answered.popitem(last=False)
+            _, forgotten = self.answered.popitem(last=False)
+        if not (isinstance(message, DERIVED) and isinstance(forgotten, DERIVED)):
+            self.note_answer()
         return Send(self.peer, message)
 
     def answer_with(self, job: object) -> Job | None:
         """Return a remembered answer that tells this very description of a job; what it holds can be told again."""
         told = (message for message in reversed(self.answered.values()) if isinstance(message, Job))
         return next((message for message in told if message.job is job), None)
+
+    def dump_answers(self) -> Plain:
+        """Return the answers that are kept; None for none."""
+        kept = [[n, packed(message)] for n, message in self.answered.items() if not isinstance(message, DERIVED)]
+        return kept or None
+
+    def restore_answers(self, kept: Plain) -> None:
+        """Remember the answers that were kept."""
+        for request, message in kept:
+            self.answered[request] = unpacked(message)
 
     def fail(self, request: int, error: PSError) -> Send:
         """Return the answer to a request that failed."""
@@ -97,6 +118,11 @@ class MemberInfo:
         """Return what it is told that was silent for too long."""
         silent = now - self.seen_at
         return EvictedError(f"{self.title} was silent for {silent:.1f} s and presumed dead; connect again")
+
+    @property
+    def absent(self) -> bool:
+        """Whether it was a member of a coordinator that was away, and has not said anything since that is back."""
+        return self.peer.startswith(ABSENT)
 
     def eviction(self, now: float, how: str) -> PSError | None:
         """Return what it is told if it comes back after it has gone without a goodbye."""
@@ -173,6 +199,17 @@ class Roster:
         if len(self._names) < MAX_MEMBERS:
             self._names.add(member.hello.name)
 
+    def dump(self) -> Plain:
+        """Return what is kept of it: who has which rank, and who had those that are free."""
+        return [[[member.incarnation, member.rank] for member in self], self._claims.dump()]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
+        """Have the members that were kept at their ranks."""
+        ranks, claims = kept
+        for who, rank in ranks:
+            self.take(members[who], rank)
+        self._claims.restore(claims)
+
     def promote(self, member: MemberInfo, below: int, settled: Container[bytes]) -> None:
         """Give a member whose rank is not below this one the lowest that is.
 
@@ -210,22 +247,6 @@ class Roster:
         self._claims.validate(self._by_rank)
 
 
-def no_place(servers: Roster, heartbeat_interval: float, heartbeat_timeout: float, now: float) -> JobError:
-    """Return the error of a server that comes when all others are here, or seem to be."""
-    silent = [s for s in servers if now - s.seen_at > SILENT_BEATS * heartbeat_interval]
-    if not silent:
-        here = listed([server.title for server in servers], 4)
-        more = "start the coordinator with more --servers"
-        all_ = "the server is" if len(servers) == 1 else f"all {len(servers)} servers are"
-        return JobError(f"{all_} here: {here}; {more}")
-    longest = max(silent, key=lambda server: now - server.seen_at)
-    silent_s = now - longest.seen_at
-    return JobError(
-        f"{longest.title} has been silent for {silent_s:.1f} s, but is not lost yet; if it has ended, start this "
-        f"server again in {max(1.0, heartbeat_timeout - silent_s):.0f} s: then it takes its place"
-    )
-
-
 class Membership:
     """The members of the cluster.
 
@@ -233,11 +254,15 @@ class Membership:
     ----------
     timeout
         Seconds of silence after which a member is lost.
+    changed
+        Called with what is kept of a member (``member``, ``answers``, ``barred``) and its incarnation.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, changed: Callable[[str, bytes], None] = lambda what, who: None) -> None:
         self.timeout = timeout
+        self._changed = changed
         self.members: dict[bytes, MemberInfo] = {}
+        self._nobody_before = 0.0  # nobody is lost before, although members are overdue
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
         self._by_silence: OrderedDict[bytes, MemberInfo] = OrderedDict()  # the one silent for longest comes first
         self._peers: dict[Peer, bytes] = {}
@@ -277,11 +302,34 @@ class Membership:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
             member = roster.enter(hello, peer, now, holder, before)
             self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
+            self._watch(member)
+            self._changed("member", hello.incarnation)
         else:
             self._peers.pop(member.peer, None)
             member.peer = peer
         self._peers[peer] = hello.incarnation
         self.heard(member, now)
+        return member
+
+    def _watch(self, member: MemberInfo) -> None:
+        member.note_answer = lambda: self._changed("answers", member.incarnation)
+
+    def find_farewell(self, who: bytes, secret: bytes, peer: Peer, holder: KeyHolder | None) -> MemberInfo | None:
+        """Return the member that says goodbye over a new connection, which is its own from now on.
+
+        Raises
+        ------
+        IdentityError
+            Somebody else says that it is this member.
+        """
+        member = self.members.get(who)
+        if member is not None:
+            if not same(member.hello.secret, secret):
+                raise IdentityError(f"{member.title} is here, and whoever says goodbye is another one; nothing changes")
+            check_same(member.holder, holder, member.title)
+            self._peers.pop(member.peer, None)
+            member.peer = peer
+            self._peers[peer] = who
         return member
 
     def heard(self, member: MemberInfo, now: float) -> None:
@@ -305,13 +353,18 @@ class Membership:
         del self._peers[member.peer]
         member.roster.leave(member, how)
         member.answered.clear()  # a job's description is large, and nobody asks any more
+        self._changed("member", member.incarnation)
+        self._changed("answers", member.incarnation)
         self.gone.append(Departure(member, how, now))
         self._forget_counters()
         if barred is not None:
             self._barred[member.incarnation] = member.peer, barred
             self._barred_peers[member.peer] = barred
+            self._changed("barred", member.incarnation)
             while len(self._barred) > MAX_MEMBERS:
-                peer, error = self._barred.pop(next(iter(self._barred)))
+                oldest = next(iter(self._barred))
+                self._changed("barred", oldest)
+                peer, error = self._barred.pop(oldest)
                 if self._barred_peers.get(peer) is error:
                     del self._barred_peers[peer]
 
@@ -336,11 +389,57 @@ class Membership:
     def next_deadline(self) -> float | None:
         """Return when the member silent for longest is lost."""
         longest = next(iter(self._by_silence.values()), None)
-        return None if longest is None else longest.seen_at + self.timeout
+        return None if longest is None else max(longest.seen_at + self.timeout, self._nobody_before)
 
     def overdue(self, now: float, most: int | None = None) -> list[MemberInfo]:
         """Return the members that were silent for too long, or so many of them."""
+        if now < self._nobody_before:
+            return []
         return list(islice(takewhile(lambda m: now >= m.seen_at + self.timeout, self._by_silence.values()), most))
+
+    def begin_again(self, now: float) -> float:
+        """All have time to come back, however soon they are given up else; return how long."""
+        self._nobody_before = now + RETURN_S
+        return max(self.timeout, RETURN_S)
+
+    def dump(self, who: bytes) -> Plain:
+        """Return what is kept of a member; of those of a job its rank is kept with the job."""
+        if (member := self.members.get(who)) is None:
+            return None
+        holder = None if member.holder is None else list(member.holder)
+        return [packed(member.hello), member.rank if member.role == "server" else 0, member.origin, holder]
+
+    def dump_answers(self, who: bytes) -> Plain:
+        """Return the answers that a member may ask for again; None for none."""
+        return self.members[who].dump_answers() if who in self.members else None
+
+    @property
+    def barred(self) -> Iterable[bytes]:
+        """The incarnations that may not speak any more."""
+        return self._barred.keys()
+
+    def dump_barred(self, who: bytes) -> Plain:
+        """Return what is kept of one that may not speak any more."""
+        return packed(Error.of(0, self._barred[who][1])) if who in self._barred else None
+
+    def restore(self, kept: Plain, servers: Roster, now: float) -> None:
+        """Have a member that was kept; where it is reached it says itself, and its job where it belongs."""
+        hello, rank, origin, holder = kept
+        hello = unpacked(hello)
+        member = MemberInfo(
+            hello=hello, peer=ABSENT + hello.incarnation, roster=servers, rank=rank, seen_at=now,
+            origin=origin, holder=None if holder is None else KeyHolder(*holder),
+        )  # fmt: skip
+        self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
+        self._peers[member.peer] = hello.incarnation
+        self._watch(member)
+        if member.role == "server":
+            servers.take(member, rank)
+
+    def restore_barred(self, who: bytes, kept: Plain) -> None:
+        """Bar one that was barred; its connection is not known any more."""
+        error = unpacked(kept)
+        self._barred[who] = ABSENT + who, from_wire(error.code, error.text, error.facts)
 
     def validate(self) -> None:
         """Assert that ranks and connections are unique, and the orders those of the members."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zmqps.core.coordinator.copies import Copies, Copy
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Moved, Retargeted
@@ -33,17 +34,25 @@ class Moves:
     ----------
     members
         The live members of the job by incarnation; shared with its `JobRun`.
+    changed
+        Called when there is another move, or somebody has followed one.
     """
 
-    def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
+    def __init__(self, members: Mapping[bytes, MemberInfo], changed: Changed = nothing) -> None:
         self._members = members
+        self._changed = changed
         self._moves: dict[int, _Move] = {}  # by shard
 
     def announce(self, epoch: int, copy: Copy, told: Iterable[bytes]) -> list[Action]:
         """A shard's server is lost, and that of a copy takes over: who needs it is to wait. Said once."""
-        self._moves.pop(copy.shard, None)
+        self.forget(copy.shard)
         message = Moved(epoch, copy.shard, copy.generation, {}, 0, 0)
-        return [Send(self._members[who].peer, message) for who in told if who in self._members]
+        return [Send(self._members[who].peer, message) for who in sorted(told) if who in self._members]
+
+    def forget(self, shard: int) -> None:
+        """A shard is not any more where it has moved to."""
+        if self._moves.pop(shard, None) is not None:
+            self._changed()
 
     def begin(
         self, epoch: int, copies: Copies, copy: Copy, told: Iterable[bytes], now: float, version: int = 0, lost: int = 0
@@ -55,11 +64,18 @@ class Moves:
         )
         if move.awaited:
             self._moves[copy.shard] = move
-        return self._tell(epoch, copies, move)
+            self._changed()
+        return self._tell(epoch, copies, move, move.awaited)
 
-    def _tell(self, epoch: int, copies: Copies, move: _Move) -> list[Action]:
+    def again(self, epoch: int, copies: Copies, member: MemberInfo) -> list[Action]:
+        """Tell a member again of the moves that it has not followed."""
+        who = member.incarnation
+        moves = [move for move in self._moves.values() if who in move.awaited]
+        return [action for move in moves for action in self._tell(epoch, copies, move, {who})]
+
+    def _tell(self, epoch: int, copies: Copies, move: _Move, awaited: Iterable[bytes]) -> list[Action]:
         copy, actions = move.copy, list[Action]()
-        for who in sorted(move.awaited):
+        for who in sorted(awaited):
             member = self._members[who]
             row = copies.row(copy, member)
             moved = Moved(epoch, copy.shard, move.generation, row, move.version, move.lost)
@@ -77,8 +93,9 @@ class Moves:
     def leave(self, member: MemberInfo, shard: int | None = None) -> None:
         """A member has gone, or has followed the move of one shard."""
         for number in [shard] if shard is not None else list(self._moves):
-            if (move := self._moves.get(number)) is not None:
-                move.awaited.discard(member.incarnation)
+            if (move := self._moves.get(number)) is not None and member.incarnation in move.awaited:
+                move.awaited.remove(member.incarnation)
+                self._changed()
                 if not move.awaited:
                     del self._moves[number]
 
@@ -92,8 +109,23 @@ class Moves:
         for move in self._moves.values():
             if now >= move.due:
                 move.due = now + RETRY_S
-                actions += self._tell(epoch, copies, move)
+                actions += self._tell(epoch, copies, move, move.awaited)
         return actions
+
+    def dump(self) -> Plain:
+        """Return which shards have moved, and who has not followed; None for none."""
+        return [
+            [shard, m.copy.epoch, m.generation, m.version, m.lost, sorted(m.awaited)]
+            for shard, m in sorted(self._moves.items())
+        ] or None
+
+    def restore(self, kept: Plain, copies: Copies, now: float) -> None:
+        """Have the moves that were kept; who has not followed is told again."""
+        for shard, epoch, generation, version, lost, awaited in kept:
+            self._moves[shard] = _Move(
+                copy=copies.by_epoch[epoch], generation=generation, version=version, lost=lost, due=now + RETRY_S,
+                awaited=set(awaited),
+            )  # fmt: skip
 
     def validate(self) -> None:
         """Assert that those who are awaited are here."""

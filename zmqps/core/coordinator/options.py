@@ -29,6 +29,9 @@ class CoordinatorOptions:
         Size of a slice.
     replicas
         How many servers have a copy of each shard, beside the one that answers for it.
+    patience
+        Seconds that members wait for a coordinator that is away, where it keeps a journal to go on from; 0: as long as
+        for one that keeps none, the heartbeat timeout.
     checkpoint_seconds, checkpoint_steps
         Save jobs without being asked every so many seconds, or steps; None: not by that.
     """
@@ -42,5 +45,6 @@ class CoordinatorOptions:
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
     replicas: int = 0
+    patience: float = 0.0
     checkpoint_seconds: float | None = None
     checkpoint_steps: int | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from zmqps.core.coordinator.attendance import Attendance, unnamed
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
@@ -31,6 +32,8 @@ class Places:
         Returns what is trained, once somebody has named it.
     dismiss
         Called with a worker that counts no more: lets what it waits for fail, and returns what is to be done.
+    changed
+        Called when something has changed that is kept.
     """
 
     def __init__(
@@ -41,8 +44,9 @@ class Places:
         workers: Roster,
         job: Callable[[], JobSpec | None],
         dismiss: Callable[[MemberInfo, PSError], list[Action]],
+        changed: Changed = nothing,
     ) -> None:
-        self.attendance = Attendance()
+        self.attendance = Attendance(changed)
         self.spares = Spares(members)
         self.losses = Losses()
         self._name = name
@@ -51,6 +55,7 @@ class Places:
         self._workers = workers
         self._job = job
         self._dismiss = dismiss
+        self._changed = changed
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker
 
@@ -122,6 +127,7 @@ class Places:
         expected = self.expected or 0
         if self.attendance.num_joined >= expected > self._all_joined:
             self._all_joined = expected
+            self._changed()
 
     def begin(self, member: MemberInfo) -> None:
         """A worker begins to train: one that counts is missed from now on."""
@@ -132,6 +138,7 @@ class Places:
         if member.incarnation not in self._missed:  # who was expected anyway comes in nobody's place
             self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined)
             self._missed.add(member.incarnation)
+            self._changed()
 
     def leave(self, member: MemberInfo, how: str) -> None:
         """A member has gone."""
@@ -168,6 +175,20 @@ class Places:
                 self._miss(member)
             self.losses.taken(member, places - i, began=begun)
         return filled
+
+    def dump(self) -> Plain:
+        """Return what is kept of them; what spares ask for they ask again."""
+        named = sorted(who for who, member in self._members.items() if member.named)
+        return [self.attendance.dump(), self.losses.dump(), self._all_joined, sorted(self._missed), named]
+
+    def restore(self, kept: Plain) -> None:
+        """Be what was kept."""
+        attendance, losses, self._all_joined, missed, named = kept
+        self.attendance.restore(attendance, self._members)
+        self.losses.restore(losses)
+        self._missed = set(missed)
+        for who in named:
+            self._members[who].named = True
 
     def validate(self, training: Collection[bytes]) -> None:
         """Assert that who is counted is here, and only who has begun is missed."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.handovers import Handover, Handovers
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import Moves
 from zmqps.core.coordinator.startup import Startup
@@ -45,12 +46,21 @@ class Replication:
         The live members of the job by incarnation; shared with its `JobRun`.
     replicas
         How many backups a shard should have.
+    changed
+        Called with what has changed that is kept: ``copies`` and what becomes of them, or ``moves``.
     """
 
     def __init__(
-        self, name: str, startup: Startup, steps: Steps, members: Mapping[bytes, MemberInfo], replicas: int
+        self,
+        name: str,
+        startup: Startup,
+        steps: Steps,
+        members: Mapping[bytes, MemberInfo],
+        replicas: int,
+        changed: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self.moves = Moves(members)
+        self.moves = Moves(members, lambda: changed("moves"))
+        self._changed = changed
         self.replicas = replicas
         self._name = name
         self._startup = startup
@@ -61,7 +71,9 @@ class Replication:
         self._retry_due: float | None = None
         self._num_retries = 0
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
-        self.handovers = Handovers(name, startup, steps, self._unfit, self._backups_changed, self._give_up)
+        self.handovers = Handovers(
+            name, startup, steps, self._unfit, self._backups_changed, self._give_up, lambda: changed("copies")
+        )
 
     # --- losses --------------------------------------------------------------------------------
 
@@ -69,6 +81,7 @@ class Replication:
         """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
         copies, actions, lost = self._startup.copies, list[Action](), list[Copy]()
         gone = copies.of(server)
+        self._changed("copies")
         for copy in gone:
             copies.remove(copy)
             self._unanswered.pop(copy.epoch, None)
@@ -85,6 +98,7 @@ class Replication:
             if heir is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)
+                self.moves.forget(copy.shard)
             else:
                 actions += self._promote(copy, heir, now)
         return actions, lost
@@ -110,6 +124,7 @@ class Replication:
         """A copy has taken over from a primary that has given up its place."""
         actions = list[Action]()
         old, heir, startup, copies = handover.old, handover.new, self._startup, self._startup.copies
+        self._changed("copies")
         copies.remove(old)
         self._unanswered.pop(old.epoch, None)
         startup.given_up.append(old)
@@ -135,6 +150,7 @@ class Replication:
     def begin(self, now: float) -> None:
         """The job can be trained: note where backups are missing from the first."""
         copies = self._startup.copies
+        self._changed("copies")
         for shard, _, _ in copies.primaries():
             if len(copies.backups(shard)) < self.replicas:
                 self._degraded[shard] = _Degraded(now, "there are too few servers")
@@ -146,6 +162,7 @@ class Replication:
         if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
             return [], False  # a primary goes on, and whoever asked for what it cannot is told
         copies.remove(copy)
+        self._changed("copies")
         self._startup.given_up.append(copy)
         self._unfit[copy.server.incarnation, copy.shard] = str(error)
         if not copy.backup:
@@ -164,6 +181,7 @@ class Replication:
         if self._promoting.get(copy.shard) is not copy or message.generation != copy.generation:
             return []
         startup = self._startup
+        self._changed("copies")
         del self._promoting[copy.shard]
         self._steps.moved(copy, message.step)
         actions = self.moves.begin(startup.epoch, startup.copies, copy, startup.told, now, message.step)
@@ -190,6 +208,7 @@ class Replication:
         if primary is None:
             return []
         primary.generation += 1
+        self._changed("copies")
         self._unanswered[primary.epoch] = primary
         self._retry_due = now + RETRY_S
         return [self._replicas(primary)]
@@ -207,8 +226,8 @@ class Replication:
 
     def replicating(self, copy: Copy, message: Replicating) -> None:
         """A primary waits for its new backups, and no others."""
-        if message.generation == copy.generation:
-            self._unanswered.pop(copy.epoch, None)
+        if message.generation == copy.generation and self._unanswered.pop(copy.epoch, None) is not None:
+            self._changed("copies")
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Give shards that lack backups new ones, on servers that have no shard of their own."""
@@ -225,6 +244,7 @@ class Replication:
             while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
                 new.append(copies.add(shard, server, backup=True))
             if new:
+                self._changed("copies")
                 names = ", ".join(copy.server.title for copy in new)
                 actions.append(Log("info", f"job {self._name!r}: shard {shard} gets a new backup on {names}"))
                 actions += [*self._startup.assign(new), *self._backups_changed(shard, now)]
@@ -232,7 +252,10 @@ class Replication:
 
     def ready(self, copy: Copy, loaded: bool) -> list[Action]:
         """A new backup is built, or whole."""
+        if copy.built and (copy.whole or not loaded):
+            return []
         copy.built = True
+        self._changed("copies")
         if not copy.backup or not loaded or copy.whole:
             return []
         copy.whole = True
@@ -277,6 +300,42 @@ class Replication:
             actions += startup.assign([copy for copy in new if copy.shard not in self._promoting])
             actions += [self._replicas(primary) for primary in self._unanswered.values()]
         return [*actions, *self.moves.on_deadline(startup.epoch, startup.copies, now)]
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def again(self, member: MemberInfo) -> list[Action]:
+        """A member is back: say again what it may not have heard."""
+        startup, actions = self._startup, list[Action]()
+        if member.role != "server":
+            return self.moves.again(startup.epoch, startup.copies, member)
+        for copy in startup.copies.of(member) if startup.ready else ():
+            if copy.epoch in self._unanswered:
+                actions.append(self._replicas(copy))
+            if self._promoting.get(copy.shard) is copy:
+                actions.append(Send(member.peer, Promote(copy.epoch, copy.generation)))
+            elif copy.backup and not copy.whole and copy.shard not in self._promoting:  # or its answer was lost
+                actions += startup.assign([copy])
+        return actions
+
+    def dump(self) -> Plain:
+        """Return what becomes of the copies."""
+        return [
+            [copy.epoch for copy in self._promoting.values()], [*self._unanswered],
+            [[shard, d.since, d.why] for shard, d in sorted(self._degraded.items())],
+            [[who, shard, why] for (who, shard), why in sorted(self._unfit.items())], self.handovers.dump(),
+        ]  # fmt: skip
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept; a clock that has begun anew since is behind what it says."""
+        promoting, unanswered, degraded, unfit, moving = kept
+        copies = self._startup.copies.by_epoch
+        self._promoting = {copies[epoch].shard: copies[epoch] for epoch in promoting}
+        self._unanswered = {epoch: copies[epoch] for epoch in unanswered}
+        self._degraded = {shard: _Degraded(min(since, now), why) for shard, since, why in degraded}
+        self._unfit.update({(who, shard): why for who, shard, why in unfit})
+        self.handovers.restore(moving, now)
+        if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
+            self._retry_due = now + RETRY_S
 
     # --- what others may look at ---------------------------------------------------------------
 

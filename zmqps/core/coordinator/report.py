@@ -50,7 +50,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "observers": len(run.observers),
         "lost": run.losses.text,
         "idle": listed([_idle(run, w) for w in run.workers if w.incarnation not in run.attendance], MOST_IDLE),
-        "idle_s": 0.0 if run.idle_since is None else round(now - run.idle_since, 3),
+        "idle_s": 0.0 if (idle := run.occupancy.idle_since) is None else round(now - idle, 3),
         "waiting": job_waits(run, servers),
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),

@@ -83,6 +83,22 @@ class Resumption:
             "names": dict(self.names),
         }
 
+    def dump(self) -> list[Any]:
+        """Return it as plain data, for the coordinator's journal."""
+        return [
+            self.path, self.job.to_wire(), self.version, list(self.data), dict(self.state), self.optimizer,
+            dict(self.names), self.read_at,
+        ]  # fmt: skip
+
+    @classmethod
+    def restored(cls, kept: Sequence[Any]) -> Resumption:
+        """Return the one that was kept."""
+        path, job, version, data, state, optimizer, names, read_at = kept
+        return cls(
+            path=path, job=JobSpec.from_wire(job), version=version, data=data, state=state, optimizer=optimizer,
+            names=names, read_at=read_at,
+        )  # fmt: skip
+
     def told(self) -> dict[str, Any]:
         """Return what members are told (`Job.restored`)."""
         return {"path": self.path, "version": self.version, "state": dict(self.state)}

@@ -8,7 +8,9 @@ from typing import Any
 from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.journal import Changes, set_key
+from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
+from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.reach import check_in_reach
@@ -28,13 +30,14 @@ from zmqps.core.protocol.messages import (
     Promoted,
     Ready,
     Replicating,
+    Resumed,
     Retargeted,
     Take,
     Waiting,
     Withdraw,
     Yielded,
 )
-from zmqps.errors import ConfigurationError, JobError, PSError
+from zmqps.errors import ConfigurationError, JobError, JournalBehindError, PSError
 
 
 class JobRun:
@@ -56,6 +59,8 @@ class JobRun:
         The coordinator's secret.
     resumption
         The checkpoint that the job begins from.
+    changes
+        Takes note of what has changed that is kept.
     """
 
     def __init__(
@@ -67,32 +72,40 @@ class JobRun:
         before: str,
         root: bytes,
         resumption: Resumption | None = None,
+        changes: Changes | None = None,
     ) -> None:
+        changes = changes or Changes()
+        self._changed = changes.of("job", name)
+        self._changed()
         self.name = name
         self.members: dict[bytes, MemberInfo] = {}
         self.workers = Roster()
         self.observers = Roster()
         self.lost_shard: PSError | None = None  # a server of this job is gone
-        self.idle_since: float | None = None  # since when nobody is there
-        self._before = before
         self._options = options
         self._servers = servers
-        self._left_alone = False  # its workers have gone, and no other one has begun since
-        self._training: set[bytes] = set()  # workers that have begun
-        self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
+        self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
         self.places = Places(
             name, options.workers, self.members, self.workers,
             lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
+            self._changed,
         )  # fmt: skip
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
-        self.steps = Steps(self.members, self.attendance, replicated=options.replicas > 0)
+        self.steps = Steps(self.members, self.attendance, changes.of("step", name), replicated=options.replicas > 0)
+
+        def changed(what: str) -> None:
+            changes.add(what, name)
+
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, resumption, options.replicas,
+            lambda: self.num_workers, options.workers, root, resumption, options.replicas, changed,
         )  # fmt: skip
-        self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas)
+        self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas, changed)
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
-        self.data = DataSets(self.members, self.places.lasts, self.steps.pause, self.steps.resume)
+        self.data = DataSets(
+            self.members, self.places.lasts, self.steps.pause, self.steps.resume,
+            lambda data: changes.add("data", set_key(name, data)),
+        )  # fmt: skip
         self.waits = Waits(self._waiters, self._anybody_waits)
         if resumption is not None:
             self.data.resume(resumption.data)
@@ -144,9 +157,8 @@ class JobRun:
         self.attendance.succeed(before, member)
 
     def _add(self, member: MemberInfo) -> None:
-        if self._left_alone and member.role == "worker":
-            self._returned.add(member.incarnation)
-        self.idle_since = None
+        self._changed()
+        self.occupancy.come(member)
         self.members[member.incarnation] = member
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
@@ -155,7 +167,7 @@ class JobRun:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
-        self._returned.discard(member.incarnation)
+        self._changed()
         self.places.leave(member, how)
         self.steps.leave(member)
         self.replication.leave(member)
@@ -163,29 +175,25 @@ class JobRun:
             actions += self._lose_shards(_torn(self.steps.torn))
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
-        if not self.members:
-            self.idle_since = now
-        trained = member.incarnation in self._training
-        self._training.discard(member.incarnation)
-        if self.startup.ready and not self._training and (trained or not len(self.workers)):
-            self._left_alone = True  # who is there already, as in a notebook's next cell, has come to it, too
-            self._returned |= {worker.incarnation for worker in self.workers}
+        self.occupancy.go(member, now, ready=self.startup.ready)
         return actions + self.move_on(now)
 
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(), *self._fill(now)]
+        actions = [*self._place(now), *self._fill(now)]
         actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
         return actions
 
-    def _place(self) -> list[Action]:
-        """Place the job as soon as all servers are here."""
+    def _place(self, now: float) -> list[Action]:
+        """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
+        silent = now - SILENT_BEATS * self._options.heartbeat_interval
         self.startup.num_servers = self._servers.wanted
-        actions = self.startup.place(self._servers.staying)
+        there = self._servers.staying
+        actions = self.startup.place(sorted(there, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -195,15 +203,15 @@ class JobRun:
     def _begin(self, member: MemberInfo) -> Beginning:
         """Say what a member begins with, now that the job can be trained."""
         beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
+        self._changed()
         if member.role == "worker":
-            self._training.add(member.incarnation)
-            self._returned.discard(member.incarnation)
-            self._left_alone = False
+            self.occupancy.begin(member)
             self.places.begin(member)
         return beginning
 
     def _count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
         """A member takes part; the first that names the job begins another one than those that could not be started."""
+        self._changed()
         if first:
             self.data.begin_anew()
         return self.places.count(member, named, first)
@@ -211,10 +219,10 @@ class JobRun:
     def _fill(self, now: float) -> list[Action]:
         """Let spares take the places that are free, and do what they have asked for."""
         actions: list[Action] = []
-        filled = self.places.fill(self._training)
+        filled = self.places.fill(self.occupancy.training)
         for member in filled:
             actions.append(Log("info", f"{member.title} is no spare any more: it counts in job {self.name!r}"))
-            if member.incarnation in self._training:
+            if member.incarnation in self.occupancy.training:
                 self.steps.begin(member)
         for member in filled:
             for message in self.spares.take(member):
@@ -235,14 +243,7 @@ class JobRun:
                 f"the job {self.name!r} has the workers that it expects ({self.places.expected}): this one is a spare, "
                 "and takes the place of the first that leaves or is lost; its steps, barriers and data wait until then"
             )
-        if member.incarnation in self._returned:
-            return (
-                f"the job {self.name!r} goes on with what was trained before its workers left, not with new initial "
-                f"values; to begin anew: worker.finish() at its end, or zmqps jobs end {self.name}"
-            )
-        if self._before and member.title == self.startup.owner:
-            return f"the job {self.name!r} begins anew from the initial values given; the one before: {self._before}"
-        return ""
+        return self.occupancy.note(member, self.startup.owner)
 
     def replaceable(self, member: MemberInfo, message: Init) -> bool:
         """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
@@ -255,7 +256,7 @@ class JobRun:
             The job that it wants could not begin.
         """
         ours = self.startup.job
-        unwanted = self._left_alone and self._returned == set(self.members) and not self._anybody_waits()
+        unwanted = self.occupancy.is_abandoned and not self._anybody_waits()
         if not unwanted or member.role != "worker" or not message.job or ours is None:
             return False
         job = JobSpec.from_wire(message.job)
@@ -350,6 +351,8 @@ class JobRun:
 
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
+        if self.steps.lacks(message.step - 1):
+            return self.fall_behind(self.startup.copies.by_epoch[message.epoch].server, message.step - 1)
         actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
         if self.steps.torn is not None and self.lost_shard is None:
             actions += self._lose_shards(_torn(self.steps.torn))
@@ -372,6 +375,7 @@ class JobRun:
             self.steps.stop()
             return self.startup.fail(error)
         actions, lost = self.replication.failed(epoch, error, now)
+        actions += self.replication.fill(self._servers, now)
         return [*actions, *(self._lose_shards(error) if lost else [])]
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
@@ -379,6 +383,7 @@ class JobRun:
         if not self.startup.ready:
             return self.fail(error, now)
         actions, lost = self.replication.lose(server, error, now)
+        actions += self.replication.fill((other for other in self._servers if other is not server), now)
         if self.lost_shard is None and lost:
             actions += self._lose_shards(error)
         self.waits.tell_soon(now)
@@ -388,26 +393,29 @@ class JobRun:
         """The values of a shard are gone: nothing can be trained any more."""
         self.lost_shard = error
         self.replication.handovers.stop()
+        self._changed()
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
         return [Log("error", f"job {self.name!r}: {error}"), *told]
 
+    def fall_behind(self, server: MemberInfo, step: int) -> list[Action]:
+        """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
+        ours = self.steps.clock
+        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=ours)
+        return self._lose_shards(error) if self.lost_shard is None else []
+
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.steps.next_deadline(), self.waits.next_deadline(), self._lease_ends_at]
+        dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
         dues.append(self.replication.next_deadline())
         return min((due for due in dues if due is not None), default=None)
 
-    @property
-    def _lease_ends_at(self) -> float | None:
-        return None if self.idle_since is None or not self._options.lease else self.idle_since + self._options.lease
-
     def expired(self, now: float) -> bool:
         """Whether nobody has been there for so long that the job is not kept any more."""
-        return self._lease_ends_at is not None and now >= self._lease_ends_at
+        return self.occupancy.ends_at is not None and now >= self.occupancy.ends_at
 
     def on_deadline(self, now: float) -> list[Action]:
         """Do what is due."""
@@ -415,7 +423,20 @@ class JobRun:
         actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
         due = self.replication.next_deadline()
         actions += self.replication.on_deadline(now) if due is not None and now >= due else []
-        return actions + self.waits.on_deadline(now)
+        if told := self.waits.on_deadline(now):
+            self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again
+        return actions + told
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def resumed(self, member: MemberInfo, message: Resumed, now: float) -> list[Action]:
+        """A member of a coordinator that was away has asked again all that it waits for."""
+        self.steps.resumed(member, message.clock, now)
+        return [*self.startup.resumed(member), *self.replication.again(member), *self.move_on(now)]
+
+    def again(self, server: MemberInfo) -> list[Action]:
+        """A server is back: say again what it may not have heard."""
+        return [*self.startup.again(server), *self.replication.again(server), *self.steps.again(server)]
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -447,7 +468,8 @@ class JobRun:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        self.places.validate(self._training)
+        self.places.validate(self.occupancy.training)
+        self.occupancy.validate()
         self.barriers.validate()
         self.data.validate()
         self.steps.validate()
@@ -456,7 +478,6 @@ class JobRun:
         assert not (self.startup.ready and self.startup.parked)
         assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
         assert all(member.job == self.name for member in self.members.values())
-        assert self._returned <= set(self.members)
 
 
 def _torn(shard: int) -> PSError:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.copies import Copies, Copy
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.waits import Waiter as Told
@@ -71,6 +72,8 @@ class Startup:
         The checkpoint that the job begins from; None: a worker uploads the initial values.
     replicas
         How many backups each shard is to have.
+    changed
+        Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class Startup:
         root: bytes,
         resumption: Resumption | None = None,
         replicas: int = 0,
+        changed: Callable[[str], None] = lambda what: None,
     ) -> None:
+        self._changed = changed
         self.name = name
         self.resumption = resumption
         self._replicas = replicas
@@ -118,6 +123,9 @@ class Startup:
         self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
         self.loader: tuple[bytes, int] | None = None
         self.told: set[bytes] = set()  # members that have tickets for the servers
+        self.returning: set[bytes] = set()  # members whose init was parked when this coordinator went away
+        for what in ("spec", "start", "copies"):
+            self._changed(what)
 
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
@@ -141,14 +149,18 @@ class Startup:
         actions = self._count(member, bool(message.job) or resumption is not None, first)
         if first:
             self.owner = member.title  # by the rank that it has now
+            self._changed("spec")
+        self._changed("start")
+        self.returning.discard(member.incarnation)
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
-        actions += self._say_again() if key == next(iter(self.parked), None) else []
+        is_pace = key == (next(iter(self.parked), None) or self.loader)  # the loader's, when this coordinator was away
         requests = self._requests.setdefault(member.incarnation, set())
         if key not in self.parked and len(requests) >= MAX_PARKED:
             raise LimitError(what="number of inits of a member", got=len(requests) + 1, limit=MAX_PARKED)
         requests.add(message.request)
         self.parked[key] = Waiter(member, has_values)
+        actions += self._say_again() if is_pace else []
         if self.loader is None and has_values and self.placement is not None and not self.ready:
             actions += self._choose_loader()
         return actions + self._answer()
@@ -161,6 +173,8 @@ class Startup:
         self._rows = self.placement.rows()
         self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
         self.epoch = self.copies.place(servers[: self.num_servers], self._replicas)
+        self._changed("spec")
+        self._changed("copies")
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
@@ -203,6 +217,8 @@ class Startup:
         """A server has built a copy of a shard, or has all its values."""
         self.built.add(epoch)
         self.copies.by_epoch[epoch].built = True
+        self._changed("start")
+        self._changed("copies")
         if loaded:
             self.loaded.add(epoch)
             self.copies.by_epoch[epoch].whole = True
@@ -218,14 +234,64 @@ class Startup:
             self._requests[incarnation].remove(number)
         if not self._requests.get(incarnation, True):
             del self._requests[incarnation]
+        self._changed("start")
         if request is None:
             self.told.discard(incarnation)
-        if not self.parked and not self.ready:
+            self.returning.discard(incarnation)
+        if not self.parked and not self.returning and not self.ready:
             self.give_up()  # nobody wants it any more; the next job may be another one
-        if self.loader is not None and self.loader not in self.parked and not self.ready:
+        if self.loader is not None and not self._loader_waits and not self.ready:
             self.loader = None
             return self._choose_loader()
         return []
+
+    @property
+    def _loader_waits(self) -> bool:
+        """Whether the loader still waits for its answer, as far as is known."""
+        return self.loader is not None and (self.loader in self.parked or self.loader[0] in self.returning)
+
+    def resumed(self, member: MemberInfo) -> list[Action]:
+        """A member is back, and waits for no init if it has not asked again."""
+        if member.incarnation not in self.returning:
+            return []
+        self.returning.remove(member.incarnation)
+        return self.withdraw(member.incarnation, 0)
+
+    def again(self, server: MemberInfo) -> list[Action]:
+        """A server is back: it is asked again for what it has not said it has."""
+        if self.placement is None or self.ready:
+            return []
+        return self.assign([copy for copy in self.copies.of(server) if copy.epoch not in self.loaded])
+
+    def dump_spec(self) -> Plain:
+        """Return what is kept of the job itself; None if nobody has named it."""
+        if self.job is None:
+            return None
+        cuts = None if self.placement is None else self.placement.to_wire()
+        resumption = None if self.resumption is None else self.resumption.dump()
+        return [self.job.to_wire(), self.owner, cuts, self.epoch, resumption]
+
+    def dump(self) -> Plain:
+        """Return what is kept of its start: who waits for it asks again."""
+        if self.job is None:
+            return None
+        waiting = sorted({who for who, _ in self.parked} | self.returning)
+        loader = None if self.loader is None else list(self.loader)
+        return [self.ready, sorted(self.built), sorted(self.loaded), waiting, loader, sorted(self.told)]
+
+    def restore(self, spec: Plain, start: Plain) -> None:
+        """Go on with what was kept; the copies are kept by themselves."""
+        wire, self.owner, cuts, self.epoch, resumption = spec
+        self.resumption = None if resumption is None else Resumption.restored(resumption)
+        self.job = JobSpec.from_wire(wire)
+        if cuts is not None:
+            self.placement = Placement.from_wire(KeySpace(self.job.parameters), cuts)
+            self._rows = self.placement.rows()
+            self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
+        self.ready, built, loaded, waiting, loader, told = start
+        self.built, self.loaded, self.told = set(built), set(loaded), set(told)
+        self.loader = None if loader is None else (loader[0], loader[1])
+        self.returning = set() if self.ready else set(waiting)
 
     def fail(self, error: PSError) -> list[Action]:
         """A server could not build its shard: forget the job and tell everybody who waits for it."""
@@ -245,6 +311,7 @@ class Startup:
         for key, (member, has_values) in self.parked.items():
             if has_values:
                 self.loader = key
+                self._changed("start")
                 return [Log("info", f"{member.title} uploads the initial values"), self._reply(member, key[1], load=1)]
         return []
 
@@ -254,6 +321,8 @@ class Startup:
         replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
         self.parked.clear()
         self._requests.clear()
+        self.returning.clear()
+        self._changed("start")
         return replies
 
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
@@ -265,6 +334,7 @@ class Startup:
             else before.placement
         )
         self.told.add(member.incarnation)
+        self._changed("start")
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
         restored = self.resumption.told() if self.resumption else {}
         job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored)

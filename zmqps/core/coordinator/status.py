@@ -16,6 +16,7 @@ from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.membership import Departure, MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.report import job_status, job_waits
+from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Exit
 from zmqps.errors import LimitError, counted
 
@@ -112,7 +113,7 @@ def cluster_status(
     draining: Sequence[Mapping[str, Any]],
     options: CoordinatorOptions,
     ending: Exit | None,
-    endpoint: str,
+    identity: Identity,
     uptime_s: float,
     waiting: Sequence[str],
     runs: Mapping[str, JobRun],
@@ -133,7 +134,9 @@ def cluster_status(
     ready = "ready" if len(servers.staying) >= servers.wanted else "waiting for servers"
     return {
         "state": f"ending: {ending.reason}" if ending else ready,
-        "endpoint": endpoint,
+        "endpoint": identity.endpoint,
+        "host": identity.host,
+        "pid": identity.pid,
         "uptime_s": uptime_s,
         "servers": servers.wanted,
         "draining": list(draining),

@@ -9,6 +9,7 @@ from typing import Any
 from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
 from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.spec import JobSpec
@@ -31,14 +32,25 @@ class Steps:
         The live members of the job by incarnation; shared with its `JobRun`.
     attendance
         Which of them count.
+    changed
+        Called when something has changed that is kept, before anybody is told.
     replicated
         Whether shards have backups: a worker proceeds when these have its step, and until then it can bring it again.
     """
 
     def __init__(
-        self, members: Mapping[bytes, MemberInfo], attendance: Attendance, *, replicated: bool = False
+        self,
+        members: Mapping[bytes, MemberInfo],
+        attendance: Attendance,
+        changed: Changed = nothing,
+        *,
+        replicated: bool = False,
     ) -> None:
         self.policy: Policy | None = None
+        self._changed = changed
+        self._kept: Plain = None  # … when it was changed last
+        self._counted: dict[bytes, tuple[int, tuple[int, ...]]] = {}  # the last of each that counted: step, attempts
+        self._returned: set[bytes] = set()  # who trained when this coordinator was away, and has not said where it is
         self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
         self._replicated = replicated
         self._granted: list[Grant] = []  # where shards have backups: until these have the step
@@ -77,6 +89,72 @@ class Steps:
         self._waits_for_all = waits_for_all
         self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
         self._unconfirmed = {epoch: [] for epoch in self._copies}
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep how it stands: whoever has been told of it may rely on that."""
+        if self._changed is nothing:
+            return
+        self._kept = self._snapshot()
+        self._changed()
+
+    def keep_arrivals(self) -> None:
+        """Keep who has arrived at a step, if anybody waits there."""
+        if self._requests and self.policy is not None and self.policy.mode == "sync":
+            self.keep()
+
+    def _snapshot(self) -> Plain:
+        if self.policy is None:
+            return None
+        commits = {commit.step: commit.contributors for queue in self._unconfirmed.values() for commit in queue}
+        return {
+            "policy": self.policy.dump(),
+            "waits_for_all": self._waits_for_all,
+            "commits": [[step, [[who, list(attempts)] for who, attempts in c]] for step, c in sorted(commits.items())],
+            "unconfirmed": [[epoch, [c.step for c in queue]] for epoch, queue in self._unconfirmed.items()],
+            "counted": [[who, step, list(attempts)] for who, (step, attempts) in self._counted.items()],
+            "ranks": [[who, rank] for who, rank in self._ranks.items()],
+            "told": [[who, clock] for who, clock in self._told.items()],
+            "behind": [[who, clocks] for who, clocks in self._behind.items()],
+            "moved": [[shard, sorted(who)] for shard, who in self._behind_moves.items()],
+            "moving": sorted(self._moving),
+        }
+
+    def dump(self) -> Plain:
+        """Return what is kept; None if nothing is trained."""
+        return self._kept
+
+    def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Copy], now: float) -> None:
+        """Go on where it stood; who has arrived arrives again, and who is paused asks again for what it waits for."""
+        self.start(job, copies, waits_for_all=kept["waits_for_all"])
+        assert self.policy is not None
+        self._ranks = dict(kept["ranks"])
+        self._training = {who for who in self._ranks if who in self._members}
+        for who in [who for who in self._ranks if who in self._training]:  # in the order that was kept
+            self.policy.join(who)
+        self.policy.restore(kept["policy"], now)
+        self._returned = set(self._training)
+        self._told, self._behind = dict(kept["told"]), dict(kept["behind"])
+        self._counted = {who: (step, tuple(attempts)) for who, step, attempts in kept["counted"]}
+        self._behind_moves = {shard: set(who) for shard, who in kept["moved"]}
+        self._moving = set(kept["moving"])
+        commits = {step: tuple((who, tuple(a)) for who, a in contributors) for step, contributors in kept["commits"]}
+        for epoch, steps in kept["unconfirmed"]:
+            if epoch in self._unconfirmed:
+                self._unconfirmed[epoch] = [Commit(epoch, step, commits[step]) for step in steps]
+        self._retry_due = None if self.settled else now + COMMIT_RETRY_S
+        self._kept = kept
+
+    def resumed(self, member: MemberInfo, clock: int, now: float) -> None:
+        """A member is back and has asked for all that it waits for."""
+        who = member.incarnation
+        self._returned.discard(who)
+        if self.policy is not None and who in self._training:
+            self.policy.catch_up(who, clock + self._behind.get(who, 0))
+
+    def again(self, server: MemberInfo) -> list[Action]:
+        """A server is back: what it has not confirmed is said again at once."""
+        return [said for said in self._say_again() if isinstance(said, Send) and said.peer == server.peer]
 
     @property
     def clock(self) -> int:
@@ -89,11 +167,14 @@ class Steps:
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
+        for epoch in [epoch for epoch, copy in self._copies.items() if copy.shard in self._behind_moves]:
+            self._unconfirmed.pop(epoch, None)  # it lacks gradients of the step
         self._behind_moves.clear()
         self._moving.clear()
         self._closed.clear()
         self._holding = False
         self._since = None
+        self.keep()
 
     def begin(self, member: MemberInfo) -> int:
         """A worker begins to train; return its clock."""
@@ -101,6 +182,7 @@ class Steps:
             return 0
         if member.incarnation not in self._attendance:
             self._told[member.incarnation] = self.policy.now
+            self.keep()
             return self.policy.now  # nobody waits for it before it counts
         self._ranks[member.incarnation] = member.rank
         self._training.add(member.incarnation)
@@ -108,6 +190,7 @@ class Steps:
         if self.policy.mode != "sync" and member.incarnation in self._told:  # there it learns the step with its answer
             self._behind[member.incarnation] = max(0, clock - self._told[member.incarnation])
         self._told.pop(member.incarnation, None)
+        self.keep()
         return clock
 
     def pause(self, member: MemberInfo, reason: str) -> None:
@@ -119,13 +202,16 @@ class Steps:
     def resume(self, member: MemberInfo, reason: str) -> int:
         """A worker that was paused goes on; return its clock. Of one that was not, or still is: 0."""
         reasons = self._paused.get(member.incarnation, set())
-        if self.policy is None or reason not in reasons:
+        if self.policy is None:
             return 0
+        if reason not in reasons:  # as far as is known: it may have been when this coordinator went away
+            return self.policy.now if member.incarnation in self._returned else 0
         reasons.remove(reason)
         if reasons:
             return 0
         del self._paused[member.incarnation]
-        self._behind.pop(member.incarnation, None)  # it is told where it goes on
+        if self._behind.pop(member.incarnation, None) is not None:  # it is told where it goes on
+            self.keep()
         return self.policy.join(member.incarnation)
 
     @property
@@ -148,8 +234,11 @@ class Steps:
         self._requests[member.incarnation] = message.request
         if self._since is None:
             self._since = now
-        step = message.step + self._behind.get(member.incarnation, 0)
-        self.policy.arrive(member.incarnation, step, tuple(message.attempts), now)
+        step, attempts = message.step + self._behind.get(member.incarnation, 0), tuple(message.attempts)
+        before, counted = self._counted.get(member.incarnation, (-1, ()))
+        if step == before and set(attempts) <= set(counted):
+            attempts = ()  # it asks again for an answer that was lost
+        self.policy.arrive(member.incarnation, step, attempts, now)
 
     def lose(self, epoch: int) -> None:
         """A copy is lost with its server, which confirms nothing any more."""
@@ -165,12 +254,12 @@ class Steps:
         self._copies[heir.epoch] = heir
         commits = self._unconfirmed.pop(old, [])
         self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
-        if self.policy is None or self.policy.mode != "sync":
-            return
-        self._behind_moves[heir.shard] = {who for who in told if who in self._members}
-        self._moving.add(heir.shard)
-        for who in [who for who in self.policy.arrived() if who not in self._members]:
-            self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+        if self.policy is not None and self.policy.mode == "sync":
+            self._behind_moves[heir.shard] = {who for who in told if who in self._members}
+            self._moving.add(heir.shard)
+            for who in [who for who in self.policy.arrived() if who not in self._members]:
+                self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+        self.keep()
 
     # --- shards that move in an orderly way ----------------------------------------------------
 
@@ -209,7 +298,11 @@ class Steps:
         """Note it if a shard is to have a step of which one who has gone had the gradients."""
         commits = self._unconfirmed.get(epoch, [])
         if any(who not in self._members for commit in commits for who, _ in commit.contributors):
-            self.torn = self._copies[epoch].shard
+            self._tear(epoch)
+
+    def _tear(self, epoch: int) -> None:
+        self.torn = self._copies[epoch].shard
+        del self._unconfirmed[epoch]  # said again, it would make another step of it than the others have
 
     def moved(self, heir: Copy, step: int) -> None:
         """A backup has taken over, with so many steps."""
@@ -217,6 +310,7 @@ class Steps:
         commits = self._unconfirmed.get(heir.epoch, [])
         commits[:] = [commit for commit in commits if commit.step >= step]
         self._find_torn(heir.epoch)
+        self.keep()
 
     def brought_again(self, worker: bytes, shard: int, missing: int, now: float) -> list[Action]:
         """A worker has brought again what it has of the open step to a shard that has moved."""
@@ -224,6 +318,7 @@ class Steps:
         behind.discard(worker)
         if not behind and shard not in self._moving:
             self._behind_moves.pop(shard, None)
+        self.keep()
         return [*self._say_again(shard), *self.advance(missing, now)]
 
     def _say_again(self, shard: int | None = None) -> list[Action]:
@@ -257,10 +352,10 @@ class Steps:
             if worker not in behind:
                 continue
             behind.discard(worker)
-            for epoch, commits in self._unconfirmed.items():
+            for epoch, commits in list(self._unconfirmed.items()):
                 at_stake = self._copies[epoch].shard == shard and shard not in self._moving  # else it may have the step
                 if at_stake and any(worker in dict(commit.contributors) for commit in commits):
-                    self.torn = shard
+                    self._tear(epoch)
             if self.policy is not None:
                 self.policy.retract(worker)
             if not behind and shard not in self._moving:
@@ -274,10 +369,13 @@ class Steps:
         self._paused.pop(member.incarnation, None)
         self._told.pop(member.incarnation, None)
         self._behind.pop(member.incarnation, None)
+        self._counted.pop(member.incarnation, None)
+        self._returned.discard(member.incarnation)
         if self.policy is not None and member.incarnation in self._ranks:
             self.policy.leave(member.incarnation)
             if self.policy.mode != "sync":
                 del self._ranks[member.incarnation]
+        self.keep()
 
     def advance(self, missing: int, now: float) -> list[Action]:
         """Do what the policy decides; called after everything that may let somebody go on."""
@@ -297,6 +395,8 @@ class Steps:
             self._since = None
         if decision.commitment is not None:  # a member that is gone contributes no more
             self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
+        if self.policy.mode == "sync" and (decision.commitment or decision.granted or decision.failed):
+            self.keep()
         return actions
 
     def _proceed(self) -> list[Action]:
@@ -314,7 +414,9 @@ class Steps:
         if not self._waits_for_all:
             return missing
         idle = len(self._attendance) - len(self._training)
-        self._waits_for_all = missing + idle > 0
+        if missing + idle == 0:
+            self._waits_for_all = False
+            self.keep()
         return missing + idle
 
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
@@ -327,6 +429,8 @@ class Steps:
                 actions.append(Send(self._copies[epoch].server.peer, commits[-1]))
         if self._behind_moves:
             actions += self._say_again()
+        live = ((who, tuple(attempts)) for who, attempts in contributors if who in self._members)
+        self._counted.update((who, (commitment.step, attempts)) for who, attempts in live)
         self._retry_due = now + COMMIT_RETRY_S
         return actions
 
@@ -341,6 +445,10 @@ class Steps:
             if member is not None and request is not None:
                 actions.append(member.fail(request, error))
         return actions
+
+    def lacks(self, step: int) -> bool:
+        """Whether a step that a server has applied was never committed, as far as is known."""
+        return self.policy is not None and self.policy.mode == "sync" and step >= self.policy.now
 
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""

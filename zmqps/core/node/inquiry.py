@@ -12,6 +12,7 @@ from zmqps.core.protocol.events import (
     Action,
     Connect,
     Connected,
+    Disconnected,
     Exit,
     Look,
     Looked,
@@ -77,6 +78,10 @@ class Inquiry:
         self._retry_s = FIRST_RETRY_S
 
     @property
+    def _ends_all(self) -> bool:
+        return isinstance(self._question, EndJob) and not self._question.job
+
+    @property
     def title(self) -> str:
         """Who this is, for errors."""
         return f"an inquiry at {self.endpoint}"
@@ -92,6 +97,9 @@ class Inquiry:
             return [Exit(exits.OK, event.reason)]
         if isinstance(event, Connected) and self._due is not None:
             return self.on_deadline(now)  # what was asked before had nowhere to go
+        if isinstance(event, Disconnected) and self._ends_all:
+            self._due = None
+            return [Exit(exits.OK, "the connection has ended")]  # perhaps with the coordinator, before its answer came
         if isinstance(event, Looked):
             self.why = printable(event.why)
             return []

@@ -14,7 +14,9 @@ from zmqps.core.protocol.keys import claim_of
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
+    Back,
     Error,
+    Farewell,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -30,6 +32,8 @@ GOODBYE_RETRY_S = 0.5
 MAX_GOODBYES = 4
 #: How often a node that waits says for whom.
 REMINDER_INTERVAL_S = 5.0
+#: After so many heartbeats without an answer a coordinator that may be away for longer is called so.
+AWAY_BEATS = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,9 @@ class Member:
         self.lost = False
         self.restarted = False  # another coordinator answers at the address of the one that is lost
         self.left = False
+        #: Whether the connection is a new one over which the coordinator has said nothing yet: perhaps it was away, and
+        #: does not know who is behind it. Until then nothing large is sent.
+        self.unsure = False
         self.heard_at = 0.0
         self.due: float | None = None  # when `on_deadline` is to be called
         self._counters = counters
@@ -97,6 +104,9 @@ class Member:
         self._goodbye: Leave | None = None
         self._goodbye_due: float | None = None
         self._num_goodbyes = 0
+        self._returning = False  # the coordinator was away, and is told again who this is
+        self._away_since: float | None = None  # … as has been said; None: it is not away
+        self._away_due = 0.0  # when that is said again
 
     @property
     def title(self) -> str:
@@ -119,6 +129,20 @@ class Member:
         """Whether the coordinator knows us, and so answers."""
         return self.welcome is not None and not self.lost
 
+    @property
+    def patience(self) -> float:
+        """For how many seconds the coordinator may be silent before it is lost."""
+        return 0.0 if self.welcome is None else max(self.welcome.heartbeat_timeout, self.welcome.patience)
+
+    @property
+    def may_return(self) -> bool:
+        """Whether the coordinator keeps a journal, from which it goes on if it is started again."""
+        return self.welcome is not None and self.welcome.patience > 0
+
+    def is_patient(self, now: float) -> bool:
+        """Whether a coordinator that does not answer may still come back."""
+        return self.may_return and not self.lost and self.silence(now) <= self.patience
+
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
         self.heard_at = now
@@ -130,7 +154,17 @@ class Member:
     def on_message(self, message: Message, now: float) -> list[Action]:
         """Take a message of the coordinator; any is a sign of life."""
         self.heard_at = now
-        if isinstance(message, Welcome) and self.welcome is None:
+        if isinstance(message, Back):
+            return self._on_back(message, now)
+        if isinstance(message, Welcome) and self._returning:
+            if self.welcome is None or message.incarnation != self.welcome.incarnation:
+                self._restart()
+                return []
+            self._returning = False
+            self.handshake.on_welcome(message)
+            self.rank = message.rank
+            self._set_due()
+        elif isinstance(message, Welcome) and self.welcome is None:
             self.handshake.on_welcome(message)
             self.rank = message.rank
             self.num_workers, self.num_servers = message.num_workers, message.num_servers
@@ -138,16 +172,51 @@ class Member:
             self._heartbeat_due = now + message.heartbeat_interval
             self._set_due()
             return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
+        if self._returning:
+            return []  # said before it had gone
+        if self.unsure and self._heartbeat_due is not None:
+            self._heartbeat_due = now  # with all there is to say
+            self._set_due()
+        self.unsure = False
         if isinstance(message, HeartbeatAck):
             self.num_workers = message.num_workers
         if isinstance(message, Error) and message.code == NotJoinedError.code and self.welcome and not self.left:
-            self.lost = self.restarted = True  # the one that has welcomed us would know us
-            self._heartbeat_due = None
-            self._set_due()
+            self._restart()  # the one that has welcomed us would know us
         if isinstance(message, Left):
             self._goodbye_due = None
             self._set_due()
-        return []
+        return self._noted_back(now)
+
+    def _on_back(self, message: Back, now: float) -> list[Action]:
+        """The coordinator was away: say again who this is, or goodbye, if it is the one that was joined."""
+        another = self.welcome is not None and message.incarnation != self.welcome.incarnation
+        if self.left:
+            if another or self._goodbye is None or self._goodbye_due is None:
+                return []
+            who = self.identity
+            return [Send(COORDINATOR, Farewell(who.incarnation, who.secret, self._goodbye.reason))]
+        if self.welcome is None or self.lost or self._returning:
+            return []
+        if another:
+            self._restart()
+            return []
+        self._returning = self.unsure = True
+        actions = self.handshake.again(now)
+        self._set_due()
+        return actions
+
+    def _restart(self) -> None:
+        """Another coordinator answers."""
+        self.lost = self.restarted = True
+        self._returning = self.unsure = False
+        self.handshake.due = self._heartbeat_due = None
+        self._set_due()
+
+    def _noted_back(self, now: float) -> list[Action]:
+        if self._away_since is None:
+            return []
+        away, self._away_since = now - self._away_since, None
+        return [Log("info", f"the coordinator at {self.handshake.endpoint} is back after {away:.1f} s")]
 
     def on_connected(self, now: float) -> list[Action]:
         """The connection is there, perhaps again: say what may have been lost with the one before it."""
@@ -158,7 +227,9 @@ class Member:
             actions = self.handshake.again(now)
         elif self.welcome is not None and self._heartbeat_due is not None:
             self._heartbeat_due = now + self.welcome.heartbeat_interval
-            actions = [Send(COORDINATOR, Heartbeat(dict(self._counters())))]
+            self.unsure = self.may_return  # little is taken of those that a coordinator does not know yet
+            counters = {} if self.unsure else dict(self._counters())
+            actions = self.handshake.again(now) if self._returning else [Send(COORDINATOR, Heartbeat(counters))]
         self._set_due()
         return actions
 
@@ -193,6 +264,7 @@ class Member:
     def abandon(self) -> None:
         """Forget the coordinator, without a goodbye."""
         self.left = True
+        self._returning = self.unsure = False
         self.handshake.stop()
         self._reminder_due = self._heartbeat_due = None
         self._set_due()
@@ -200,7 +272,8 @@ class Member:
     def _say_goodbye(self, now: float) -> list[Action]:
         assert self._goodbye is not None
         self._num_goodbyes += 1
-        self._goodbye_due = now + GOODBYE_RETRY_S if self._num_goodbyes < MAX_GOODBYES else None
+        goes_on = self._num_goodbyes < MAX_GOODBYES or self.is_patient(now)
+        self._goodbye_due = now + GOODBYE_RETRY_S if goes_on else None
         return [Send(COORDINATOR, self._goodbye)]
 
     def silence(self, now: float) -> float:
@@ -236,11 +309,24 @@ class Member:
             if now - self._heartbeat_due >= self.welcome.heartbeat_timeout / 2:
                 self.heard_at = now  # this process was stopped: what came meanwhile is yet to be read
             self._heartbeat_due = now + self.welcome.heartbeat_interval
-            actions.append(Send(COORDINATOR, Heartbeat(dict(self._counters()))))
-            if self.silence(now) > self.welcome.heartbeat_timeout:
+            actions.append(Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self._counters()))))
+            if self.silence(now) > self.patience:
                 self.lost = True
-                self._heartbeat_due = None
+                self.handshake.due = self._heartbeat_due = None
+            elif self.may_return and self.silence(now) > AWAY_BEATS * self.welcome.heartbeat_interval:
+                actions += self._say_away(now)
         if self._goodbye_due is not None and now >= self._goodbye_due:
             actions += self._say_goodbye(now)
         self._set_due()
         return actions
+
+    def _say_away(self, now: float) -> list[Action]:
+        """Say, now and then, whom this node waits for, for how long yet, and what ends it."""
+        if self._away_since is None:
+            self._away_since, self._away_due = self.heard_at, now
+        if now < self._away_due:
+            return []
+        self._away_due = now + REMINDER_INTERVAL_S
+        where, silent = self.handshake.endpoint, self.silence(now)
+        text = f"the coordinator at {where} has been away for {silent:.0f} s; started again there, it goes on from its "
+        return [Log("warning", f"{text}journal: waiting for it for {self.patience - silent:.0f} s more")]

@@ -160,6 +160,17 @@ class Log:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """Keep something under a key of this node's journal, or nothing any more, before anything that follows is done.
+
+    ``data`` is plain: maps, lists, texts, bytes, numbers. Records one after the other are kept all together, or none.
+    """
+
+    key: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """The node's work is over; see `zmqps.core.protocol.exits` for the codes.
 
@@ -195,7 +206,7 @@ class Landed:
     parameters: tuple[int, ...]
 
 
-Action = Landed | Send | Connect | Look | Log | Exit | Run | Resolve
+Action = Landed | Send | Connect | Look | Log | Record | Exit | Run | Resolve
 
 
 class Machine(Protocol):

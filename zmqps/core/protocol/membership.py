@@ -45,7 +45,8 @@ class Hello(Message):
 class Welcome(Message):
     """Answer to `Hello`; ``rank`` is the receiver's, the other facts are the sender's.
 
-    ``proof`` shows that the sender is the server, or the coordinator, that the receiver is looking for.
+    ``proof`` shows that the sender is the server, or the coordinator, that the receiver is looking for. ``patience``:
+    so long the coordinator may be away, and is back; 0: if it is silent for the heartbeat timeout it is lost.
     """
 
     kind: ClassVar[int] = 2
@@ -59,6 +60,7 @@ class Welcome(Message):
     num_servers: U32
     capabilities: Texts = ()
     proof: Key = field(default=b"", repr=False)
+    patience: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.resizing import Drain, Draining, Yield, Yielded
+from zmqps.core.protocol.returning import Back, Farewell, Resumed
 from zmqps.core.protocol.saving import (
     Checkpoint,
     Checkpointed,
@@ -65,6 +66,7 @@ __all__ = [
     "Ack",
     "Arrive",
     "Assign",
+    "Back",
     "Checkpoint",
     "Checkpointed",
     "Commit",
@@ -77,6 +79,7 @@ __all__ = [
     "EndJob",
     "Enter",
     "Error",
+    "Farewell",
     "FileAnswer",
     "FileAsk",
     "Forgotten",
@@ -107,6 +110,7 @@ __all__ = [
     "Replicate",
     "Replicated",
     "Replicating",
+    "Resumed",
     "Retargeted",
     "Save",
     "Saved",

@@ -103,6 +103,10 @@ class Backup:
         remember(self._ledger(record.origin), record.payload)
 
     def _restore(self, shard: Shard, record: Replicate) -> None:
+        if not record.parts and not shard.slices:
+            shard.begin_at(record.step)
+            shard.adopted()
+            return
         if len(record.parts) != 1 or not shard.lacks(record.parts[0][0]):
             raise ProtocolError("one slice at a time, and each once")
         [(index, version, _)] = record.parts

@@ -10,7 +10,7 @@ from zmqps.core.protocol.resizing import GOING, GONE
 
 #: So often the coordinator is asked again, how far it is.
 AGAIN_S = 1.0
-#: One that has said nothing for so long does not move anything.
+#: One that has said nothing for so long does not move anything, unless it may be started again.
 ANSWER_S = 3.0
 REQUEST = 1
 
@@ -58,7 +58,8 @@ class Leaving:
         if self._ends_at is None:
             self.due = None
             return []
-        if now < self._ends_at and (self._text or now < self._answer_by):
+        hopes = self._text or self._member.may_return or now < self._answer_by
+        if now < self._ends_at and hopes:
             return self._ask(now)
         left = f" ({self._text})" if self._text else ", for the coordinator does not answer"
         return [Log("warning", f"not everything could be handed over in time{left}"), *self._end(self._reason, now)]

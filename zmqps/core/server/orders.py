@@ -152,7 +152,17 @@ class Orders:
             check_welcome(member.identity.job_secret, member.handshake.hello, message)
         except IdentityError as error:
             return [Log("error", str(error)), Exit(exits.FAILED, str(error))]
-        return []
+        return [action for tenant in self._host.tenants.values() for action in self._report_step(tenant, now)]
+
+    def _report_step(self, tenant: Tenant, now: float) -> list[Action]:
+        """Tell a coordinator that was away the last step of a shard: it knows of it, unless its journal is behind."""
+        shard = tenant.shard
+        if shard is None or not shard.loaded or shard.steps is None or not shard.version or tenant.backup is not None:
+            return []
+        last = Committed(tenant.assign.epoch, shard.version - 1)
+        if tenant.stream is not None:  # not before its backups have it
+            return self._host.replication.committed(tenant, last, now)
+        return [Send(COORDINATOR, last)]
 
     def _assign(self, message: Assign, now: float) -> list[Action]:
         tenants = self._host.tenants

@@ -97,6 +97,11 @@ def state_of(state: SliceState, step: int, memory: Memory) -> Record:
     return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (part,), payload))
 
 
+def nothing_of(step: int) -> Record:
+    """Return the record of a shard that has no slices, after so many synchronous steps."""
+    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), ()))
+
+
 def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[Record]:
     """Yield the records of the workers' ledgers as they are; each must be taken before anything else is applied."""
     for who, ledger in ledgers.items():

@@ -96,12 +96,14 @@ class Replication:
     ----------
     due
         When `on_deadline` is to be called.
+    unconfirmed
+        What waits for the backups of all shards here.
     """
 
     def __init__(self, host: Host) -> None:
         self.due: float | None = None
         self._host = host
-        self._unconfirmed = Unconfirmed()
+        self.unconfirmed = Unconfirmed()
         self._endpoints: dict[str, Peer] = {}  # connections to other servers
         self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
         self._primaries: dict[int, int] = {}  # epoch of a backup -> of its primary, which is here
@@ -120,7 +122,7 @@ class Replication:
     def built(self, tenant: Tenant) -> None:
         """A shard is there; a backup's gets its slices from the primary."""
         if tenant.backup is not None:
-            tenant.built().filling = True
+            tenant.built().follow()
 
     def loaded(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has its values: its backups are to have them, too."""
@@ -147,7 +149,7 @@ class Replication:
         if rows:
             _check_job(tenant.assign)
             if tenant.stream is None:
-                tenant.stream = Stream(tenant.ledgers, self._unconfirmed)
+                tenant.stream = Stream(tenant.ledgers, self.unconfirmed)
                 if tenant.shard is not None and tenant.shard.loaded:
                     tenant.stream.begin(tenant.shard)
         stream = tenant.stream

@@ -298,6 +298,15 @@ class Shard:
         assert self.steps is not None
         self.steps.commit(step, contributors)
 
+    def follow(self) -> None:
+        """Become a copy that gets all it has from another one, if that is only a step."""
+        self.filling, self.loaded = True, False
+
+    def adopted(self) -> None:
+        """Another copy has told something: be whole if that was all."""
+        self.loaded = not self._missing
+        self.filling = not self.loaded
+
     def adopt(self, index: int, version: int, steps: Sequence[int], payload: Sequence[Buffer]) -> None:
         """Take a slice as another copy of this shard has it: its value and slots, one after the other.
 
@@ -314,8 +323,7 @@ class Shard:
             arrays[array][offset : offset + piece.size] = self.memory.take(piece)
         state.version, state.steps = version, np.array(steps, np.int64)
         self._missing.discard(index)
-        self.loaded = not self._missing
-        self.filling = not self.loaded
+        self.adopted()
 
     def lacks(self, index: int) -> bool:
         """Whether a slice has yet to come."""

@@ -14,7 +14,17 @@ from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Committed, Push
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger, Result
-from zmqps.core.server.records import Record, averaged, ledgers_of, nbytes_beside, owned, pushed, state_of, stepped
+from zmqps.core.server.records import (
+    Record,
+    averaged,
+    ledgers_of,
+    nbytes_beside,
+    nothing_of,
+    owned,
+    pushed,
+    state_of,
+    stepped,
+)
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Note, SliceState
 
@@ -100,8 +110,8 @@ class Stream:
             return state_of(shard.slices[index], shard.version, shard.memory)
 
         def first() -> Iterator[Record]:
-            if shard.steps is not None and shard.version and not shard.slices:  # no slice will tell it the step
-                yield stepped(shard.version - 1)
+            if not shard.slices:  # else they tell it the step
+                yield nothing_of(shard.version)
             if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
                 yield from ledgers_of(self._ledgers)
 

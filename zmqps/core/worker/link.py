@@ -324,8 +324,8 @@ class Link:
         request = self.in_flight.get(number)
         if request is None or request.transfer.done:
             return False
-        if request.retry_at is not None:
-            return True  # said twice
+        if request.retry_at is not None or self._broken:
+            return True  # said twice, or to be sent again with all others as soon as there is a connection
         if request.refused_at is None:
             request.refused_at = now
         if now >= request.refused_at + SHORT_S:

@@ -14,10 +14,19 @@ SLOWEST_RETRY_S = 30.0
 
 
 class Questions:
-    """The questions that are not answered yet; each is asked again as soon as a broken connection is back."""
+    """The questions that are not answered yet; each is asked again as soon as a broken connection is back.
+
+    Attributes
+    ----------
+    due
+        When what is not answered is asked again.
+    held
+        Whether nothing is asked for now, until `again`: the coordinator may not know who is behind the connection.
+    """
 
     def __init__(self) -> None:
         self.due: float | None = None
+        self.held = False
         self._unanswered: dict[int, Message] = {}
         self._wait_s = RETRY_S
         self._next_number = 1
@@ -32,7 +41,7 @@ class Questions:
         self._unanswered[message.request] = message
         if self.due is None:
             self._wait_s, self.due = RETRY_S, now + RETRY_S
-        return [Send(COORDINATOR, message)]
+        return [] if self.held else [Send(COORDINATOR, message)]
 
     def answered(self, request: int) -> None:
         """A question was answered, or need not be any more."""
@@ -42,6 +51,7 @@ class Questions:
 
     def again(self, now: float) -> list[Action]:
         """Ask all of them again: the connection is a new one."""
+        self.held = False
         self._wait_s = RETRY_S
         self.due = now + RETRY_S if self._unanswered else None
         return [Send(COORDINATOR, message) for message in self._unanswered.values()]
@@ -52,4 +62,4 @@ class Questions:
             return []
         self._wait_s = min(2 * self._wait_s, SLOWEST_RETRY_S)
         self.due = now + self._wait_s if self._unanswered else None
-        return [Send(COORDINATOR, message) for message in self._unanswered.values()]
+        return [] if self.held else [Send(COORDINATOR, message) for message in self._unanswered.values()]

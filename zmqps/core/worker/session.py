@@ -19,6 +19,7 @@ from zmqps.core.protocol.events import (
     NetworkEvent,
     Peer,
     Resolve,
+    Send,
     Stop,
     Undecodable,
     Unreachable,
@@ -32,6 +33,7 @@ from zmqps.core.protocol.messages import (
     Lost,
     Message,
     Moved,
+    Resumed,
     Shutdown,
     Waiting,
     Welcome,
@@ -180,7 +182,7 @@ class SessionMachine:
         if isinstance(event, Connected):
             if event.peer != COORDINATOR:
                 return self.links.connected(event.peer, now)
-            return [*self.member.on_connected(now), *(self.questions.again(now) if self.member.joined else [])]
+            return [*self.member.on_connected(now), *self._ask_again(now)]
         if isinstance(event, Disconnected):
             return self.links.disconnected(event.peer, now)
         if isinstance(event, Looked):
@@ -209,6 +211,8 @@ class SessionMachine:
             if self.member.lost:
                 actions += self._lose_coordinator(now)
         actions += self.links.on_deadline(now)
+        if self._farewell_due is not None and now >= self._farewell_due and self._waits_to_part(now):
+            self._farewell_due = now + FAREWELL_S
         if self._farewell_due is not None and now >= self._farewell_due:
             self._farewell_due = None
             if self._finishing is not None and not self._finishing.done:
@@ -313,6 +317,11 @@ class SessionMachine:
         self._farewell_due = self.now + FAREWELL_S
         return [*farewells, *self.member.leave(reason, self.now)]
 
+    def _waits_to_part(self, now: float) -> bool:
+        """Whether a worker that has finished waits for a coordinator that is away to hear of it: else it were lost."""
+        finishing = self._finishing is not None and not self._finishing.done
+        return finishing and not self._stopping and self.member.is_patient(now)
+
     def _stop(self, reason: str) -> list[Action]:
         """Fail all that waits and say goodbye; exit when that is answered, so that whoever comes next does not meet us.
 
@@ -335,10 +344,12 @@ class SessionMachine:
     # --- the coordinator -----------------------------------------------------------------------
 
     def _from_coordinator(self, message: Message, now: float) -> list[Action]:
-        lost_before = self.member.lost
+        lost_before, was_unsure = self.member.lost, self.member.unsure
         actions = self.member.on_message(message, now)
         if self.member.restarted:
             return actions if lost_before else [*actions, *self._lose_coordinator(now)]
+        if self.member.unsure or was_unsure:
+            actions += self._ask_again(now, returned=isinstance(message, Welcome))
         if (take := self._news.get(type(message))) is not None:
             actions += take(message, now)
         elif isinstance(message, Error) and message.request == 0:
@@ -353,6 +364,14 @@ class SessionMachine:
         if self._stopping and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
             actions.append(Exit(0, ""))
         return actions
+
+    def _ask_again(self, now: float, *, returned: bool = False) -> list[Action]:
+        """Ask again what is not answered, as soon as the coordinator knows who asks."""
+        if not self.member.joined or self.member.unsure:
+            self.questions.held = self.member.unsure
+            return []
+        actions = self.questions.again(now)
+        return [*actions, Send(COORDINATOR, Resumed(self.transfers.pace.clock))] if returned else actions
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 
 
@@ -44,6 +47,13 @@ class Asynchronous(Policy):
         granted = tuple(Grant(worker, 0, True) for worker in self._arrived)
         self._arrived.clear()
         return Decision(granted)
+
+    def dump(self) -> list[Any]:
+        """There is nothing to keep."""
+        return []
+
+    def restore(self, kept: Sequence[Any], now: float) -> None:
+        """There was nothing to keep."""
 
     def validate(self) -> None:
         """Nothing is kept between events."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,17 @@ class Policy(ABC):
 
     def retract(self, worker: bytes) -> None:  # noqa: B027 (there is nothing to do where no step is committed)
         """What a worker has brought to the step is lost, and it cannot bring it again."""
+
+    @abstractmethod
+    def dump(self) -> list[Any]:
+        """Return what a coordinator keeps that may be away, as plain data."""
+
+    @abstractmethod
+    def restore(self, kept: Sequence[Any], now: float) -> None:
+        """Be what was kept, once those who train have joined; who waits asks again."""
+
+    def catch_up(self, worker: bytes, clock: int) -> None:  # noqa: B027  (most keep no clock of a worker)
+        """A worker says where it is, for what was kept of it may be old."""
 
     def awaited(self) -> Iterable[bytes]:
         """Return the workers that the others wait for."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
 from zmqps.core.coordinator.consistency.deadline import ArrivalClock
@@ -89,13 +90,31 @@ class Synchronous(Policy):
             self._first_at = self._patient_from = now
         arrival = self._arrivals.setdefault(worker, Arrival())
         self._absent.pop(worker, None)
-        if attempts:
+        if attempts and not set(attempts) <= set(arrival.attempts):  # else it is asked for the answer again
             self._count += 1
             arrival.count += 1
             arrival.attempts += attempts
         else:
             self._patient_from = now  # or its wait would fail again at once
         arrival.waiting = True
+
+    def dump(self) -> list[Any]:
+        """Return the step, how many it has dropped so far, and what workers have brought to it."""
+        return [
+            self.step,
+            self.dropped,
+            self._count,
+            [[worker, list(a.attempts)] for worker, a in self._arrivals.items()],
+        ]
+
+    def restore(self, kept: Sequence[Any], now: float) -> None:
+        """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""
+        self.step, self.dropped, self._count, arrivals = kept
+        for worker, attempts in arrivals:
+            self._arrivals[worker] = Arrival(tuple(attempts))
+            self._absent.pop(worker, None)
+        if arrivals:
+            self._first_at = self._patient_from = now
 
     def decide(self, missing: int, now: float) -> Decision:
         """Commit the step if the quorum is there, or the deadline has passed and the policy consents."""

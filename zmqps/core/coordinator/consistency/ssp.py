@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 from zmqps.errors import counted
@@ -84,6 +85,22 @@ class Bounded(Policy):
         clocks = [clock for clock in self._waiting if clock - self.staleness <= slowest]
         ready = [worker for clock in clocks for worker in self._waiting.pop(clock)]
         return Decision(tuple(Grant(worker, 0, True) for worker in ready))
+
+    def dump(self) -> list[Any]:
+        """Return the clocks: each worker's, or an earlier one of it."""
+        return [self._first, [[worker, clock] for worker, clock in self.clocks.items()]]
+
+    def restore(self, kept: Sequence[Any], now: float) -> None:
+        """Go on at the clocks that were kept; where a worker is beyond its own nobody waits too short for it."""
+        self._first, clocks = kept
+        for worker, clock in clocks:
+            if worker in self.clocks:
+                self._move(worker, clock)
+
+    def catch_up(self, worker: bytes, clock: int) -> None:
+        """A worker is at a clock, or was beyond it."""
+        if worker in self.clocks:
+            self._move(worker, max(self.clocks[worker], clock))
 
     def _move(self, worker: bytes, clock: int) -> None:
         """Set a worker's clock, wherever it counts."""

@@ -1,0 +1,181 @@
+"""A coordinator that was away knows again which server has which copy, and goes on with what was to become of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.core.coordinator.kept import Kept
+from tests.core.machines import job, logged, peer, receivers, sent
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Assign,
+    Commit,
+    Committed,
+    Discard,
+    Heartbeat,
+    Leave,
+    Moved,
+    Proceed,
+    Promote,
+    Promoted,
+    Ready,
+    Replicas,
+    Replicating,
+    Resumed,
+    Retargeted,
+)
+from zmqps.errors import JournalBehindError
+
+SERVERS = ("s0", "s1", "s2")
+WORKERS = ("w0", "w1")
+
+
+def training(servers: int = 3, **options: Any) -> Kept:
+    """Return a coordinator of servers whose shards have a backup each, and of two workers that train."""
+    kept = Kept(servers=servers, workers=2, replicas=1)
+    names = [f"s{n}" for n in range(servers)]
+    kept.join(*names, *WORKERS)
+    for name in WORKERS:
+        kept.init(name, job(**options))
+    kept.ready(*names, loaded=False)
+    kept.ready(*names)
+    assert kept.run().startup.ready
+    return kept
+
+
+def promoted(kept: Kept, actions: list[Action], step: int = 0) -> list[Action]:
+    """Let the servers that were asked to take over say that they have."""
+    done = []
+    for to, message in zip(receivers(actions, Promote), sent(actions, Promote), strict=True):
+        done += kept.take(to[1:].decode(), Promoted(message.epoch, message.generation, step, ()))
+    return done
+
+
+def followed(kept: Kept, actions: list[Action]) -> list[Action]:
+    """Let the members that were told of a new server talk to it."""
+    done = []
+    for to, m in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
+        if m.server:
+            done += kept.take(to[1:].decode(), Retargeted(m.epoch, m.shard, m.generation))
+    return done
+
+
+def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
+    kept = training()
+    asked = sent(kept.take("s1", Leave("closed")), Promote)
+    assert [message.generation for message in asked] == [1]
+    kept.back()
+    assert sent(kept.come_back("s0"), Promote) == []
+    back = kept.come_back("s2", *WORKERS)
+    assert sent(back, Promote) == asked, "said again at once"
+    told = promoted(kept, back)
+    assert sorted(receivers(told, Moved)) == [peer("w0"), peer("w1")]
+    followed(kept, told)
+    kept.take("s0", Replicating(1, 1))
+    assert kept.run().replication.moves.next_deadline() is None
+
+
+def test_the_backups_of_a_primary_are_said_again() -> None:
+    kept = training()
+    (before,) = sent(kept.take("s1", Leave("closed")), Replicas, peer("s0"))
+    kept.back()
+    assert sent(kept.come_back("s0"), Replicas) == [before]
+
+
+def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over() -> None:
+    kept = training()
+    kept.back()
+    there = ("s0", "s2", *WORKERS)
+    kept.come_back(*there)
+    timeout, actions = kept.machine.options.heartbeat_timeout, list[Action]()
+    for _ in range(12):
+        actions += kept.pass_time(timeout / 10)
+        for name in there:
+            kept.take(name, Heartbeat({}))
+    assert "its backups take over" in logged(actions)
+    first = sent(actions, Promote)[0]
+    assert (first.epoch, first.generation) == (5, 1)
+    assert receivers(actions, Promote)[0] == peer("s2")
+    assert kept.run().lost_shard is None
+
+
+def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
+    kept = training()
+    told = promoted(kept, kept.take("s1", Leave("closed")))
+    (move,) = sent(told, Moved, peer("w0"))
+    kept.take("w0", Retargeted(move.epoch, move.shard, move.generation))
+    kept.back()
+    kept.come_back("s0", "s2", *WORKERS)
+    assert sent(kept.take("w0", Resumed(0)), Moved) == []
+    again = sent(kept.take("w1", Resumed(0)), Moved)
+    assert [(m.shard, m.generation, m.server["epoch"]) for m in again] == [(1, 1, 5)]
+    kept.take("w1", Retargeted(again[0].epoch, again[0].shard, again[0].generation))
+    assert sent(kept.pass_time(3.0), Moved) == []
+
+
+def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> None:
+    kept = training(staleness=0)
+    told = promoted(kept, kept.take("s1", Leave("closed")))
+    kept.back()
+    kept.come_back("s0", "s2", *WORKERS)
+    waiting = [action for name in WORKERS for action in kept.take(name, Arrive(2, 0, (1,)))]
+    assert sent(waiting, Commit) == []
+    done = followed(kept, told)
+    assert {commit.step for commit in sent(done, Commit)} == {0}
+
+
+def test_a_worker_proceeds_when_the_backups_have_its_step_also_if_that_was_decided_before() -> None:
+    kept = training(staleness=0)
+    kept.take("w0", Arrive(2, 0, (1,)))
+    commits = sent(kept.take("w1", Arrive(2, 0, (1,))), Commit)
+    kept.back()
+    kept.come_back(*SERVERS, *WORKERS)
+    for name in WORKERS:
+        assert sent(kept.take(name, Arrive(2, 0, (1,))), Proceed) == []
+    confirmed = [kept.take(f"s{commit.epoch - 1}", Committed(commit.epoch, 0)) for commit in commits]
+    assert [len(sent(actions, Proceed)) for actions in confirmed] == [0, 0, 2]
+
+
+def test_a_new_backup_is_asked_for_again_until_it_is_whole_and_the_shard_is_degraded_until_then() -> None:
+    kept = training()
+    promoted(kept, kept.take("s1", Leave("closed")))
+    filling = kept.join("s3")
+    new = [assign.epoch for assign in sent(filling, Assign, peer("s3"))]
+    assert len(new) == 2
+    kept.take("s3", Ready(new[0], 0))
+    degraded = list(kept.run().replication.texts(kept.now))
+    kept.back()
+    assert list(kept.run().replication.texts(kept.now)) == degraded
+    assert [assign.epoch for assign in sent(kept.come_back("s3"), Assign)] == new, "or what it has said is lost"
+    for epoch in new:
+        kept.take("s3", Ready(epoch, 1))
+    kept.back()
+    assert list(kept.run().replication.texts(kept.now)) == []
+
+
+def test_a_new_copy_gets_a_number_that_none_before_has_had() -> None:
+    kept = training()
+    promoted(kept, kept.take("s1", Leave("closed")))
+    kept.back()
+    kept.come_back("s0", "s2", *WORKERS)
+    known = set(kept.run().startup.copies.by_epoch)
+    new = {assign.epoch for assign in sent(kept.join("s3"), Assign, peer("s3"))}
+    assert len(new) == 2
+    assert min(new) > max(known)
+
+
+def test_what_a_server_is_to_free_it_is_told_again() -> None:
+    kept = training(servers=3)
+    kept.take("s1", Leave("closed"))
+    job_ends = kept.machine.jobs.end(kept.run(), "enough", kept.now)
+    kept._keep([*kept.machine._recorded([]), *job_ends])
+    kept.back()
+    assert {message.epoch for message in sent(kept.come_back("s0", "s2"), Discard)} == {1, 3, 5, 6}
+
+
+def test_a_journal_that_is_behind_a_promoted_server_ends_the_job() -> None:
+    kept = training(staleness=0)
+    lost = kept.take("s1", Leave("closed"))
+    promoted(kept, lost, step=3)
+    assert isinstance(kept.run().lost_shard, JournalBehindError)

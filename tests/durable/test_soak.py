@@ -1,0 +1,24 @@
+"""A short soak: servers are killed again and again, and every value is exact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.durable.soak import soak
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+def test_servers_that_are_killed_one_after_the_other_cost_nothing(mode: str, tmp_path: Path) -> None:
+    out = soak(mode, 0.3, tmp_path, workers=2)
+    assert not out.broken
+    assert out.faults["server"] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+def test_the_same_for_minutes(mode: str, tmp_path: Path) -> None:
+    out = soak(mode, 2.0, tmp_path)
+    assert not out.broken

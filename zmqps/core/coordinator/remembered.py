@@ -1,0 +1,191 @@
+"""What of a coordinator's state is kept in its journal, key by key, and how it becomes a state again.
+
+==================  ====================================================================================
+key                 what is kept
+==================  ====================================================================================
+``cluster``         the next epoch, and how the cluster is ending
+``member/WHO``      what a member has said in its `Hello`; a server's rank
+``answers/WHO``     the answers that it may ask for again
+``barred/WHO``      why an incarnation may not come back
+``job/NAME``        who is there for a job, with ranks; who counts, was lost, has begun
+``spec/NAME``       what is trained, and where it lies
+``start/NAME``      how far its start is, and who was told where servers are
+``copies/NAME``     which server has which copy of which shard, promotions under way, and what is missing since when
+``moves/NAME``      shards that another server has now, and who does not follow yet
+``step/NAME``       the step, commits that are not confirmed, clocks; what counted of whom
+``data/NAME/SET``   which ranges of a data set are done, and who has which
+``ended/NAME``      how a job has ended
+``erase/WHO``       what a server is to forget, and has not confirmed
+``drains``          which servers are to go, and how many there are to be
+==================  ====================================================================================
+
+What waits for an answer is not kept: who waits asks again. ``WHO`` is an incarnation in hex; a name of a job has no
+slash that could be taken for the one before a data set's, for its length goes before it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import Any, Protocol
+
+from zmqps.core.coordinator.checkpoints import Checkpoints
+from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.drains import Drains
+from zmqps.core.coordinator.ended import EndedJobs
+from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.journal import OF_A_JOB, Changes, Plain, packed, set_key, split_key, split_set, unpacked
+from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.protocol.messages import Error
+from zmqps.errors import from_wire
+
+
+class Host(Protocol):
+    """What is needed of the machine."""
+
+    membership: Membership
+    servers: Fleet
+    drains: Drains
+    jobs: Jobs
+    ended: EndedJobs
+    erasures: Erasures
+    cluster_end: ClusterEnd
+    checkpoints: Checkpoints
+    changes: Changes
+    lives: int  # how often it has come back
+
+
+def dump(machine: Host, what: str, whose: str) -> Plain:
+    """Return what there is to keep under a key now; None for nothing."""
+    return _DUMPS[what](machine, whose)
+
+
+def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
+    """Return all that there is to keep; tests compare it with what was written."""
+    members = [who.hex() for who in machine.membership.members]
+    keys = [("cluster", ""), ("drains", "")]
+    keys += [(what, who) for who in members for what in ("member", "answers", "erase")]
+    keys += [("barred", who.hex()) for who in machine.membership.barred]
+    for name, run in machine.jobs.runs.items():
+        keys += [(what, name) for what in OF_A_JOB]
+        keys += [("data", set_key(name, data)) for data in run.data.names]
+    keys += [("ended", name) for name in machine.ended.by_name]
+    found = {key: dump(machine, *key) for key in keys}
+    return {key: data for key, data in found.items() if data is not None}
+
+
+def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
+    """Be what was kept: nobody is here yet, and all who were have time to come back."""
+    records: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, data in kept.items():
+        what, whose = split_key(key)
+        records[what][whose] = data
+    membership = machine.membership
+    for who, data in records["barred"].items():
+        membership.restore_barred(bytes.fromhex(who), data)
+    for data in records["member"].values():
+        membership.restore(data, machine.servers, now)
+    for who, data in records["answers"].items():
+        membership.members[bytes.fromhex(who)].restore_answers(data)
+    machine.ended.restore(records["ended"], now)
+    if (drains := records["drains"].get("")) is not None:
+        machine.drains.restore(drains, now)
+    _restore_jobs(machine, records, now)
+    for who, data in records["erase"].items():
+        machine.erasures.restore(membership.members[bytes.fromhex(who)], data, now)
+    _restore_cluster(machine, records["cluster"].get(""), now)
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+
+
+def _dump_cluster(machine: Host) -> Plain:
+    jobs = machine.jobs
+    return [jobs.next_epoch, machine.cluster_end.dump(), list(jobs.begun), machine.lives]
+
+
+def _restore_cluster(machine: Host, kept: Plain, now: float) -> None:
+    if kept is not None:
+        machine.jobs.next_epoch, ending, begun, machine.lives = kept
+        machine.jobs.begun = dict.fromkeys(begun)
+        machine.cluster_end.restore(ending, now)
+    machine.lives += 1
+    machine.checkpoints.numbers = count(machine.lives << 32)  # servers may have some of a life before in hand
+    machine.changes.add("cluster")
+    machine.cluster_end.note_idle(now)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
+    members, runs = machine.membership.members, machine.jobs.runs
+    for name, kept in records["job"].items():
+        run = runs[name] = machine.jobs.named(name)
+        _restore_job(run, kept, members, now)
+        if name in records["spec"]:
+            run.startup.restore(records["spec"][name], records["start"][name])
+        if name in records["copies"]:
+            copies, becoming = records["copies"][name]
+            run.startup.copies.restore(copies, members)
+            run.replication.restore(becoming, now)
+            run.replication.moves.restore(records["moves"].get(name, ()), run.startup.copies, now)
+        if name in records["step"] and run.startup.job is not None:
+            run.steps.restore(records["step"][name], run.startup.job, run.startup.copies, now)
+    for whose, kept in records["data"].items():
+        runs[split_set(whose)[0]].data.restore(kept)
+
+
+def _dump_job(run: JobRun) -> Plain:
+    rosters = [run.workers.dump(), run.observers.dump()]
+    failed = b"" if run.lost_shard is None else packed(Error.of(0, run.lost_shard))
+    return [rosters, run.places.dump(), run.occupancy.dump(), failed]
+
+
+def _restore_job(run: JobRun, kept: Plain, everybody: Mapping[bytes, MemberInfo], now: float) -> None:
+    run.data.resume(())  # what of a checkpoint nobody has named yet is kept by itself
+    rosters, places, occupancy, failed = kept
+    for roster, held in zip((run.workers, run.observers), rosters, strict=True):
+        roster.restore(held, everybody)
+        run.members.update((member.incarnation, member) for member in roster)
+    run.places.restore(places)
+    run.occupancy.restore(occupancy, now)
+    if failed:
+        error = unpacked(failed)
+        run.lost_shard = from_wire(error.code, error.text, error.facts)
+
+
+def _dump_copies(run: JobRun) -> Plain:
+    copies = run.startup.copies
+    return [copies.dump(), run.replication.dump()] if copies else None
+
+
+def _of_run(take: Callable[[Any], Plain]) -> Callable[[Host, str], Plain]:
+    return lambda machine, name: take(machine.jobs.runs[name]) if name in machine.jobs.runs else None
+
+
+def _data(machine: Host, whose: str) -> Plain:
+    job, name = split_set(whose)
+    return machine.jobs.runs[job].data.dump(name) if job in machine.jobs.runs else None
+
+
+_DUMPS: dict[str, Callable[[Host, str], Plain]] = {
+    "cluster": lambda machine, _: _dump_cluster(machine),
+    "drains": lambda machine, _: machine.drains.dump(),
+    "member": lambda machine, who: machine.membership.dump(bytes.fromhex(who)),
+    "answers": lambda machine, who: machine.membership.dump_answers(bytes.fromhex(who)),
+    "barred": lambda machine, who: machine.membership.dump_barred(bytes.fromhex(who)),
+    "job": _of_run(_dump_job),
+    "spec": _of_run(lambda run: run.startup.dump_spec()),
+    "start": _of_run(lambda run: run.startup.dump()),
+    "copies": _of_run(_dump_copies),
+    "moves": _of_run(lambda run: run.replication.moves.dump()),
+    "step": _of_run(lambda run: run.steps.dump()),
+    "data": _data,
+    "ended": lambda machine, name: machine.ended.dump(name),
+    "erase": lambda machine, who: machine.erasures.dump(bytes.fromhex(who)),
+}

@@ -1,0 +1,29 @@
+"""Plain data in bytes, as they are kept: maps, lists, texts, bytes and numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack  # type: ignore[import-untyped]
+
+from zmqps.errors import ProtocolError
+
+
+def pack(data: Any) -> bytes:
+    """Return plain data in bytes."""
+    packed: bytes = msgpack.packb(data)
+    return packed
+
+
+def unpack(data: bytes) -> Any:
+    """Return what was packed.
+
+    Raises
+    ------
+    ProtocolError
+        These are other bytes, or they are damaged.
+    """
+    try:
+        return msgpack.unpackb(data, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise ProtocolError(f"these bytes are no plain data: {error!s:.100}") from None
