@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
+    from zmqps.core.worker.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LocalCluster",
     "PSError",
+    "Rollback",
     "Statistics",
     "Worker",
     "__version__",
@@ -40,6 +42,7 @@ __all__ = [
 _HOMES = {
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
+    "Rollback": "zmqps.core.worker.rollbacks",
     "Statistics": "zmqps.core.worker.statistics",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",

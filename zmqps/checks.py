@@ -130,6 +130,13 @@ def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:
     raise ConfigurationError(f"{label} must be a mapping of {contents}, not {type(value).__name__}")
 
 
+def function(label: str, value: Any) -> Any:
+    """Return something that can be called."""
+    if callable(value):
+        return value
+    refuse(label, "something to call", value)
+
+
 def plain(label: str, value: Mapping[str, Any], longest: int = 48 << 10, deepest: int = 6) -> dict[str, Any]:
     """Return a mapping of plain data, which can be sent and kept as JSON: texts, numbers, lists and maps of them."""
     found = {key: _plain(label, item, deepest) for key, item in mapping(label, value, "plain data").items()}

@@ -116,10 +116,14 @@ class Training:
             raise next(iter(self.failed.values()))
         assert fine, f"pushes stand still at {self.acknowledged}"
 
+    def stop(self) -> None:
+        """Let the workers come to an end; said again it changes nothing."""
+        self._stop_at = self._stop_at or max(self.acknowledged) + 2
+        self._stop.set()
+
     def finish(self) -> list[str]:
         """Let the workers stop; return what is not as it should be."""
-        self._stop_at = max(self.acknowledged) + 2
-        self._stop.set()
+        self.stop()
         for thread in self._threads:
             thread.join(3 * PATIENCE)
         wrong = list(self.wrong[:5])

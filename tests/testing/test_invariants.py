@@ -383,8 +383,8 @@ def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
 
 
 def test_a_coordinator_that_forgets_to_have_a_job_freed(monkeypatch: Patch) -> None:
-    def discard(original: Any, erasures: Erasures, epoch: int, *rest: Any) -> Any:
-        return [] if epoch % 3 == 0 else original(erasures, epoch, *rest)
+    def discard(original: Any, erasures: Erasures, epoch: int, *rest: Any, **options: Any) -> Any:
+        return [] if epoch % 3 == 0 else original(erasures, epoch, *rest, **options)
 
     wrap(monkeypatch, Erasures, "discard", discard)
     caught("jobs-ended", "still has shards of jobs that have ended")

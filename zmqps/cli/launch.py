@@ -124,7 +124,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         servers=sum(len(place.servers) for place in places), workers=sum(len(place.workers) for place in places),
         heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"],
+        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
     )  # fmt: skip
     cluster = ClusterConfig(
         options=options, kernels=told["kernels"], insecure=told["insecure"], log_level=told["log_level"],

@@ -46,7 +46,7 @@ def coordinator(**told: Any) -> int:
     options = CoordinatorOptions(
         servers=told["servers"], workers=told["workers"], heartbeat_interval=told["heartbeat_interval"],
         heartbeat_timeout=told["heartbeat_timeout"], lease=told["lease"], idle_timeout=told["idle_timeout"],
-        replicas=told["replicas"],
+        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
         once=told["once"], slice_nbytes=told["slice_size"], patience=told["patience"],
     )  # fmt: skip
     return _run(

@@ -134,7 +134,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         workers=num_workers(size, told["servers"], told["workers_each"], **where),
         heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"],
+        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
     )  # fmt: skip
     cluster = ClusterConfig(
         options=options, address=endpoint, kernels=told["kernels"],

@@ -166,6 +166,11 @@ def cluster_settings(
             "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
             help="coordinator: its host alone has the directory; servers send it what they write.",
         ),
+        setting(
+            "--fallback-timeout", type=click.FloatRange(min=0), default=300.0, metavar="SECONDS",
+            help="How long a job waits for a server where nobody has a shard of it any more, to go back to its last "
+            "checkpoint; 0: it fails.",
+        ),
         setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
         setting(
             "--restore", metavar="PATH",

@@ -104,7 +104,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         servers=len(devices) if devices else told["servers"], workers=told["workers"],
         heartbeat_interval=told["heartbeat_interval"], heartbeat_timeout=told["heartbeat_timeout"],
         lease=told["lease"], idle_timeout=told["idle_timeout"], once=told["once"], slice_nbytes=told["slice_size"],
-        replicas=told["replicas"],
+        replicas=told["replicas"], fallback_timeout=told["fallback_timeout"],
         patience=told["patience"],
     )  # fmt: skip
     cluster = ClusterConfig(

@@ -98,6 +98,7 @@ class Connection:
         self._io_threads = checks.whole("io_threads", io_threads, 1, MAX_IO_THREADS)
         self._arenas = Arenas()  # memory that servers on this host may read
         self._closed = False
+        self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
         self._thread = self._start()
@@ -123,7 +124,7 @@ class Connection:
         def make_transport() -> LaneTransport:
             return LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas)
 
-        thread = SessionThread(machine, make_transport)
+        thread = SessionThread(machine, make_transport, self._listeners)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
         weakref.finalize(self, thread.let_go).atexit = False
         return thread

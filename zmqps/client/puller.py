@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from zmqps import checks
 from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.requests import Params, Requests
@@ -16,6 +17,7 @@ from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.worker.operations import Attached, Exchange, Init, Restored
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.statistics import Statistics
 from zmqps.gpu.handover import Handover
 
@@ -66,6 +68,20 @@ class Puller(Connection):
     def restored(self) -> Restored | None:
         """The checkpoint that the job has begun from, with what was saved beside it; None: it began with new values."""
         return self._restored
+
+    def on_rollback(self, callback: Callable[[Rollback], object]) -> None:
+        """Let a function be called whenever the job goes back to a checkpoint, because a part of it was lost.
+
+        It runs on the background thread, as callbacks of futures do, before any values are returned that have gone
+        back; so only methods that do not block may be called in it. A training loop that goes by `Params.version` needs
+        none. What the function raises is logged.
+
+        Parameters
+        ----------
+        callback : callable
+            Called with a `Rollback`: the version, how much is lost, and the state that was saved with the checkpoint.
+        """
+        self._listeners.append(checks.function("callback", callback))
 
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""

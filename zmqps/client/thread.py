@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -124,12 +124,20 @@ class SessionThread:
         The session; only this thread touches it.
     make_transport
         Called in the thread.
+    listeners
+        Called in the thread with what the session notifies of.
     """
 
-    def __init__(self, machine: SessionMachine, make_transport: Callable[[], Transport]) -> None:
+    def __init__(
+        self,
+        machine: SessionMachine,
+        make_transport: Callable[[], Transport],
+        listeners: Sequence[Callable[[Any], object]] = (),
+    ) -> None:
         self.machine = machine
         self.transport: Transport | None = None  # once it is made
         self._make_transport = make_transport
+        self._listeners = listeners
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: Driver | None = None
         self._ready = threading.Event()
@@ -161,6 +169,7 @@ class SessionThread:
         self.transport = self._make_transport()
         machine, transport = watch(session, self.transport, session.member.identity, session.operation_of)
         self._driver = Driver(machine, transport, log, self._resolve, self._landed, self._fail)
+        self._driver.notify = self._notify
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
@@ -272,6 +281,13 @@ class SessionThread:
             self._loop.call_soon_threadsafe(call)
         except RuntimeError:  # the loop is closed, and the thread about to end
             raise ClosedError("the worker is closed") from None
+
+    def _notify(self, event: Any) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a callback has failed")
 
     def _landed(self, operation: Operation, parameters: tuple[int, ...]) -> None:
         if operation.future is not None:

@@ -203,6 +203,9 @@ class LocalCluster:
         Whether the optimizer's state is restored as well; else the job may have another optimizer.
     restore_names : mapping of str to str, optional
         Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    fallback_timeout : float
+        Seconds that a job waits for a server where nobody has a shard of it any more, to go back to its last
+        checkpoint; 0: such a job fails.
     job_secret : path, optional
         The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
         `zmqps.connect`, too. By default nobody has to know anything.
@@ -254,6 +257,7 @@ class LocalCluster:
         restore: str | Path | None = None,
         restore_optimizer: bool = True,
         restore_names: Mapping[str, str] | None = None,
+        fallback_timeout: float = CoordinatorOptions().fallback_timeout,
         job_secret: str | Path | None = None,
         keys: str | Path | None = None,
         io_threads: int = IO_THREADS,
@@ -270,7 +274,7 @@ class LocalCluster:
         options = CoordinatorOptions(
             servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
             heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
-            replicas=replicas,
+            replicas=replicas, fallback_timeout=fallback_timeout,
         )  # fmt: skip
         # what is wrong with them is said here, not by a process
         checkpoints = CheckpointConfig(

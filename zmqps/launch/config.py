@@ -76,7 +76,7 @@ class ClusterConfig:
             f"--heartbeat-timeout={o.heartbeat_timeout}", f"--lease={o.lease}", f"--idle-timeout={o.idle_timeout}",
             f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
             *["--once"] * o.once, *([f"--replicas={o.replicas}"] if o.replicas else []), *self._saving(),
-            *["--once"] * o.once, *self._saving(),
+            f"--fallback-timeout={o.fallback_timeout}",
             *([f"--journal={self.journal.absolute()}", f"--patience={o.patience}"] if self.journal is not None else []),
         ]  # fmt: skip
         return [*flags, *self._common(name)]

@@ -26,6 +26,7 @@ from zmqps.core.protocol.events import (
     Look,
     Looked,
     Machine,
+    Notify,
     Peer,
     Pending,
     Received,
@@ -102,6 +103,8 @@ class Driver:
         self.counters: Counter[str] = Counter()
         #: Returns how large a header of a message with arrays may be: what nobody needs costs time to refuse.
         self.data_header_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES
+        #: Takes what its `Notify` actions tell.
+        self.notify: Callable[[Any], None] | None = None
         self._throttle = Throttle("messages that there was no memory for")
         self._resolve = resolve
         self._landed = landed
@@ -213,6 +216,9 @@ class Driver:
             case Resolve(operation, value):
                 assert self._resolve is not None
                 self._resolve(operation, value)
+            case Notify(event):
+                if self.notify is not None:
+                    self.notify(event)
             case Landed(operation, parameters):
                 assert self._landed is not None
                 self._landed(operation, parameters)

@@ -160,8 +160,8 @@ class ShardFiles:
         storage, directory = self._storage_of(path)
         return _Writer(ShardWriter(storage, directory, placement, index, slots), slots)
 
-    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
-        """Fill a shard from a checkpoint.
+    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fill a shard from a checkpoint; return what was kept with this very shard, if there was one.
 
         Raises
         ------
@@ -179,6 +179,8 @@ class ShardFiles:
             # parts of it may have had more updates than others, and none may have had more than the slice
             version = source["version"] if job.mode == "sync" else max(found.version, *steps)
             shard.restore(slice_.index, found.value, found.slots, steps, version)
+        same = checkpoint.manifest.placement.to_wire() == shard.placement.to_wire()
+        return checkpoint.shards[shard.index].state if same else {}
 
 
 def _slots_of(job: JobSpec) -> tuple[str, ...]:
@@ -234,6 +236,10 @@ class CheckpointStore:
         save = Save.begin(self._storage, self._directory, job, version, self._owner, time.time())
         path = self._scheme + save.directory
         self._saves[path] = save
+        return SCHEME + path if self.serves else path
+
+    def read_at(self, path: str) -> str:
+        """Return where servers read a checkpoint."""
         return SCHEME + path if self.serves else path
 
     def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:

@@ -87,7 +87,7 @@ class CoordinatorConfig:
                 f"cluster has {o.servers}: start it with more --servers, or fewer --replicas"
             )
         checks.whole("slice_nbytes", o.slice_nbytes, 1 << 12, 32 << 20)
-        for label in ("lease", "idle_timeout", "patience"):
+        for label in ("lease", "idle_timeout", "fallback_timeout", "patience"):
             checks.number(label, getattr(o, label), at_least=0)
         for label in ("heartbeat_interval", "heartbeat_timeout"):
             checks.number(label, getattr(o, label), above=0)

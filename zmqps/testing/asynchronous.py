@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
 from zmqps.core.worker.plan import plan
+from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
@@ -20,6 +21,7 @@ from zmqps.testing.engine import Node, Program
 from zmqps.testing.training import Life, Training, copies_on, life_of, life_on
 
 if TYPE_CHECKING:
+    from zmqps.core.job.keyspace import Placement
     from zmqps.testing.cluster import SimulatedCluster
     from zmqps.testing.stores import SavedJob
 
@@ -74,6 +76,10 @@ class AsyncTraining(Training):
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
         self._checked: dict[tuple[str, int, Life], int] = {}  # server, epoch and job -> updates of its shard
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
+        # of each shard that has gone back to a checkpoint: what may be missing there, by worker
+        self._lost: dict[tuple[Life, int], Any] = defaultdict(lambda: np.zeros(lives, np.int64))
+        self._marks_of: dict[int, tuple[Push, int]] = {}  # by id: what a push is marked with
+        self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, plain SGD."""
@@ -125,6 +131,7 @@ class AsyncTraining(Training):
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
         self.attempt(worker, push)
         whole = Push(cargoes=cargoes, source=Source(arrays=gradients), atomic=rng.random() < 0.2)
+        self.mark(whole, push)
         yield Exchange(push=whole, pull=Pull(cargoes=cargoes, target=Target(arrays=out)) if both else None), t
         self.acknowledge(worker, push)
 
@@ -133,6 +140,10 @@ class AsyncTraining(Training):
     def attempt(self, worker: Node, push: int) -> None:
         """A push begins: from now on it may be applied."""
         self._attempted[life_of(worker)][worker.number] += int(self._base**push)
+
+    def mark(self, transfer: Push, push: int) -> None:
+        """Note what a push is marked with."""
+        self._marks_of[id(transfer)] = transfer, int(self._base**push)
 
     def acknowledge(self, worker: Node, push: int) -> None:
         """A push was acknowledged by all servers: from now on it must be applied."""
@@ -144,12 +155,25 @@ class AsyncTraining(Training):
 
     def check_pulled(self, worker: Node, out: Sequence[Array | None], seen: Any) -> None:
         """Assert that what a worker reads is made of pushes there were, and of all acknowledged before it asked."""
-        attempted = self._attempted[life_of(worker)]
-        for array in out:
+        life = life_of(worker)
+        attempted = self._attempted[life]
+        assert isinstance(worker.machine, SessionMachine)
+        attached = worker.machine.attached
+        assert attached is not None
+        for number, array in enumerate(out):
             assert array is not None
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
             self._check_values(values, attempted[owners])
-            assert self._holds(values, seen[owners]), "a worker does not see what was pushed before"
+            due = seen[owners] & ~self._excused(life, attached.placement, number)[owners, np.arange(array.size)]
+            assert self._holds(values, due), "a worker does not see what was pushed before"
+
+    def _excused(self, life: Life, placement: Placement, parameter: int) -> Any:
+        """Return by worker and element of a parameter what may be missing, because its shard has gone back."""
+        shards = self._shards.get(placement)
+        if shards is None:
+            shards = self._shards[placement] = shards_of(placement)
+        lost = np.stack([self._lost[life, shard] for shard in range(placement.num_shards)])
+        return lost[shards[parameter]].T
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that the server's values are made of the pushes there were, each once at most."""
@@ -181,8 +205,10 @@ class AsyncTraining(Training):
         """Assert that every push that was acknowledged has been applied."""
         for epoch, shard in copies_on(simulation, server, self.name):
             if simulation.is_live(server, epoch):
+                life = life_on(simulation, server, self.name)
+                due = self._applied[life] & ~self._lost[life, shard.index]
                 for values, owners in self._values(shard):
-                    applied = self._applied[life_on(simulation, server, self.name)][owners]
+                    applied = due[owners]
                     assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:
@@ -195,14 +221,17 @@ class AsyncTraining(Training):
 
     def check_saved(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
         """Assert that a checkpoint has all that was acknowledged before it was begun, and nothing twice."""
-        for values in self._saved_values(saved):
-            owners = np.arange(values.size) % self.lives
+        for number, values in enumerate(self._saved_values(saved)):
+            owners, elements = np.arange(values.size) % self.lives, np.arange(values.size)
             self._check_values(values, self._attempted[life][owners])
-            assert self._holds(values, self._floors[saved.path][owners]), f"{saved.path} lacks what was acknowledged"
+            due = self._floors[saved.path][owners] & ~self._excused(life, saved.placement, number)[owners, elements]
+            assert self._holds(values, due), f"{saved.path} lacks what was acknowledged"
 
     def check_cut(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
         """Assert that every push is in all of a cut, or nowhere in it, unless it has failed or its worker has died."""
         failed = self._attempted[life] & ~self._applied[life]
+        for shard in range(saved.placement.num_shards):
+            failed |= self._lost[life, shard]
         for first in range(self.halves) if saved.consistent else ():
             anywhere, everywhere = self._marks(saved, slice(first, None, self.halves))
             torn = anywhere & ~everywhere & ~failed
@@ -212,6 +241,29 @@ class AsyncTraining(Training):
         """Expect what a checkpoint has in the life that begins from it."""
         if life not in self._attempted:
             self._attempted[life], self._applied[life] = self._marks(saved)
+
+    def fall(self, simulation: SimulatedCluster, life: Life, shards: Collection[int], saved: SavedJob) -> None:
+        """Expect of a shard that goes back what the checkpoint has, until workers say what they have lost."""
+        for shard in shards:
+            self._lost[life, shard] |= self._attempted[life] & ~self._has(saved, shard)
+
+    def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
+        """Expect of a worker's pushes all but those that are lost."""
+        life, who = life_of(worker), worker.number
+        gone = sum({self._marks_of[id(push)][1] for push in lost})
+        before = self._lost[life, shard][who] & ~self._has(saved, shard)[who]
+        self._lost[life, shard][who] = gone | (before & ~self._applied[life][who])
+
+    def _has(self, saved: SavedJob, shard: int) -> Any:
+        """Return by worker which pushes are in all of a shard in a checkpoint."""
+        where = shards_of(saved.placement)
+        marks = np.full(self.lives, -1, np.int64)
+        for values, there in zip(self._saved_values(saved), where, strict=True):
+            owners = np.arange(values.size) % self.lives
+            for owner in range(self.lives):
+                own = values[(owners == owner) & (there == shard)]
+                marks[owner] &= np.bitwise_and.reduce(own) if own.size else -1
+        return marks
 
     def _saved_values(self, saved: SavedJob) -> Iterator[Any]:
         return (value.astype(np.int64) for value in saved.values)
@@ -232,3 +284,13 @@ class AsyncTraining(Training):
         if worker.finished or not self._restart or simulation.num_workers >= self.lives:
             return False
         return simulation.coordinator_alive and not simulation.job_failed
+
+
+def shards_of(placement: Placement) -> list[Any]:
+    """Return of each parameter, for each element, the number of the shard that it is in."""
+    found = [np.zeros(parameter.size, np.int64) for parameter in placement.keyspace.parameters]
+    for shard, slices in enumerate(placement.slices):
+        for slice_ in slices:
+            for s in slice_.segments:
+                found[s.parameter][s.start : s.start + s.size] = shard
+    return found

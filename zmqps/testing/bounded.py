@@ -64,11 +64,14 @@ class BoundedTraining(AsyncTraining):
         way = 0.0 if self._plain else rng.random()
         if way < 0.7:
             pull = None if way < 0.5 else Pull(cargoes=cargoes, target=Target(arrays=out))
-            yield Exchange(push=Push(cargoes=cargoes, source=Source(arrays=source), whole=True), pull=pull), t
+            whole = Push(cargoes=cargoes, source=Source(arrays=source), whole=True)
+            self.mark(whole, push)
+            yield Exchange(push=whole, pull=pull), t
         else:
             for first in range(2):
                 half = frozenset(range(first, len(source), 2))
                 part = Push(cargoes=plan(attached.placement, half), source=Source(arrays=source))
+                self.mark(part, push)
                 yield Exchange(push=part), t
             yield Advance(0.0), t
         self.acknowledge(worker, push)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from random import Random
 
@@ -31,19 +32,23 @@ class SimulatedCluster(Engine):
     ) -> None:
         super().__init__(rng, network, message_s)
         self.options = options
-        self.copies_move = options.replicas > 0  # whether a shard may be on more than one server
         self.restarting = False  # the coordinator is dead and will be started again
         self.workers_to_come = workers
+        self.copies_move = options.replicas > 0  # or where servers are drained, or shards are loaded from checkpoints
         self.num_started = 0  # workers
         self._jobs_of_copies: dict[tuple[bytes, int], int] = {}  # by incarnation of the coordinator and epoch
+        self._tracks: dict[tuple[bytes, int], int] = {}  # the same; how often the job's steps had gone back
+        self.num_back: Counter[tuple[bytes, int]] = Counter()  # by life of the job: how often they have
         self._live: dict[tuple[bytes, int], set[int]] = {}  # by life of the job: the last copies it had
         self.on_send.append(self._note_copy)
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            run = self.coordinator.runs.get(message.name)
+            run, who = self.coordinator.runs.get(message.name), sender.identity.incarnation
             if run is not None:  # else it has just ended
-                self._jobs_of_copies[sender.identity.incarnation, message.epoch] = run.startup.epoch
+                self._jobs_of_copies[who, message.epoch] = run.startup.epoch
+                going = run.fallback.active and run.mode == "sync"
+                self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
@@ -65,11 +70,20 @@ class SimulatedCluster(Engine):
         """Return the life of the job that has the copy of a shard of this number: its coordinator, and its epoch."""
         return coordinator, self._jobs_of_copies.get((coordinator, epoch), 0)
 
+    def track_of_copy(self, coordinator: bytes, epoch: int) -> int:
+        """Return how often the steps of a job had gone back to a checkpoint for the copy of a shard of this number."""
+        return self._tracks.get((coordinator, epoch), 0)
+
     @property
     def many_go(self) -> bool:
         """Whether several members go at this moment: what is said between them is said of a state that is over."""
         gone = self.coordinator.membership.gone
         return sum(departure.at == self.now for departure in islice(reversed(gone), 8)) > 1
+
+    def partition(self, node: Node, seconds: float) -> None:
+        """Cut a node off from all others for some time."""
+        self.note(node.name, f"is cut off for {seconds:.3f} s")
+        self.network.partition([node.name], seconds, self.now)
 
     @property
     def num_workers(self) -> int:

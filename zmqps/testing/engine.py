@@ -23,6 +23,7 @@ from zmqps.core.protocol.events import (
     Log,
     Look,
     Looked,
+    Notify,
     Peer,
     Received,
     Record,
@@ -166,6 +167,9 @@ class Engine:
     def resolved(self, node: Node, operation: Operation, value: Any) -> None:
         """An operation of ``node`` is done."""
 
+    def notified(self, node: Node, event: Any) -> None:
+        """A worker is told something that it has not asked for."""
+
     # --- nodes ---------------------------------------------------------------------------------
 
     def start(self, node: Node) -> Node:
@@ -275,6 +279,9 @@ class Engine:
                 self._send(node, peer, message, readers)
             case Resolve(operation, value):
                 self._resolve(node, operation, value)
+            case Notify(event):
+                self.note(node.name, f"is notified of {event}")
+                self.notified(node, event)
             case Log(level, text):
                 self.note(node.name, f"{level}: {text}")
             case Connect(peer, endpoint):

@@ -62,6 +62,8 @@ class Faults:
         Probability that what the disk of checkpoints is asked for fails.
     saving
         Probability that a node dies as it sends or takes a message of a checkpoint.
+    falling
+        The same where a job goes back to a checkpoint.
     drain
         How often a second some server is asked to go; another one comes in its place.
     """
@@ -83,6 +85,7 @@ class Faults:
     departure: float = 0.0
     disk: float = 0.0
     saving: float = 0.0
+    falling: float = 0.0
     drain: float = 0.0
 
     @property

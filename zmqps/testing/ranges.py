@@ -12,6 +12,7 @@ from zmqps.testing.training import Life, life_of
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
+    from zmqps.testing.stores import SavedJob
 
 
 class RangeWitness:
@@ -37,6 +38,18 @@ class RangeWitness:
         self._said: list[tuple[Life, Number]] = []
         self._said_to: Node | None = None
         simulation.on_written.append(self._written)
+
+    def resume(self, life: Life, saved: SavedJob, *, again: bool = False) -> None:
+        """The data sets of a job stand where they stood in a checkpoint; ``again``: it has gone back to it."""
+        if life in self._done and not again:
+            return
+        found = next((entry for entry in saved.manifest["data"] if entry[0][0] == self._data.name), None)
+        _, data_pass, following, out = found or ([], 0, 0, [])
+        numbers = range(self._data.num_ranges)
+        done = {(before, number) for before in range(data_pass) for number in numbers}
+        done |= {(data_pass, number) for number in range(following) if number not in out}
+        self._done[life] = done
+        self._holders = {key: who for key, who in self._holders.items() if key[0] != life}
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         """Note what has been used: a worker says so when it asks for more, or finishes."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.testing.comebacks import PATIENCE_S
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, Simulation
 from zmqps.testing.stores import Disk
@@ -24,14 +25,23 @@ class Restored:
     ----------
     seed
         Of both.
-    servers, workers, faults, training, calm_s
+    servers, workers, faults, training, calm_s, journaled
         As for `Simulation`; the second has another number of servers.
     """
 
     def __init__(
-        self, seed: int, servers: int, workers: int, faults: Faults, training: Training, *, calm_s: float
+        self,
+        seed: int,
+        servers: int,
+        workers: int,
+        faults: Faults,
+        training: Training,
+        *,
+        calm_s: float,
+        journaled: bool = False,
     ) -> None:
         self.seed = seed
+        self._journaled = journaled
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
@@ -59,7 +69,11 @@ class Restored:
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
-            options=saved_often(self._rng, self.training, servers, self._workers, self._faults), disk=self.disk,
+            options=replace(
+                saved_often(self._rng, self.training, servers, self._workers, self._faults),
+                patience=PATIENCE_S if self._journaled else 0.0,
+            ),
+            disk=self.disk, journaled=self._journaled,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 

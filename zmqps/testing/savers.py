@@ -95,11 +95,15 @@ class Savers:
             assert life == ours, "two jobs are saved to one place"
             if first:
                 self._training.saving(self._simulation, message.path, life)
-        elif isinstance(message, Assign) and message.restore:
+        elif isinstance(message, Assign) and message.restore and not self._goes_back(message):
             saved = next(saved for saved in self._disk.published if saved.path == message.restore["path"])
             life = self._simulation.life_of_copy(sender.identity.incarnation, message.epoch)
             self._training.resume(life, saved)
         self._perhaps(sender, message)
+
+    def _goes_back(self, message: Assign) -> bool:
+        """Whether a copy is one of a job that is under way already."""
+        return self._simulation.coordinator.runs[message.name].startup.ready
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         self._perhaps(receiver, message)

@@ -109,7 +109,10 @@ class Scenario:
     def simulation(self, seed: int) -> Simulation | Restored:
         """Return the run of a seed."""
         if self.saved:
-            return Restored(seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s)
+            return Restored(
+                seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
+                journaled=self.journaled,
+            )  # fmt: skip
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
@@ -241,6 +244,18 @@ def _scenarios() -> Mapping[str, Scenario]:
                 )
             if mode != "jobs" and not faults.loss:  # with backups who is silent is lost before it can be back
                 found[f"{mode}-{kind}-replicas"] = Scenario(faults=faults, training=training, servers=3, replicas=1)
+    falling = {
+        "falls": Faults(delay=0.004, server_crash=0.12),
+        "falls-crashes": Faults(delay=0.004, server_crash=0.08, falling=0.02),
+        "falls-everything": replace(EVERYTHING, server_crash=0.06, falling=0.005, disk=0.01),
+    }  # fmt: skip
+    saved["sync-data"] = _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2))
+    for mode, training in saved.items():
+        for kind, faults in falling.items():
+            found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
+        found[f"{mode}-falls-returned"] = Scenario(
+            faults=falling["falls-crashes"], training=training, saved=True, journaled=True, calm_s=LATE_CALM_S
+        )
     kept = {
         "async": long["async"],
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -20,6 +18,7 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
@@ -28,7 +27,9 @@ from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.comebacks import PATIENCE_S, Comebacks
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.fallbacks import Fallbacks
 from zmqps.testing.memory import ScarceMemory
+from zmqps.testing.mishaps import LONGEST_S, Mishaps
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
@@ -41,8 +42,6 @@ from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
 
-#: No partition and no stop takes longer.
-LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
 #: How long it takes until a worker that has died is started again; where workers have claims it is sometimes longer
@@ -198,9 +197,12 @@ class Simulation(SimulatedCluster):
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
         self._savers: Savers | None = None
+        self._fallbacks: Fallbacks | None = None
         if disk is not None:
             disk.fails = lambda: self.network.happens(faults.disk)
+            self.copies_move = True
             self._savers = Savers(self, disk, faults.saving, self.training)
+            self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
         self._comebacks = Comebacks(self) if journaled else None
@@ -218,7 +220,7 @@ class Simulation(SimulatedCluster):
             self.at(rng.random() * 0.3, self.start_server)
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
-        self._schedule_faults()
+        Mishaps(self, faults, self._replicas, self._rolling).schedule()
         if calm_s < float("inf"):
             self.at(calm_s, self._calm)
 
@@ -288,7 +290,8 @@ class Simulation(SimulatedCluster):
     def _is_whole(self) -> bool:
         """Whether coordinator and servers work, and all workers that are expected have come."""
         alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
-        return alive and not self.job_failed and not any(run.num_missing for run in self.coordinator.runs.values())
+        runs = self.coordinator.runs.values() if alive else ()
+        return alive and not self.job_failed and not any(run.num_missing or run.fallback.active for run in runs)
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -368,11 +371,6 @@ class Simulation(SimulatedCluster):
             keyed=self._keyed,
         )
 
-    def partition(self, node: Node, seconds: float) -> None:
-        """Cut a node off from all others for some time."""
-        self.note(node.name, f"is cut off for {seconds:.3f} s")
-        self.network.partition([node.name], seconds, self.now)
-
     # --- what the engine asks ------------------------------------------------------------------
 
     def check(self, node: Node) -> None:
@@ -393,6 +391,8 @@ class Simulation(SimulatedCluster):
                 self._orphans.check(node)
             if self._savers is not None and node.role == "worker":
                 self._savers.check(node)
+            if self._fallbacks is not None and node.role == "coordinator":
+                self._fallbacks.check(node)
             if self._successors is not None:
                 self._successors.check(node)
             if self._comebacks is not None and node.role == "coordinator":
@@ -409,6 +409,11 @@ class Simulation(SimulatedCluster):
     def _freed(self, receiver: Node, sender: str, message: Message) -> None:
         if isinstance(message, Discard):
             self.training.check_freed(self, receiver)
+
+    def notified(self, node: Node, event: object) -> None:
+        """A worker is told that its job has gone back to a checkpoint."""
+        if self._fallbacks is not None and isinstance(event, Rollback):
+            self._fallbacks.notified(node, event)
 
     def run_s(self) -> float:
         """Return how long building a shard takes."""
@@ -452,51 +457,6 @@ class Simulation(SimulatedCluster):
         if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
 
-    # --- faults that come by themselves --------------------------------------------------------
-
-    def _schedule_faults(self) -> None:
-        f, crash = self.faults, self._crash_somebody
-        rates: tuple[tuple[float, Callable[[], None]], ...] = (
-            (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
-            (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
-            (f.stop, self._stop_somebody), (f.route, self._cut_route),
-            (f.drain, self._rolling.ask if self._rolling is not None else lambda: None),
-        )  # fmt: skip
-        for rate, do in rates:
-            if rate:
-                self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
-
-    def _fault(self, rate: float, do: Callable[[], None]) -> None:
-        if not self.network.quiet:
-            do()
-            self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
-
-    def _crash_somebody(self, role: str) -> None:
-        if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
-            node = self.rng.choice(alive)
-            if self._replicas is None or role != "server" or self._replicas.may_lose(node):
-                self.kill(node)
-
-    def _stop_somebody(self) -> None:
-        if alive := [node for node in self.workers if node.alive]:
-            self.stop(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.stop_s)))
-
-    def _cut_route(self) -> None:
-        ways = [way for node in self.workers if node.alive for way in node.connections.values() if not way.control]
-        if ways:
-            way, seconds = self.rng.choice(ways), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            self.note(way.ends[0], f"does not reach {way.ends[1]} for {seconds:.3f} s")
-            self.network.cut_route(way, seconds, self.now)
-
     def _calm(self) -> None:
         self.note("the network", "has no faults any more")
         self.network.quiet = True
-
-    def _cut_somebody(self) -> None:
-        if alive := [node for node in self.nodes.values() if node.alive]:
-            node, seconds = self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            if self._replicas is not None and node.role != "worker":
-                if node.role == "coordinator" or not self._replicas.may_lose(node):
-                    return
-                self._replicas.cut(seconds)
-            self.partition(node, seconds)

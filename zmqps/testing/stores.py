@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class Part:
 
     slices: dict[int, SavedSlice] = field(default_factory=dict)
     whole: bool = False
+    state: Mapping[str, Any] = field(default_factory=dict)
 
 
 class SavedJob:
@@ -59,6 +61,7 @@ class SavedJob:
         self.values = [np.full(p.size, np.nan, p.storage_dtype) for p in self.job.parameters]
         self.slots: list[list[Array]] = []
         self.steps: list[set[int]] = [set() for _ in self.job.parameters]
+        self.states = [parts[shard].state for shard in range(len(self.placement.slices))]
         for shard, slices in enumerate(self.placement.slices):
             assert set(parts[shard].slices) == {slice_.index for slice_ in slices}, f"{path} lacks a part of {shard}"
             for slice_ in slices:
@@ -129,7 +132,11 @@ class Disk:
         part = parts[index] = Part()
         return _Writer(self, path, part)
 
-    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
+    def read_at(self, path: str) -> str:
+        """Return where servers read a checkpoint."""
+        return path
+
+    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill a shard with what a checkpoint has for it."""
         self._work(source["path"])
         saved = next(saved for saved in self.published if saved.path == source["path"])
@@ -141,6 +148,7 @@ class Disk:
             steps = [min(saved.steps[s.parameter]) for s in slice_.segments]
             version = source["version"] if job.mode == "sync" else max(steps)
             shard.restore(slice_.index, found[0], found[1:], steps, version)
+        return saved.states[shard.index] if saved.placement.to_wire() == shard.placement.to_wire() else {}
 
     # --- what coordinators do -----------------------------------------------------------------
 
@@ -184,7 +192,7 @@ class _Writer:
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Bring all to the disk."""
         self._disk._work(self._path)
-        self._part.whole = True
+        self._part.whole, self._part.state = True, deepcopy(state)
         return {"lowest": min((saved.version for saved in self._part.slices.values()), default=None)}
 
     def abandon(self) -> None:

@@ -21,7 +21,7 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Life, Training, copies_on, life_of, life_on
+from zmqps.testing.training import Life, Training, copies_on, life_on
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class SyncTraining(Training):
 
     def __post_init__(self) -> None:
         self.witness: StepWitness | None = None
+        self.ranges: RangeWitness | None = None
+        self._saved_in: dict[str, int] = {}  # by path: how often the job had gone back before
         self._checked: dict[tuple[str, int, Life], int] = {}  # server and job -> version its shard had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
@@ -100,7 +102,7 @@ class SyncTraining(Training):
         """Note what is pushed, arrived and committed."""
         self.witness = StepWitness(simulation, *self.job(), self.name, expected=simulation.options.workers or 0)
         if self.data is not None:
-            RangeWitness(simulation, self.data)
+            self.ranges = RangeWitness(simulation, self.data)
 
     # --- what workers do -----------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class SyncTraining(Training):
         (version,) = versions
         assert isinstance(worker.machine, SessionMachine)
         if self.witness is not None:
-            reference = self.witness.reference(life_of(worker))
+            reference = self.witness.read_by(worker)
             reference.compare(version, f"what {worker.name} reads", enumerate(out))
         return version
 
@@ -204,12 +206,14 @@ class SyncTraining(Training):
         """Assert that a server has the values of the reference, at each of its versions."""
         for epoch, shard in copies_on(simulation, node, self.name) if self.witness is not None else ():
             life = life_on(simulation, node, self.name)
+            if simulation.track_of_copy(life[0], epoch) > simulation.num_back[life]:
+                continue  # the others have yet to be loaded
             between = any(state.version == shard.version + 1 for state in shard.slices)  # a backup, in a step
             if self._checked.get((node.name, epoch, life)) == shard.version or between:
                 continue
             self._checked[node.name, epoch, life] = shard.version
             assert self.witness is not None
-            reference = self.witness.reference(life)
+            reference = self.witness.of_copy(life[0], epoch)
             for state in shard.slices:
                 for s in state.slice.segments:
                     got = state.value[s.position : s.position + s.size]
@@ -224,7 +228,7 @@ class SyncTraining(Training):
         """Assert that a checkpoint is the reference at one version: values, slots and steps."""
         assert saved.versions == {saved.version}, f"{saved.path} has versions {saved.versions}, not {saved.version}"
         if self.witness is not None:
-            reference = self.witness.reference(life)
+            reference = self.witness.reference(life, self._saved_in.get(saved.path, 0))
             reference.compare(saved.version, saved.path, enumerate(saved.values))
             reference.compare_slots(saved.version, saved.path, enumerate(saved.slots[0]))
         for steps in saved.steps:
@@ -234,6 +238,20 @@ class SyncTraining(Training):
         """Expect what is trained from there on."""
         if self.witness is not None:
             self.witness.resume(life, saved.values, saved.slots[0], saved.version)
+        if self.ranges is not None:
+            self.ranges.resume(life, saved)
+
+    def saving(self, simulation: SimulatedCluster, path: str, life: Life) -> None:
+        """Note of which steps a checkpoint is, where a job may go back."""
+        self._saved_in[path] = simulation.num_back[life]
+
+    def went_back(self, simulation: SimulatedCluster, life: Life, saved: SavedJob) -> None:
+        """Expect what is trained from the checkpoint on; its data sets stand where they stood there."""
+        if self.witness is not None:
+            back = simulation.num_back[life]
+            self.witness.resume(life, saved.values, saved.slots[0], saved.version, back)
+        if self.ranges is not None:
+            self.ranges.resume(life, saved, again=True)
 
     def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Wait in vain only where the job says so, or for workers that cannot be started again."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -116,6 +116,15 @@ class Training:
 
     def resume(self, life: Life, saved: SavedJob) -> None:
         """A life of the job begins from a checkpoint."""
+
+    def fall(self, simulation: SimulatedCluster, life: Life, shards: Collection[int], saved: SavedJob) -> None:
+        """Shards of a life of the job begin to go back to a checkpoint, or to another one."""
+
+    def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
+        """A worker has gone back; these of its pushes (`zmqps.core.worker.transfer.Push`) are lost on a shard."""
+
+    def went_back(self, simulation: SimulatedCluster, life: Life, saved: SavedJob) -> None:
+        """All of a life of the job has gone back to a checkpoint, steps and data sets as well."""
 
     def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:
         """Whether a wait may end like this although nothing has gone wrong for long."""

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 
+#: A life of a job, and how often it has gone back to a checkpoint.
+Track = tuple[Life, int]
+
+
 class Pushed(NamedTuple):
     """A push as its worker meant it."""
 
@@ -67,12 +71,14 @@ class StepWitness:
         self._values = values
         self._name = name
         self._expected = expected
-        self._references: dict[Life, Reference] = {}
-        self._commits: dict[Life, list[tuple[Contributor, ...]]] = defaultdict(list)  # by step
+        # by life of the job, and how often it has gone back to a checkpoint
+        self._references: dict[Track, Reference] = {}
+        self._commits: dict[Track, list[tuple[Contributor, ...]]] = defaultdict(list)  # by step
         self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
         self._counted: set[tuple[bytes, int]] = set()
         self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
-        self._brought: dict[tuple[bytes, int], list[tuple[int, ...]]] = defaultdict(list)  # by incarnation and step
+        # by incarnation, step, and how often that had gone back
+        self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
         self._training: set[bytes] = set()  # whom others wait for
         # workers that wait for data or at a barrier, and are not waited for, with the requests
         self._pausing: dict[bytes, set[int]] = defaultdict(set)
@@ -81,17 +87,30 @@ class StepWitness:
         simulation.on_receive.append(self._received)
         simulation.on_written.append(self._written)
 
-    def reference(self, life: Life) -> Reference:
-        """Return what the values must be in a life of the job."""
-        if life not in self._references:
-            self._references[life] = Reference(self._values)
-        return self._references[life]
+    def reference(self, life: Life, back: int) -> Reference:
+        """Return what the values must be in a life of the job that has gone back so often."""
+        if (life, back) not in self._references:
+            self._references[life, back] = Reference(self._values)
+        return self._references[life, back]
 
-    def resume(self, life: Life, values: Sequence[Array], velocity: Sequence[Array], version: int) -> None:
-        """A life of the job begins from a checkpoint."""
-        if life not in self._references:
-            self._references[life] = Reference(values, velocity, version)
-            self._commits[life] = [()] * version
+    def of_copy(self, coordinator: bytes, epoch: int) -> Reference:
+        """Return what the values of a copy of a shard must be."""
+        simulation = self._simulation
+        return self.reference(simulation.life_of_copy(coordinator, epoch), simulation.track_of_copy(coordinator, epoch))
+
+    def read_by(self, worker: Node) -> Reference:
+        """Return what a worker must read."""
+        machine, (coordinator, _) = worker.machine, life_of(worker)
+        assert isinstance(machine, SessionMachine)
+        return self.of_copy(coordinator, machine.links.by_shard[0].epoch)
+
+    def resume(
+        self, life: Life, values: Sequence[Array], velocity: Sequence[Array], version: int, back: int = 0
+    ) -> None:
+        """A life of the job begins from a checkpoint, or has gone back to one so often."""
+        if (life, back) not in self._references:
+            self._references[life, back] = Reference(values, velocity, version)
+            self._commits[life, back] = [()] * version
 
     def check_freed(self, server: Node) -> None:
         """Assert that a server that frees its shard because the workers are done has every step."""
@@ -102,7 +121,8 @@ class StepWitness:
         for epoch, shard in copies_on(simulation, server, self._name):
             life = life_on(simulation, server, self._name)
             if life == (coordinator.identity.incarnation, ended.epoch) and simulation.is_live(server, epoch):
-                num_steps = len(self._commits[life]) if shard.slices else shard.version
+                steps = self._commits[life, simulation.num_back[life]]
+                num_steps = len(steps) if shard.slices else shard.version  # of nothing it may have been told of none
                 assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 
     # --- what travels --------------------------------------------------------------------------
@@ -141,17 +161,26 @@ class StepWitness:
                 self._pausing[who].add(message.request)
             elif isinstance(message, Withdraw):
                 self._pausing[who].discard(message.request)
-            elif isinstance(message, Arrive) and message.attempts:
-                attempts, brought = tuple(message.attempts), self._brought[who, message.step]
+            elif isinstance(message, Arrive) and message.attempts and not self._is_moot(receiver, who):
+                back = self._simulation.num_back[life_of(self._simulation.nodes[sender])]
+                attempts, brought = tuple(message.attempts), self._brought[who, message.step, back]
                 if attempts not in brought:
                     brought.append(attempts)
+
+    def _is_moot(self, coordinator: Node, who: bytes) -> bool:
+        """Whether what a worker says may be of steps that are gone."""
+        assert isinstance(coordinator.machine, CoordinatorMachine)
+        member = coordinator.machine.membership.members.get(who)
+        run = None if member is None else coordinator.machine.runs.get(member.job)
+        return run is not None and member is not None and run.fallback.makes_moot(member)
 
     # --- what must hold ------------------------------------------------------------------------
 
     def _committed(self, coordinator: Node, commit: Commit) -> None:
         """Assert that a step is made of whole contributions to it, none of them used before."""
         life, step = self._simulation.life_of_copy(coordinator.identity.incarnation, commit.epoch), commit.step
-        commits, contributors = self._commits[life], tuple((who, tuple(a)) for who, a in commit.contributors)
+        back = self._simulation.num_back[life]
+        commits, contributors = self._commits[life, back], tuple((who, tuple(a)) for who, a in commit.contributors)
         if step < len(commits):
             assert contributors == commits[step], f"step {step} is committed with other contributors than before"
             return
@@ -160,7 +189,7 @@ class StepWitness:
         gradients = []
         for who, attempts in contributors:
             assert len(set(attempts)) == len(attempts) > 0, f"step {step} has no, or the same, pushes of a worker"
-            parts = {attempt for brought in self._brought[who, step] for attempt in brought}
+            parts = {attempt for brought in self._brought[who, step, back] for attempt in brought}
             assert set(attempts) == parts, f"step {step} counts pushes {attempts} of a worker that arrived with {parts}"
             for attempt in attempts:
                 push = self._pushes[who, attempt]
@@ -169,12 +198,12 @@ class StepWitness:
                 self._counted.add((who, attempt))
                 gradients.append(push.gradient)
         assert len({who for who, _ in contributors}) == len(contributors), f"a worker counts twice in step {step}"
-        self._check_quorum(coordinator, step, contributors)
-        self.reference(life).step(gradients)
+        self._check_quorum(coordinator, step, contributors, back)
+        self.reference(life, back).step(gradients)
 
-    def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...]) -> None:
+    def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:
         """Assert that the step has waited for whom the job says."""
-        count = sum(len(self._brought[who, step]) for who, _ in contributors)
+        count = sum(len(self._brought[who, step, back]) for who, _ in contributors)
         assert count, f"step {step} is committed without a gradient"
         if self._job.on_straggler == "continue" or self._simulation.many_go:
             return
@@ -192,12 +221,13 @@ class StepWitness:
 
     def _released(self, life: Life, who: bytes, proceed: Proceed) -> None:
         """Assert that a worker is told the truth about its gradients."""
-        arrive, commits = self._asked[who, proceed.request], self._commits[life]
+        back = self._simulation.num_back[life]
+        arrive, commits = self._asked[who, proceed.request], self._commits[life, back]
         assert proceed.version <= len(commits), f"a worker may read version {proceed.version} of {len(commits)}"
         if arrive.step >= len(commits):
             return  # more gradients are wanted for the same step
         counted = dict(commits[arrive.step]).get(who, ())
-        mine = {attempt for brought in self._brought[who, arrive.step] for attempt in brought}
+        mine = {attempt for brought in self._brought[who, arrive.step, back] for attempt in brought}
         if proceed.counted:
             assert mine <= set(counted), f"pushes {mine} of step {arrive.step} are lost: only {counted} were committed"
         else:

@@ -59,6 +59,9 @@ class Store:
         self.manifests.append(manifest)
         return f"{path}/ckpt", 1000, manifest["version"]
 
+    def read_at(self, path: str) -> str:
+        return f"there:{path}"
+
     def abandon(self, path: str) -> None:
         self.said.append("abandon")
 

@@ -9,6 +9,7 @@ import pytest
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
 from zmqps.core.protocol.messages import (
     Assign,
+    Discard,
     Error,
     Job,
     Leave,
@@ -19,7 +20,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, from_wire
+from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, PeerLostError, from_wire
 
 
 def fail_to_build(coordinator: Coordinator, server: str, epoch: int) -> list:  # type: ignore[type-arg]
@@ -235,3 +236,26 @@ def test_a_deterministic_job_hands_out_no_ranges() -> None:
     coordinator.join("s0", "w0")
     coordinator.init("w0", replace(job(), staleness=0, deterministic=True))
     assert errors(coordinator.take("w0", Take(2, "data", 100, 10, 1, (), ()))) == [ConfigurationError.code]
+
+
+def test_a_job_whose_server_is_lost_before_it_has_values_begins_again_on_a_spare() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "s2", "w0")
+    coordinator.init("w0", job())
+    coordinator.ready("s0", loaded=False)
+    before = coordinator.epochs("s0")
+    again = coordinator.take("s1", Leave("closed"))
+    assert receivers(again, Assign) == [peer("s0"), peer("s2")]
+    assert not errors(again)
+    assert sent(again, Discard, peer("s0")) == [Discard(before[0])]
+    coordinator.ready("s0", "s2", loaded=False)
+    coordinator.ready("s0", "s2")
+    assert coordinator.run().startup.ready
+
+
+def test_a_job_whose_server_is_lost_while_values_are_brought_fails() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "s2", "w0")
+    coordinator.init("w0", job())
+    coordinator.ready("s0", "s1", loaded=False)
+    assert errors(coordinator.take("s1", Leave("closed")), peer("w0")) == [PeerLostError.code]

@@ -9,15 +9,15 @@ before stays.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.store import Store
 from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.protocol.saving import FAILED, WRITTEN
@@ -32,9 +32,6 @@ from zmqps.errors import (
     printable,
 )
 
-if TYPE_CHECKING:
-    from zmqps.core.protocol.messages import Buffer
-
 #: A cut is made within so long, or given up. A worker that has paused goes on by itself after 15 s, or once it has
 #: heard nothing for the heartbeat timeout; what it pushes then may reach a server before its `Save`, another after it.
 HOLD_S = 10.0
@@ -47,25 +44,6 @@ MAX_WAITING = 64
 #: How many workers that did not hold an error names.
 MOST_NAMED = 8
 MAX_WHY_CHARS = 300
-
-
-class Store(Protocol):
-    """Where checkpoints are; called from other threads."""
-
-    #: Whether servers reach the files by way of the coordinator.
-    serves: bool
-
-    def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
-        """Do something with a file for a server."""
-
-    def begin(self, job: str, version: int) -> str:
-        """Make room for a checkpoint and return where servers are to write their parts."""
-
-    def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
-        """Let what was written be the newest checkpoint of its job; return where it is, its bytes, and its version."""
-
-    def abandon(self, path: str) -> None:
-        """Remove what was written of one that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +99,12 @@ class _Making:
     def unwritten(self) -> list[tuple[int, MemberInfo]]:
         """The servers that have not written their parts, with the epochs."""
         return [(epoch, server) for epoch, (shard, server) in self.servers.items() if shard not in self.written]
+
+    @property
+    def is_moot(self) -> bool:
+        """Whether shards go back to a checkpoint, or have, that were to be written."""
+        there = self.run.startup.copies.by_epoch
+        return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
 
     def newcomers(self) -> list[MemberInfo]:
         """Return who may push and is not held."""
@@ -188,6 +172,8 @@ class Checkpoints:
             raise JobError(f"the job {wish.job!r} is not being trained, so there is nothing to save yet")
         if run.lost_shard is not None:
             raise run.lost_shard.again()
+        if not run.is_whole:
+            raise JobError(f"{run.startup.held}; there is nothing to save until then")
         for other in [*self._waiting, *([self._making.wish] if self._making else [])]:
             if set(wish.askers) & set(other.askers):
                 return []  # sent again
@@ -200,7 +186,7 @@ class Checkpoints:
         while self._making is None and self._waiting and self._store is not None:
             wish = self._waiting.popleft()
             run = self._runs.get(wish.job)
-            if run is None or not run.startup.ready or run.lost_shard is not None:
+            if run is None or not run.is_whole:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
             making = self._making = _Making(wish, run, next(self.numbers), now)
             self._last[run.name] = now, self._steps_of(run)
@@ -252,6 +238,8 @@ class Checkpoints:
     def _save(self, making: _Making, now: float) -> list[Action]:
         """Let all servers keep what they have: in the synchronous mode, what they have at the end of the last step."""
         run = making.run
+        if making.is_moot:
+            return self._fail("its job goes back to an earlier one", now)
         exact = run.mode == "sync"
         making.stage, making.again_at, making.version = "saved", now + AGAIN_S, run.steps.clock
         making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
@@ -315,6 +303,8 @@ class Checkpoints:
             self._failures.pop(name, None)
             done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
             self._done[name] = now, done
+            read_at = path if self._store is None else self._store.read_at(path)
+            making.run.fallback.keep(path, read_at, making.version, making.manifest)
         told = [
             self._answer(who, peer, n, Checkpointed(n, path, making.version, seconds, nbytes))
             for (who, n), peer in making.wish.askers.items()
@@ -403,7 +393,7 @@ class Checkpoints:
         """Whether a job can be saved, and is not about to be."""
         waiting = any(wish.job == run.name for wish in self._waiting)
         making = self._making is not None and self._making.run is run
-        return run.startup.ready and run.lost_shard is None and bool(run.members) and not waiting and not making
+        return run.is_whole and bool(run.members) and not waiting and not making
 
     def look(self, now: float) -> list[Action]:
         """Begin what is due by time or by steps; called after every event that may make it so."""
@@ -454,6 +444,8 @@ class Checkpoints:
 
     def _chase(self, making: _Making, now: float) -> list[Action]:
         """Ask those again who have not answered; give up who gets no further."""
+        if making.is_moot:
+            return self._fail("its job goes back to an earlier one", now)
         stuck = [s.title for epoch, s in making.unwritten if now >= making.heard[epoch][1] + STUCK_S]
         if stuck:
             return self._fail(f"{listed(stuck, MOST_NAMED)} got no further with it for {STUCK_S:g} s", now)

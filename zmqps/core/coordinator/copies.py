@@ -27,6 +27,7 @@ class Copy:
     generation: int = 0
     built: bool = False
     whole: bool = False
+    moved: bool = False  # it is given up, and another one takes its place
 
 
 class Copies:

@@ -138,6 +138,11 @@ class DataSet:
         self._returned = deque(out)
         self.num_done = self._next - len(out)
 
+    def go_back(self, saved: list[Any] | None) -> None:
+        """Stand where `saved` says, or at the beginning; what workers have is to do again."""
+        self.taken.clear()
+        self.resume(saved if saved is not None else [[], 0, 0, []])
+
     def validate(self) -> None:
         """Assert that every range of the pass is in one place."""
         assert 0 <= self.data_pass <= self.spec.passes
@@ -297,6 +302,23 @@ class DataSets:
         self._saved = {entry[0][0]: entry for entry in saved}
         for name in self._saved:
             self._changed(name)
+
+    def go_back(self, saved: Iterable[list[Any]]) -> list[Action]:
+        """Let all data sets stand where they stood in a checkpoint; what workers have counts no more."""
+        stood = {entry[0][0]: entry for entry in saved}
+        for name, data in list(self.by_name.items()):
+            entry = stood.get(name)
+            data.go_back(entry if entry is not None and _described(entry) == data.spec else None)
+            if data.lasts:
+                stood.pop(name, None)
+            if not data.here:
+                del self.by_name[name]
+                if entry is not None:
+                    stood[name] = entry
+        for name in {*self.names, *stood}:
+            self._changed(name)
+        self._saved = stood
+        return [action for data in self.by_name.values() for action in self._serve(data)]
 
     def begin_anew(self) -> None:
         """Another job has this name now: nobody that counts has asked for any yet."""

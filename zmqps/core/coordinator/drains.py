@@ -107,6 +107,14 @@ class Drains:
             return answer, [*actions, *more]
         return Draining(message.request, GOING, self._text(drain)), actions
 
+    def ask_own(self, server: MemberInfo, message: Drain, now: float) -> list[Action]:
+        """A server asks to go: one that cannot be let go ends then, as it would have without asking."""
+        try:
+            answer, actions = self.ask(server, message, now)
+        except PSError as error:
+            return [Log("warning", str(error)), Send(server.peer, Draining(message.request, STAYS, str(error)))]
+        return [*actions, Send(server.peer, answer)]
+
     def _named(self, name: str) -> MemberInfo:
         found = [s for s in self._fleet if name == s.hello.name] or [
             s for s in self._fleet if name in (f"server-{s.rank}", f"server {s.rank}", str(s.rank))

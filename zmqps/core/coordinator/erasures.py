@@ -55,13 +55,19 @@ class Erasures:
     def __init__(self, changed: Callable[[bytes], None] = lambda server: None) -> None:
         self._changed = changed
         self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
+        self._moved: set[int] = set()  # epochs of copies that others have taken the place of
         self._not_before = 0.0
 
-    def discard(self, epoch: int, server: MemberInfo, now: float) -> list[Action]:
-        """A copy of a shard is not wanted any more; who had left the job goes with its last one."""
+    def discard(self, epoch: int, server: MemberInfo, now: float, *, moved: bool = False) -> list[Action]:
+        """A copy of a shard is not wanted any more; who had left the job goes with its last one.
+
+        ``moved``: the job goes on, and another copy answers for the shard.
+        """
         self._of(server).jobs[epoch] = now + RETRY_S
         self._changed(server.incarnation)
-        return [Send(server.peer, Discard(epoch))]
+        if moved:
+            self._moved.add(epoch)
+        return [Send(server.peer, Discard(epoch, int(moved)))]
 
     def depart(
         self, incarnation: bytes, servers: Iterable[tuple[MemberInfo, Set[int]]], now: float, how: str
@@ -87,6 +93,7 @@ class Erasures:
         """A server keeps nothing of a job any more."""
         if (awaited := self._awaited.get(server.incarnation)) is not None:
             awaited.jobs.pop(epoch, None)
+            self._moved.discard(epoch)
             self._changed(server.incarnation)
             self._tidy(awaited)
 
@@ -103,7 +110,8 @@ class Erasures:
 
     def leave(self, server: MemberInfo) -> None:
         """A server has gone, and what it kept with it."""
-        self._awaited.pop(server.incarnation, None)
+        if (awaited := self._awaited.pop(server.incarnation, None)) is not None:
+            self._moved.difference_update(awaited.jobs)
         self._changed(server.incarnation)
 
     def _tidy(self, awaited: _Awaited) -> None:
@@ -133,7 +141,7 @@ class Erasures:
         if due <= now:
             awaited.jobs[epoch] = now + RETRY_S
             awaited.jobs.move_to_end(epoch)
-            return [Send(peer, Discard(epoch))]
+            return [Send(peer, Discard(epoch, int(epoch in self._moved)))]
         incarnation, departure = awaited.members.popitem(last=False)
         if departure.epochs <= awaited.jobs.keys():
             self._changed(awaited.server.incarnation)
@@ -147,13 +155,14 @@ class Erasures:
         if (awaited := self._awaited.get(server)) is None:
             return None
         departures = [[who, d.message.evicted, sorted(d.epochs)] for who, d in awaited.members.items()]
-        return [sorted(awaited.jobs), sorted(departures)]
+        return [[[epoch, epoch in self._moved] for epoch in sorted(awaited.jobs)], sorted(departures)]
 
     def restore(self, server: MemberInfo, kept: Plain, now: float) -> None:
         """Ask a server again for what was kept, now that it is back, or soon."""
         jobs, departures = kept
         awaited = self._of(server)
-        awaited.jobs.update((epoch, now) for epoch in jobs)
+        awaited.jobs.update((epoch, now) for epoch, _ in jobs)
+        self._moved.update(epoch for epoch, moved in jobs if moved)
         for who, evicted, epochs in departures:
             awaited.members[who] = _Departure(Departed(who, evicted), frozenset(epochs), now)
 
@@ -164,7 +173,7 @@ class Erasures:
         actions: list[Action] = []
         for epoch in awaited.jobs:
             awaited.jobs[epoch] = now + RETRY_S
-            actions.append(Send(server.peer, Discard(epoch)))
+            actions.append(Send(server.peer, Discard(epoch, int(epoch in self._moved))))
         for departure in awaited.members.values():
             departure.due = now + RETRY_S
             actions.append(Send(server.peer, departure.message))
@@ -172,6 +181,7 @@ class Erasures:
 
     def validate(self) -> None:
         """Assert that all is asked again in the order in which it is due, and within bounds."""
+        assert self._moved <= {epoch for awaited in self._awaited.values() for epoch in awaited.jobs}
         for who, awaited in self._awaited.items():
             assert awaited.server.incarnation == who
             assert awaited.jobs or awaited.members

@@ -117,7 +117,7 @@ class Handovers:
         going = [copy for copy in copies if copy.server.leaving and copy.epoch not in under_way]
         self.stuck = {epoch: why for epoch, why in self.stuck.items() if epoch in {copy.epoch for copy in going}}
         for copy in going:
-            if copy.shard in moving or not any(c.shard == copy.shard and not c.backup for c in copies):
+            if copy.shard in moving or not any(c.shard == copy.shard and not c.backup and c.whole for c in copies):
                 continue
             fit = [server for server in staying if (server.incarnation, copy.shard) not in self._unfit]
             if (server := copies.lightest(copy, fit)) is None:
@@ -179,7 +179,7 @@ class Handovers:
         """Steps need not wait for this one any more."""
         self._changed()
         handover.held_at = handover.asked_at = handover.numbers = None
-        self._steps.open(handover.old.shard)
+        self._steps.pauses.closed.discard(handover.old.shard)
         held = any(other.held_at is not None for other in self._of.values())
         return [] if held else self._steps.let_go()
 
@@ -187,6 +187,11 @@ class Handovers:
         """A copy is gone, of those that move perhaps; its server, or the primary, is told the backups after this."""
         found = [handover for handover in self._of.values() if copy in (handover.old, handover.new)]
         return [action for handover in found for action in self._forget(handover)]
+
+    def forget(self, shard: int) -> None:
+        """No copy of a shard is left that counts."""
+        for handover in [handover for handover in self._of.values() if handover.old.shard == shard]:
+            self._forget(handover)
 
     def stop(self) -> None:
         """The job has lost a shard, or ends: nothing moves any more."""
@@ -240,7 +245,7 @@ class Handovers:
         if steps.policy is not None and steps.policy.mode == "sync":
             if handover.held_at is None:
                 handover.held_at = now
-                steps.hold()
+                steps.pauses.holding = True
             if now >= handover.held_at + PATIENCE_S:
                 return self._put_off(handover, PAUSE_S, now)
             if not steps.is_between:
@@ -248,7 +253,7 @@ class Handovers:
         handover.asked_at, handover.again_at = now, now + RETRY_S
         handover.old.generation += 1
         self._changed()
-        steps.close(handover.old.shard)
+        steps.pauses.closed.add(handover.old.shard)
         return [self._order(handover)]
 
     def _order(self, handover: Handover) -> Action:
@@ -305,7 +310,7 @@ class Handovers:
 
     def taken(self, shard: int) -> list[Action]:
         """A new copy has taken over: steps go on."""
-        self._steps.open(shard)
+        self._steps.pauses.closed.discard(shard)
         held = any(other.held_at is not None for other in self._of.values())
         return [] if held else self._steps.let_go()
 
@@ -334,7 +339,7 @@ class Handovers:
             self._of[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
             if asked:
                 handover.asked_at, handover.again_at = now, now + RETRY_S
-                self._steps.close(handover.old.shard)
+                self._steps.pauses.closed.add(handover.old.shard)
 
     # --- what others may look at ---------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
-from zmqps.core.protocol.messages import EndJob, Error
+from zmqps.core.protocol.messages import EndJob, Error, Init
 from zmqps.errors import JobEndedError, LimitError
 
 #: Jobs at the same time; each has a shard on every server.
@@ -130,6 +131,14 @@ class Jobs:
             actions += self._cluster_end.begin(end_of_cluster(how, run.losses, run.lost_shard), now)
         return actions
 
+    def end_if_over(self, run: JobRun, now: float) -> list[Action]:
+        """End a job that nobody has come back to, that has failed with nobody there to hear it, or that is finished."""
+        if run.expired(now):
+            return self.end(run, f"no worker for {self._options.lease:.0f} s", now)
+        if run.lost_shard is not None and run.vacant:
+            return self.end(run, str(run.lost_shard), now)
+        return self.end(run, run.losses.outcome, now) if run.finished else []
+
     def discard_given_up(self, now: float) -> list[Action]:
         """See to the shards of jobs that could not be started."""
         runs = [run for run in self.runs.values() if run.startup.given_up]
@@ -140,7 +149,8 @@ class Jobs:
         given_up, run.startup.given_up = run.startup.given_up, []
         there = self._membership.members
         copies = [copy for copy in given_up if copy.server.incarnation in there]
-        return [action for copy in copies for action in self._erasures.discard(copy.epoch, copy.server, now)]
+        discard = self._erasures.discard
+        return [a for copy in copies for a in discard(copy.epoch, copy.server, now, moved=copy.moved)]
 
     def replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
         """A worker begins another job under the name of one that was left alone; the others there move with it."""
@@ -183,3 +193,23 @@ class Jobs:
             run.validate()
         epochs = [epoch for run in self.runs.values() for epoch in run.startup.copies.by_epoch]
         assert len(set(epochs)) == len(epochs)
+
+
+def is_replaceable(run: JobRun, member: MemberInfo, message: Init, workers: int | None) -> bool:
+    """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
+
+    Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster
+    expects.
+
+    Raises
+    ------
+    PSError
+        The job that it wants could not begin.
+    """
+    ours = run.startup.job
+    unwanted = run.occupancy.is_abandoned and not run.anybody_waits()
+    if not unwanted or member.role != "worker" or not message.job or ours is None:
+        return False
+    job = JobSpec.from_wire(message.job)
+    job.check_startable(workers if job.workers is None else job.workers)
+    return not ours.is_same(job)

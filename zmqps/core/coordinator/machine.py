@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.admission import check_admission, check_draining, check_ending, check_saving
-from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Store, Wish
+from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.holders import Holders
+from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.news import News
@@ -25,6 +27,7 @@ from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
+from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.telling import Telling
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.protocol import exits
@@ -51,7 +54,6 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discarded,
     Drain,
-    Draining,
     EndJob,
     Enter,
     Error,
@@ -77,11 +79,11 @@ from zmqps.core.protocol.messages import (
     StatusRequest,
     Take,
     Welcome,
+    WentBack,
     Withdraw,
     Yielded,
 )
-from zmqps.core.protocol.resizing import STAYS
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted, from_wire
+from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -115,6 +117,7 @@ class CoordinatorMachine:
         kept: Mapping[str, Plain] | None = None,
     ) -> None:
         self.identity = identity
+        options = options if store is not None or resumptions else replace(options, fallback_timeout=0.0)
         self.options = options
         self.changes = Changes(kept=kept is not None)
         self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
@@ -154,6 +157,7 @@ class CoordinatorMachine:
         self._inquiries = Inquiries()
         self._news = News()
         self._telling = Telling(self.membership.find)
+        self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self._telling)
 
     @property
     def title(self) -> str:
@@ -269,8 +273,7 @@ class CoordinatorMachine:
                 self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
-            if run.expired(now):
-                actions += self.jobs.end(run, f"no worker for {self.options.lease:.0f} s", now)
+            actions += self.jobs.end_if_over(run, now)
         actions += self.jobs.discard_given_up(now)
         actions += self.checkpoints.on_deadline(now)
         actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
@@ -314,7 +317,7 @@ class CoordinatorMachine:
             actions += self._welcome_back(member, now)
         if not known:
             member.origin = event.origin
-            as_spare = " as a spare" if run is None and len(self.servers) > self.servers.most else ""
+            as_spare = " as a spare" if len(self.servers) > self.servers.most else ""
             where = f" job {hello.job!r}" if run else as_spare
             actions.append(Log("info", f"{member.title} joined{where}"))
             if before is not None:
@@ -325,6 +328,8 @@ class CoordinatorMachine:
                 actions += run.join(member, now)
             else:
                 self.servers.joined()
+                self.changes.add("drains")
+                self.changes.add("drains")
                 self.changes.add("drains")
                 for other in self.runs.values():
                     actions += other.move_on(now)
@@ -385,48 +390,14 @@ class CoordinatorMachine:
                 return [*actions, *self._leave(member, message, now)]
         return [Send(member.peer, Left()), *self._partings.lose(member, now, "closed")]  # it takes its shards with it
 
-    def _drain(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
-        try:
-            answer, actions = self.drains.ask(member, message, now)
-        except PSError as error:  # it ends then, as it would have without asking
-            return [Log("warning", str(error)), Send(member.peer, Draining(message.request, STAYS, str(error)))]
-        return [*actions, Send(member.peer, answer)]
-
-    def _yielded(self, member: MemberInfo, message: Yielded, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        return run.yielded(message, now) if run else []
-
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         run, actions = self.runs[member.job], list[Action]()
         if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
             return []
-        if run.replaceable(member, message):
+        if is_replaceable(run, member, message, self.options.workers):
             actions = self.jobs.replace(run, member, now)
             run = self.runs[member.job]
         return self._telling.space([*actions, *run.init(member, message, now)], now)
-
-    def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        return self._telling.space(run.progress(message, now), now) if run else []
-
-    def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        if run is None:
-            return []
-        if run.steps.lacks(message.step):
-            return run.fall_behind(member, message.step)
-        actions = run.committed(message)
-        ended = self.jobs.end(run, run.losses.outcome, now) if run.finished else []
-        return [*actions, *self.checkpoints.look(now), *ended]
-
-    def _promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        return run.promoted(message, now) if run else []
-
-    def _replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
-        if (run := self.jobs.of_epoch(message.epoch, member)) is not None:
-            run.replicating(message)
-        return []
 
     def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
         return self.checkpoints.saved(member, message, now)
@@ -446,23 +417,6 @@ class CoordinatorMachine:
         wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
         wish.askers[who, message.request] = peer
         return self.checkpoints.ask(wish, now)
-
-    def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
-        self.erasures.discarded(member, message.epoch)
-        return []
-
-    def _forgotten(self, member: MemberInfo, message: Forgotten, now: float) -> list[Action]:
-        self.erasures.forgotten(member, message.incarnation)
-        return []
-
-    def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
-        error = from_wire(message.code, message.text, message.facts)
-        actions: list[Action] = [Log("error", f"{member.title}: {error}")]
-        runs = self.runs.values() if message.request == 0 else [self.jobs.of_epoch(message.request, member)]
-        for run in runs:
-            if run is not None:  # else about the shard of a job that was given up
-                actions += run.fail(error, now, message.request)
-        return actions
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -506,6 +460,13 @@ def _of_run(
     return lambda machine, member, message, now: take(machine.runs[member.job], member, message, now)
 
 
+def _of_holder(
+    take: Callable[[Holders, MemberInfo, Any, float], list[Action]],
+) -> Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]:
+    """Return a handler for what a server says of its copies."""
+    return lambda machine, member, message, now: take(machine.holders, member, message, now)
+
+
 #: Requests whose answer is remembered, so that one that was lost can be said again.
 REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
 
@@ -513,15 +474,15 @@ REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
 HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
     **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
     ("server", Leave): CoordinatorMachine._server_leaves,
-    ("server", Ready): CoordinatorMachine._ready,
-    ("server", Committed): CoordinatorMachine._committed,
-    ("server", Promoted): CoordinatorMachine._promoted,
-    ("server", Replicating): CoordinatorMachine._replicating,
-    ("server", Yielded): CoordinatorMachine._yielded,
-    ("server", Drain): CoordinatorMachine._drain,
-    ("server", Discarded): CoordinatorMachine._discarded,
-    ("server", Forgotten): CoordinatorMachine._forgotten,
-    ("server", Error): CoordinatorMachine._server_failed,
+    ("server", Ready): _of_holder(Holders.ready),
+    ("server", Committed): _of_holder(Holders.committed),
+    ("server", Promoted): _of_holder(Holders.promoted),
+    ("server", Replicating): _of_holder(Holders.replicating),
+    ("server", Yielded): _of_holder(Holders.yielded),
+    ("server", Drain): lambda machine, member, message, now: machine.drains.ask_own(member, message, now),
+    ("server", Discarded): _of_holder(Holders.discarded),
+    ("server", Forgotten): _of_holder(Holders.forgotten),
+    ("server", Error): _of_holder(Holders.failed),
     ("server", Saved): CoordinatorMachine._saved,
     ("server", FileAsk): CoordinatorMachine._file,
     ("worker", Holding): CoordinatorMachine._holds,
@@ -531,6 +492,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
+    **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),

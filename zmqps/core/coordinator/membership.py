@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise, takewhile
 from typing import Any
 
@@ -14,7 +14,7 @@ from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpa
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed
+from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed, Range, Released
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, from_wire
 
@@ -74,6 +74,15 @@ class MemberInfo:
         """Return a remembered answer that tells this very description of a job; what it holds can be told again."""
         told = (message for message in reversed(self.answered.values()) if isinstance(message, Job))
         return next((message for message in told if message.job is job), None)
+
+    def go_back(self) -> None:
+        """Remember no answer that tells of steps, ranges or servers that are gone: whoever asks again gets another."""
+        for request, message in list(self.answered.items()):
+            if isinstance(message, Released):
+                self.answered[request] = replace(message, step=0)
+            elif isinstance(message, Range | Proceed | Job):
+                del self.answered[request]
+        self.note_answer()
 
     def dump_answers(self) -> Plain:
         """Return the answers that are kept; None for none."""

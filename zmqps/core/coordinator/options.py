@@ -29,6 +29,9 @@ class CoordinatorOptions:
         Size of a slice.
     replicas
         How many servers have a copy of each shard, beside the one that answers for it.
+    fallback_timeout
+        Seconds that a job waits for a server that can load a shard of which no copy is left from its last checkpoint;
+        0: such a job fails.
     patience
         Seconds that members wait for a coordinator that is away, where it keeps a journal to go on from; 0: as long as
         for one that keeps none, the heartbeat timeout.
@@ -45,6 +48,7 @@ class CoordinatorOptions:
     once: bool = False
     slice_nbytes: int = SLICE_NBYTES
     replicas: int = 0
+    fallback_timeout: float = 300.0
     patience: float = 0.0
     checkpoint_seconds: float | None = None
     checkpoint_steps: int | None = None

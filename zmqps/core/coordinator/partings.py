@@ -8,6 +8,7 @@ from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.missing import ADVICE
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Error, Lost
 from zmqps.errors import PeerLostError, PSError
@@ -60,16 +61,19 @@ class Partings:
         would have no use for it, and where thousands are lost that would be millions of messages.
         """
         silent = now - member.seen_at
-        advice = "the values of its shard are gone" if member.role == "server" else "the others go on without it"
+        advice = ADVICE if member.role == "server" else "the others go on without it"
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         there = [run for run in self._jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
-        ready = {run.name for run in there if run.startup.ready}
         actions = self._checkpoints.gone(member, now)  # while it is known what it had
         actions += [action for run in there for action in run.lose_server(member, error, now)]
-        runs = [run for run in there if run.lost_shard is not None or run.name not in ready]
+        runs = [run for run in there if run.lost_shard is not None or run.startup.job is None]
         if there and not runs:
-            advice = "its backups take over"
+            if any(run.fallback.active for run in there):
+                advice = "what nobody else has goes back to a checkpoint"
+            else:
+                begun = any(run.startup.ready for run in there)
+                advice = "its backups take over" if begun else "what began on it begins again on others"
             error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         actions.insert(0, Log("warning", str(error)))
         told = [other for run in runs for other in run.members.values()]

@@ -12,6 +12,7 @@ key                 what is kept
 ``start/NAME``      how far its start is, and who was told where servers are
 ``copies/NAME``     which server has which copy of which shard, promotions under way, and what is missing since when
 ``moves/NAME``      shards that another server has now, and who does not follow yet
+``fallback/NAME``   checkpoints to go back to, shards that do, and who does not know yet that they have
 ``step/NAME``       the step, commits that are not confirmed, clocks; what counted of whom
 ``data/NAME/SET``   which ranges of a data set are done, and who has which
 ``ended/NAME``      how a job has ended
@@ -136,6 +137,8 @@ def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now
             run.replication.moves.restore(records["moves"].get(name, ()), run.startup.copies, now)
         if name in records["step"] and run.startup.job is not None:
             run.steps.restore(records["step"][name], run.startup.job, run.startup.copies, now)
+        if name in records["fallback"]:
+            run.fallback.restore(records["fallback"][name], members, now)
     for whose, kept in records["data"].items():
         runs[split_set(whose)[0]].data.restore(kept)
 
@@ -184,6 +187,7 @@ _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "start": _of_run(lambda run: run.startup.dump()),
     "copies": _of_run(_dump_copies),
     "moves": _of_run(lambda run: run.replication.moves.dump()),
+    "fallback": _of_run(lambda run: run.fallback.dump()),
     "step": _of_run(lambda run: run.steps.dump()),
     "data": _data,
     "ended": lambda machine, name: machine.ended.dump(name),

@@ -14,7 +14,7 @@ from zmqps.core.coordinator.moves import Moves
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Promote, Promoted, Replicas, Replicating, Retargeted, Yielded
+from zmqps.core.protocol.messages import Promote, Promoted, Replicas, Replicating, Retargeted
 from zmqps.errors import PSError, counted
 
 #: A server answers within milliseconds; one that did not may not have received it.
@@ -29,6 +29,7 @@ class _Degraded:
 
     since: float
     why: str
+    anywhere: bool = False  # it may get them on servers that have shards of their own
 
 
 class Replication:
@@ -127,6 +128,7 @@ class Replication:
         self._changed("copies")
         copies.remove(old)
         self._unanswered.pop(old.epoch, None)
+        old.moved = True
         startup.given_up.append(old)
         heir.backup, heir.generation = False, message.generation
         for other in copies.backups(old.shard):
@@ -136,7 +138,7 @@ class Replication:
                 startup.given_up.append(other)
                 copies.add(old.shard, other.server, backup=True)
         startup.moved()
-        self._steps.hand_over(old.epoch, heir)
+        self._steps.move(old.epoch, heir, None)
         actions += self.moves.begin(startup.epoch, copies, heir, startup.told, now, message.step)
         actions += self.handovers.taken(old.shard)
         backups = copies.backups(old.shard)
@@ -198,6 +200,23 @@ class Replication:
         """A member has gone."""
         self.moves.leave(member)
 
+    def forget(self, shards: Iterable[int]) -> None:
+        """No copy is left of these shards that counts."""
+        for shard in shards:
+            self._promoting.pop(shard, None)
+            self._degraded.pop(shard, None)
+            self.moves.forget(shard)
+            self.handovers.forget(shard)
+        self._changed("copies")
+        epochs = self._startup.copies.by_epoch
+        self._unanswered = {epoch: copy for epoch, copy in self._unanswered.items() if epoch in epochs}
+
+    def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
+        """These shards have a primary alone, and get backups again, on servers with shards of their own, too."""
+        for shard in shards if self.replicas else ():
+            self._degraded[shard] = _Degraded(now, why, anywhere=True)
+            self._changed("copies")
+
     # --- backups -------------------------------------------------------------------------------
 
     def _backups_changed(self, shard: int, now: float) -> list[Action]:
@@ -237,10 +256,11 @@ class Replication:
         there = [server for server in there if not server.leaving]
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard in sorted(self._degraded):
-            if shard in self._promoting or not any(c.shard == shard and not c.backup for c in copies):
+            if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
                 continue
             new: list[Copy] = []
-            fit = [server for server in idle if (server.incarnation, shard) not in self._unfit]
+            where = there if self._degraded[shard].anywhere else idle
+            fit = [server for server in where if (server.incarnation, shard) not in self._unfit]
             while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
                 new.append(copies.add(shard, server, backup=True))
             if new:
@@ -273,10 +293,6 @@ class Replication:
 
     def _is_busy(self, primary: Copy) -> bool:
         return primary.shard in self._promoting or primary.epoch in self._unanswered
-
-    def yielded(self, copy: Copy, message: Yielded, now: float) -> list[Action]:
-        """A primary has given up its place, or cannot just now."""
-        return self.handovers.yielded(copy, message, now)
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -321,7 +337,7 @@ class Replication:
         """Return what becomes of the copies."""
         return [
             [copy.epoch for copy in self._promoting.values()], [*self._unanswered],
-            [[shard, d.since, d.why] for shard, d in sorted(self._degraded.items())],
+            [[shard, d.since, d.why, d.anywhere] for shard, d in sorted(self._degraded.items())],
             [[who, shard, why] for (who, shard), why in sorted(self._unfit.items())], self.handovers.dump(),
         ]  # fmt: skip
 
@@ -331,7 +347,7 @@ class Replication:
         copies = self._startup.copies.by_epoch
         self._promoting = {copies[epoch].shard: copies[epoch] for epoch in promoting}
         self._unanswered = {epoch: copies[epoch] for epoch in unanswered}
-        self._degraded = {shard: _Degraded(min(since, now), why) for shard, since, why in degraded}
+        self._degraded = {shard: _Degraded(min(since, now), why, where) for shard, since, why, where in degraded}
         self._unfit.update({(who, shard): why for who, shard, why in unfit})
         self.handovers.restore(moving, now)
         if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):

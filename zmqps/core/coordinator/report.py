@@ -23,6 +23,7 @@ def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
     """Return in words what a job waits for: a few of many waits."""
     missing, startup = run.num_missing, run.startup
     unreached = list(complaints([*run.workers, *run.observers]))
+    unreached += run.fallback.texts()
     if startup.ready:
         barriers, waits_for = run.barriers.by_name, run.barriers.waiting_for
         texts = [f"barrier {b.name!r} waits for {waits_for(b, missing)}" for b in islice(barriers.values(), MOST_WAITS)]
@@ -35,7 +36,7 @@ def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
     if startup.parked:
         return [*unreached, f"init waits for {startup.waiting_for(servers)}"]
     if startup.job is None:
-        return [] if run.only_observed else ["waiting for a worker's init"]
+        return [] if only_observed(run) else ["waiting for a worker's init"]
     return unreached
 
 
@@ -55,9 +56,15 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),
         "replicas": run.replication.status(now),
+        "fallback": run.fallback.status(now),
         "data": run.data.status(),
         "servers": {server.hello.name: _counted(run, server) for server in servers},
     }
+
+
+def only_observed(run: JobRun) -> bool:
+    """Whether nobody has begun a job, or is there to: as where the tasks of ``zmqps run`` meet."""
+    return run.startup.job is None and not run.workers
 
 
 def _idle(run: JobRun, worker: MemberInfo) -> str:

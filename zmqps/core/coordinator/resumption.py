@@ -83,20 +83,20 @@ class Resumption:
             "names": dict(self.names),
         }
 
-    def dump(self) -> list[Any]:
-        """Return it as plain data, for the coordinator's journal."""
+    def dump(self, *, brief: bool = False) -> list[Any]:
+        """Return it as plain data, for the coordinator's journal; ``brief``: without the job, which may be large."""
         return [
-            self.path, self.job.to_wire(), self.version, list(self.data), dict(self.state), self.optimizer,
-            dict(self.names), self.read_at,
+            self.path, {} if brief else self.job.to_wire(), self.version, list(self.data), dict(self.state),
+            self.optimizer, dict(self.names), self.read_at,
         ]  # fmt: skip
 
     @classmethod
-    def restored(cls, kept: Sequence[Any]) -> Resumption:
-        """Return the one that was kept."""
+    def restored(cls, kept: Sequence[Any], known: JobSpec | None = None) -> Resumption:
+        """Return the one that was kept; ``known``: the job of a brief one."""
         path, job, version, data, state, optimizer, names, read_at = kept
         return cls(
-            path=path, job=JobSpec.from_wire(job), version=version, data=data, state=state, optimizer=optimizer,
-            names=names, read_at=read_at,
+            path=path, job=known or JobSpec.from_wire(job), version=version, data=data, state=state,
+            optimizer=optimizer, names=names, read_at=read_at,
         )  # fmt: skip
 
     def told(self) -> dict[str, Any]:

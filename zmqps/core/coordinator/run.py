@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
+from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.data import DataSets
+from zmqps.core.coordinator.fallback import Fallback
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import Changes, set_key
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
+from zmqps.core.coordinator.missing import torn
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
@@ -20,7 +23,6 @@ from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waits
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -29,15 +31,14 @@ from zmqps.core.protocol.messages import (
     Init,
     Promoted,
     Ready,
-    Replicating,
     Resumed,
     Retargeted,
     Take,
     Waiting,
+    WentBack,
     Withdraw,
-    Yielded,
 )
-from zmqps.errors import ConfigurationError, JobError, JournalBehindError, PSError
+from zmqps.errors import ConfigurationError, JournalBehindError, PSError
 
 
 class JobRun:
@@ -99,14 +100,19 @@ class JobRun:
         self.startup = Startup(
             name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
             lambda: self.num_workers, options.workers, root, resumption, options.replicas, changed,
+            falls_back=options.fallback_timeout > 0,
         )  # fmt: skip
         self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas, changed)
+        self.fallback = Fallback(
+            name, self.startup, self.steps, self.replication, self.members, options.fallback_timeout,
+            self._rewind, self._lose_shards, changed,
+        )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
         self.data = DataSets(
             self.members, self.places.lasts, self.steps.pause, self.steps.resume,
             lambda data: changes.add("data", set_key(name, data)),
         )  # fmt: skip
-        self.waits = Waits(self._waiters, self._anybody_waits)
+        self.waits = Waits(self._waiters, self.anybody_waits)
         if resumption is not None:
             self.data.resume(resumption.data)
 
@@ -130,6 +136,11 @@ class JobRun:
         return self.places.num_missing
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all shards are there."""
+        return self.startup.ready and self.lost_shard is None and not self.fallback.active
+
+    @property
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done.
 
@@ -137,7 +148,7 @@ class JobRun:
         to be started again: that takes as long as a program needs to start.
         """
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.lost_shard is None and self.steps.settled and not self.losses.to_return
+        return done and self.is_whole and self.steps.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
@@ -171,8 +182,7 @@ class JobRun:
         self.places.leave(member, how)
         self.steps.leave(member)
         self.replication.leave(member)
-        if self.steps.torn is not None and self.lost_shard is None:
-            actions += self._lose_shards(_torn(self.steps.torn))
+        actions += [*self.fallback.leave(member, now), *self._look_for_torn(now)]
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == "finished")
         self.occupancy.go(member, now, ready=self.startup.ready)
@@ -181,18 +191,19 @@ class JobRun:
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(now), *self._fill(now)]
+        actions = [*self._place(self._servers, now), *self._fill(now)]
+        actions += self.fallback.fill(self._servers.staying, now)
         actions += self.replication.fill(self._servers, now)
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
         return actions
 
-    def _place(self, now: float) -> list[Action]:
+    def _place(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
         silent = now - SILENT_BEATS * self._options.heartbeat_interval
         self.startup.num_servers = self._servers.wanted
-        there = self._servers.staying
+        there = [server for server in servers if not server.leaving]
         actions = self.startup.place(sorted(there, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
@@ -245,24 +256,6 @@ class JobRun:
             )
         return self.occupancy.note(member, self.startup.owner)
 
-    def replaceable(self, member: MemberInfo, message: Init) -> bool:
-        """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
-
-        Nobody may be there who looks at what was trained, or has begun to train it again.
-
-        Raises
-        ------
-        PSError
-            The job that it wants could not begin.
-        """
-        ours = self.startup.job
-        unwanted = self.occupancy.is_abandoned and not self._anybody_waits()
-        if not unwanted or member.role != "worker" or not message.job or ours is None:
-            return False
-        job = JobSpec.from_wire(message.job)
-        job.check_startable(self._options.workers if job.workers is None else job.workers)
-        return not ours.is_same(job)
-
     # --- requests ------------------------------------------------------------------------------
 
     def init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
@@ -279,6 +272,8 @@ class JobRun:
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
         self._check_shards()  # no step can be applied to the whole model any more
+        if self.fallback.makes_moot(member):
+            return []  # of a step that is gone: it asks no more as soon as it knows
         if (kept := self.places.keep(member, message)) is not None:
             return kept
         self.steps.arrive(member, message, now)
@@ -327,8 +322,12 @@ class JobRun:
     def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its copy of a shard, or has all its values."""
         self.waits.tell_soon(now)
+        copy = self.startup.copies.by_epoch[message.epoch]
+        if self.fallback.concerns(copy):
+            actions = self.fallback.ready(copy, bool(message.loaded), now)
+            return [*actions, *self.move_on(now)] if actions else []
         if self.startup.ready:
-            return self.replication.ready(self.startup.copies.by_epoch[message.epoch], bool(message.loaded))
+            return self.replication.ready(copy, bool(message.loaded))
         actions = self.startup.progress(message.epoch, bool(message.loaded))
         if self.startup.ready:
             self.replication.begin(now)
@@ -336,14 +335,9 @@ class JobRun:
 
     def move(self, now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; ``may_cut``: shards may have other primaries now."""
-        if not self.startup.ready or self.lost_shard is not None:
-            return []
-        actions = self.replication.move(list(self._servers), now, may_cut=may_cut)
+        whole = self.startup.ready and self.lost_shard is None
+        actions = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
         return [*actions, *self.steps.advance(self.num_missing, now)] if actions else []
-
-    def yielded(self, message: Yielded, now: float) -> list[Action]:
-        """A primary has given up its place, or cannot just now."""
-        return self.replication.yielded(self.startup.copies.by_epoch[message.epoch], message, now)
 
     def committed(self, message: Committed) -> list[Action]:
         """A server has applied a step."""
@@ -354,17 +348,21 @@ class JobRun:
         if self.steps.lacks(message.step - 1):
             return self.fall_behind(self.startup.copies.by_epoch[message.epoch].server, message.step - 1)
         actions = self.replication.promoted(self.startup.copies.by_epoch[message.epoch], message, now)
-        if self.steps.torn is not None and self.lost_shard is None:
-            actions += self._lose_shards(_torn(self.steps.torn))
-        return [*actions, *self.move_on(now)]
+        return [*actions, *self._look_for_torn(now), *self.move_on(now)]
 
-    def replicating(self, message: Replicating) -> None:
-        """A primary has new backups."""
-        self.replication.replicating(self.startup.copies.by_epoch[message.epoch], message)
+    def _look_for_torn(self, now: float) -> list[Action]:
+        """See whether a step can never be completed on one shard."""
+        if self.steps.torn is None or self.lost_shard is not None:
+            return []
+        return self._fall_back([], torn(self.steps.torn), now)
 
     def followed(self, member: MemberInfo, message: Retargeted, now: float) -> list[Action]:
         """A member talks to the new server of a shard."""
         return self.replication.followed(member, message, self.num_missing, now)
+
+    def went_back(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
+        """A member knows where shards are that have gone back to a checkpoint."""
+        return self.fallback.followed(member, message, now)
 
     def fail(self, error: PSError, now: float, epoch: int = 0) -> list[Action]:
         """A server could not build its shard: tell every parked init; a job that runs already is not touched.
@@ -374,20 +372,41 @@ class JobRun:
         if not self.startup.ready:
             self.steps.stop()
             return self.startup.fail(error)
+        if (copy := self.startup.copies.by_epoch.get(epoch)) is not None and self.fallback.concerns(copy):
+            return [*self.fallback.failed(copy, error, now), *self.move_on(now)]
         actions, lost = self.replication.failed(epoch, error, now)
         actions += self.replication.fill(self._servers, now)
-        return [*actions, *(self._lose_shards(error) if lost else [])]
+        return [*actions, *(self._fall_back([copy], error, now) if lost and copy is not None else [])]
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
         """A server has gone with copies of shards of this job: backups take over, where there are."""
+        others = [other for other in self._servers if other is not server]
         if not self.startup.ready:
-            return self.fail(error, now)
+            if len(others) < self.startup.num_servers or not self.startup.begin_again():
+                return self.fail(error, now)
+            self.steps.stop()
+            return self._place(others, now)
         actions, lost = self.replication.lose(server, error, now)
-        actions += self.replication.fill((other for other in self._servers if other is not server), now)
+        actions += self.replication.fill(others, now)
         if self.lost_shard is None and lost:
-            actions += self._lose_shards(error)
+            actions += self._fall_back(lost, error, now)
         self.waits.tell_soon(now)
         return actions
+
+    def _fall_back(self, lost: list[Copy], error: PSError, now: float) -> list[Action]:
+        """Nobody has the values of shards any more: they go back to a checkpoint; without one the job has failed."""
+        gone = {copy.server.incarnation for copy in lost}  # they may not have departed yet
+        servers = [server for server in self._servers.staying if server.incarnation not in gone]
+        actions = self.fallback.begin(lost, error, servers, now)
+        self.waits.tell_soon(now)
+        return self._lose_shards(error) if actions is None else actions
+
+    def _rewind(self, saved: Resumption) -> list[Action]:
+        """All shards are as they were in a checkpoint: so are the data sets, and what was answered since is moot."""
+        for member in self.members.values():
+            member.go_back()
+        self.spares.go_back()
+        return self.data.go_back(saved.data)
 
     def _lose_shards(self, error: PSError) -> list[Action]:
         """The values of a shard are gone: nothing can be trained any more."""
@@ -397,12 +416,11 @@ class JobRun:
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
         told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
-        return [Log("error", f"job {self.name!r}: {error}"), *told]
+        return [Log("error", f"job {self.name!r}: {error}"), *told, *self.startup.refuse(error)]
 
     def fall_behind(self, server: MemberInfo, step: int) -> list[Action]:
         """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
-        ours = self.steps.clock
-        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=ours)
+        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=self.steps.clock)
         return self._lose_shards(error) if self.lost_shard is None else []
 
     # --- time ----------------------------------------------------------------------------------
@@ -410,7 +428,7 @@ class JobRun:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
-        dues.append(self.replication.next_deadline())
+        dues += [self.replication.next_deadline(), self.fallback.next_deadline()]
         return min((due for due in dues if due is not None), default=None)
 
     def expired(self, now: float) -> bool:
@@ -423,6 +441,7 @@ class JobRun:
         actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
         due = self.replication.next_deadline()
         actions += self.replication.on_deadline(now) if due is not None and now >= due else []
+        actions += self.fallback.on_deadline(self._servers.staying, now)
         if told := self.waits.on_deadline(now):
             self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again
         return actions + told
@@ -432,11 +451,13 @@ class JobRun:
     def resumed(self, member: MemberInfo, message: Resumed, now: float) -> list[Action]:
         """A member of a coordinator that was away has asked again all that it waits for."""
         self.steps.resumed(member, message.clock, now)
-        return [*self.startup.resumed(member), *self.replication.again(member), *self.move_on(now)]
+        said = [*self.startup.resumed(member), *self.replication.again(member), *self.fallback.again(member)]
+        return [*said, *self.move_on(now)]
 
     def again(self, server: MemberInfo) -> list[Action]:
         """A server is back: say again what it may not have heard."""
-        return [*self.startup.again(server), *self.replication.again(server), *self.steps.again(server)]
+        said = [*self.startup.again(server), *self.fallback.again(server), *self.replication.again(server)]
+        return [*said, *self.steps.again(server)]
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -448,14 +469,10 @@ class JobRun:
         yield from self.data.waiters()
         yield from self.spares.waiters(self.places.expected or 0)
 
-    def _anybody_waits(self) -> bool:
+    def anybody_waits(self) -> bool:
+        """Whether a member waits for anything."""
         in_start, at_barrier = self.startup.parked, self.barriers.by_name
         return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits or self.spares)
-
-    @property
-    def only_observed(self) -> bool:
-        """Whether nobody has begun it, or is there to: as where the tasks of ``zmqps run`` meet."""
-        return self.startup.job is None and not self.workers
 
     @property
     def state(self) -> str:
@@ -464,6 +481,8 @@ class JobRun:
             return f"failed: {self.lost_shard}"
         if not self.startup.ready:
             return "starting"
+        if self.fallback.active:
+            return "going back"
         return "training" if self.members else "idle"
 
     def validate(self) -> None:
@@ -475,14 +494,7 @@ class JobRun:
         self.steps.validate()
         self.replication.validate()
         assert {incarnation for incarnation, _ in self.startup.parked} <= set(self.members)
-        assert not (self.startup.ready and self.startup.parked)
+        self.fallback.validate()
+        assert not (self.startup.ready and self.startup.parked) or self.startup.held
         assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
         assert all(member.job == self.name for member in self.members.values())
-
-
-def _torn(shard: int) -> PSError:
-    """Return the error of a job whose step cannot be completed on one shard."""
-    return JobError(
-        f"the server of shard {shard} was lost in mid-step, and so was a worker that can no longer bring its gradients "
-        "to the backup, while other shards have that step; begin the job again, from a checkpoint if there is one"
-    )

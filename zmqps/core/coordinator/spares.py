@@ -76,6 +76,12 @@ class Spares:
                     actions.append(self._members[who].fail(request, error))
         return actions
 
+    def go_back(self) -> None:
+        """Steps that were completed are gone; whoever had asked for the next one asks again."""
+        for who, kept in list(self._kept.items()):
+            for request in [request for request, message in kept.items() if _arrives(message)]:
+                self.withdraw(self._members[who], request)
+
     def waiters(self, expected: int) -> Iterator[Waiter]:
         """Yield who waits, with the request, and what says for what."""
         text = waiting_for(expected)

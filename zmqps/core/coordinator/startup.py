@@ -74,6 +74,8 @@ class Startup:
         How many backups each shard is to have.
     changed
         Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
+    falls_back
+        Whether a shard that is lost goes back to a checkpoint, if there is one.
     """
 
     def __init__(
@@ -90,9 +92,11 @@ class Startup:
         resumption: Resumption | None = None,
         replicas: int = 0,
         changed: Callable[[str], None] = lambda what: None,
+        falls_back: bool = False,
     ) -> None:
         self._changed = changed
         self.name = name
+        self._falls_back = falls_back
         self.resumption = resumption
         self._replicas = replicas
         self.num_servers = num_servers
@@ -104,6 +108,7 @@ class Startup:
         self._new_epoch = new_epoch
         self._slice_nbytes = slice_nbytes
         self.given_up: list[Copy] = []  # what servers still have
+        self.held = ""  # why those who come have to wait, though the job is under way
         self._forget()
 
     def _forget(self) -> None:
@@ -163,7 +168,7 @@ class Startup:
         actions += self._say_again() if is_pace else []
         if self.loader is None and has_values and self.placement is not None and not self.ready:
             actions += self._choose_loader()
-        return actions + self._answer()
+        return actions + self.answer()
 
     def place(self, servers: Sequence[MemberInfo]) -> list[Action]:
         """Place the job as soon as all servers have joined."""
@@ -180,11 +185,24 @@ class Startup:
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
         return [Log("info", text), *self.assign(self.copies)]
 
-    def assign(self, copies: Iterable[Copy]) -> list[Action]:
-        """Tell servers the copies that they are to keep."""
+    def begin_again(self) -> bool:
+        """Forget where the job was to lie, as a server is lost; False if values are there that are only on servers."""
+        if self.ready or self.placement is None or self.loader is not None:
+            return False
+        self.given_up += self.copies
+        self.placement, self.copies, self.epoch = None, Copies(self._root, self._new_epoch), 0
+        self.built.clear()
+        self.loaded.clear()
+        for what in ("spec", "start", "copies"):
+            self._changed(what)
+        return True
+
+    def assign(self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None) -> list[Action]:
+        """Tell servers the copies that they are to keep; ``source``: from where, if not what the job began from."""
         assert self.placement is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
-        source = self.resumption.source() if self.resumption else {}
+        if source is None:
+            source = self.resumption.source() if self.resumption else {}
         hosts = Counter(
             server.hello.host for server in {copy.server.incarnation: copy.server for copy in self.copies}.values()
         )
@@ -225,7 +243,7 @@ class Startup:
         self.ready = len(self.loaded) == len(self.copies)
         if len(self.built) < len(self.copies):
             return []
-        return self._answer() or ([] if self.loader else self._choose_loader())
+        return self.answer() or ([] if self.loader else self._choose_loader())
 
     def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
         """A worker no longer waits for its init, or has gone."""
@@ -295,8 +313,15 @@ class Startup:
 
     def fail(self, error: PSError) -> list[Action]:
         """A server could not build its shard: forget the job and tell everybody who waits for it."""
-        waiters = [(waiter.member, request) for (_, request), waiter in self.parked.items()]
+        told = self.refuse(error)
         self.give_up()
+        return told
+
+    def refuse(self, error: PSError) -> list[Action]:
+        """Tell everybody who waits for the job that it cannot be trained."""
+        waiters = [(waiter.member, request) for (_, request), waiter in self.parked.items()]
+        self.parked.clear()
+        self._requests.clear()
         return [member.fail(request, error) for member, request in waiters]
 
     def give_up(self) -> None:
@@ -315,8 +340,9 @@ class Startup:
                 return [Log("info", f"{member.title} uploads the initial values"), self._reply(member, key[1], load=1)]
         return []
 
-    def _answer(self) -> list[Action]:
-        if not self.ready:
+    def answer(self) -> list[Action]:
+        """Tell the job to those who wait for it, once it can be trained."""
+        if not self.ready or self.held:
             return []
         replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
         self.parked.clear()
@@ -329,7 +355,12 @@ class Startup:
         assert self.placement is not None
         before = None if load else member.answer_with(self._wire)
         placement: Mapping[str, Any] = (
-            {**self._cuts, "replicas": self._replicas, "servers": self.copies.rows(member, load=bool(load))}
+            {
+                **self._cuts,
+                "replicas": self._replicas,
+                "falls_back": int(self._falls_back),
+                "servers": self.copies.rows(member, load=bool(load)),
+            }
             if before is None
             else before.placement
         )
@@ -356,6 +387,8 @@ class Startup:
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""
+        if self.held:
+            return self.held
         if len(servers) < self.num_servers:
             return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
         if self.placement is not None and len(self.built) < len(self.copies):

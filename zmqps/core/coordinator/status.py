@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.membership import Departure, MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.report import job_status, job_waits
+from zmqps.core.coordinator.report import job_status, job_waits, only_observed
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Exit
 from zmqps.errors import LimitError, counted
@@ -59,7 +59,7 @@ def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRu
     """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
     absent = wanted - len(servers)
     needs = [f"{absent} of {counted(wanted, 'server')}"] if absent > 0 else []
-    needs += ["a worker's init"] if all(run.only_observed for run in jobs.values()) else []
+    needs += ["a worker's init"] if all(only_observed(run) for run in jobs.values()) else []
     texts = [f"waiting for {' and '.join(needs)}"] if needs else []
     of_jobs = (f"job {name!r}: {text}" for name, run in jobs.items() for text in job_waits(run, servers))
     texts += islice(of_jobs, MOST_WAITING)

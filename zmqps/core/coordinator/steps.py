@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any
 
 from zmqps.core.coordinator.attendance import Attendance
+from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.pauses import Pauses
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Commit, Proceed
+from zmqps.core.protocol.messages import Arrive, Proceed
 from zmqps.errors import DeadlineError, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
@@ -49,6 +51,7 @@ class Steps:
         self.policy: Policy | None = None
         self._changed = changed
         self._kept: Plain = None  # … when it was changed last
+        self._kept_clock = 0
         self._counted: dict[bytes, tuple[int, tuple[int, ...]]] = {}  # the last of each that counted: step, attempts
         self._returned: set[bytes] = set()  # who trained when this coordinator was away, and has not said where it is
         self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
@@ -56,21 +59,19 @@ class Steps:
         self._granted: list[Grant] = []  # where shards have backups: until these have the step
         self._behind_moves: dict[int, set[bytes]] = {}  # by shard that has moved: who may have to bring again
         self._moving: set[int] = set()  # those of them whose new server is yet to take over
-        self._closed: set[int] = set()  # shards whose primary gives up its place
-        self._holding = False  # who may go on waits until shards have moved
         self._members = members
         self._attendance = attendance
         self._training: set[bytes] = set()  # the live ones that have begun; all of them count
-        self._copies: dict[int, Copy] = {}  # of the shards, by epoch
+        self._commits = Commits()
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
         self._told: dict[bytes, int] = {}  # the clocks that those began with who did not count yet
         self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
         self._waits_for_all = False
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
-        self._unconfirmed: dict[int, list[Commit]] = {}  # by copy, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
+        self.pauses = Pauses()
 
     def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -87,15 +88,14 @@ class Steps:
         self.policy = make_policy(job)
         self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
-        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
-        self._unconfirmed = {epoch: [] for epoch in self._copies}
+        self._commits.start(copies)
         self.keep()
 
     def keep(self) -> None:
         """Keep how it stands: whoever has been told of it may rely on that."""
         if self._changed is nothing:
             return
-        self._kept = self._snapshot()
+        self._kept, self._kept_clock = self._snapshot(), self.clock
         self._changed()
 
     def keep_arrivals(self) -> None:
@@ -106,12 +106,10 @@ class Steps:
     def _snapshot(self) -> Plain:
         if self.policy is None:
             return None
-        commits = {commit.step: commit.contributors for queue in self._unconfirmed.values() for commit in queue}
         return {
+            **self._commits.dump(),
             "policy": self.policy.dump(),
             "waits_for_all": self._waits_for_all,
-            "commits": [[step, [[who, list(attempts)] for who, attempts in c]] for step, c in sorted(commits.items())],
-            "unconfirmed": [[epoch, [c.step for c in queue]] for epoch, queue in self._unconfirmed.items()],
             "counted": [[who, step, list(attempts)] for who, (step, attempts) in self._counted.items()],
             "ranks": [[who, rank] for who, rank in self._ranks.items()],
             "told": [[who, clock] for who, clock in self._told.items()],
@@ -138,10 +136,7 @@ class Steps:
         self._counted = {who: (step, tuple(attempts)) for who, step, attempts in kept["counted"]}
         self._behind_moves = {shard: set(who) for shard, who in kept["moved"]}
         self._moving = set(kept["moving"])
-        commits = {step: tuple((who, tuple(a)) for who, a in contributors) for step, contributors in kept["commits"]}
-        for epoch, steps in kept["unconfirmed"]:
-            if epoch in self._unconfirmed:
-                self._unconfirmed[epoch] = [Commit(epoch, step, commits[step]) for step in steps]
+        self._commits.restore(kept)
         self._retry_due = None if self.settled else now + COMMIT_RETRY_S
         self._kept = kept
 
@@ -164,16 +159,36 @@ class Steps:
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
         self.policy = None
+        self.pauses.clear()
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
-        for epoch in [epoch for epoch, copy in self._copies.items() if copy.shard in self._behind_moves]:
-            self._unconfirmed.pop(epoch, None)  # it lacks gradients of the step
+        for epoch in [epoch for epoch, copy in self._commits.copies.items() if copy.shard in self._behind_moves]:
+            self._commits.lose(epoch)  # it lacks gradients of the step
         self._behind_moves.clear()
         self._moving.clear()
-        self._closed.clear()
-        self._holding = False
         self._since = None
+        self.keep()
+
+    def suspend(self, why: str) -> None:
+        """All shards go back to a checkpoint: no step is committed until they have."""
+        self.pauses.clear()
+        self.pauses.suspended = why
+        self._commits.forget()
+        self._granted.clear()
+        self._behind_moves.clear()
+        self._moving.clear()
+        self._retry_due = self.torn = None
+        self.keep()
+
+    def go_back(self, copies: Iterable[Copy], clock: int | None) -> None:
+        """Shards have other primaries, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
+        self._commits.start(copies)
+        if clock is not None and self.policy is not None:
+            self.pauses.suspended, self._since = "", None
+            self._requests.clear()
+            self._counted.clear()
+            self.policy.go_back(clock)
         self.keep()
 
     def begin(self, member: MemberInfo) -> int:
@@ -242,73 +257,46 @@ class Steps:
 
     def lose(self, epoch: int) -> None:
         """A copy is lost with its server, which confirms nothing any more."""
-        self._unconfirmed.pop(epoch, None)
-
-    def move(self, old: int, heir: Copy, told: Iterable[bytes]) -> None:
-        """A shard's primary is lost, and a backup takes over.
-
-        Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
-        bring them again; until then no step counts on them.
-        """
-        self._copies.pop(old, None)
-        self._copies[heir.epoch] = heir
-        commits = self._unconfirmed.pop(old, [])
-        self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
-        if self.policy is not None and self.policy.mode == "sync":
-            self._behind_moves[heir.shard] = {who for who in told if who in self._members}
-            self._moving.add(heir.shard)
-            for who in [who for who in self.policy.arrived() if who not in self._members]:
-                self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
-        self.keep()
-
-    # --- shards that move in an orderly way ----------------------------------------------------
-
-    def hold(self) -> None:
-        """Let nobody begin the next step."""
-        self._holding = True
+        self._commits.lose(epoch)
 
     def let_go(self) -> list[Action]:
-        """Let those begin it who may."""
-        self._holding = False
+        """Let those begin the next step who may, if they were held."""
+        self.pauses.holding = False
         return self._proceed() if not self._replicated or self.settled else []
-
-    def close(self, shard: int) -> None:
-        """The primary of a shard is to give up its place: commit nothing."""
-        self._closed.add(shard)
-
-    def open(self, shard: int) -> None:
-        """A shard has a primary again, the same or another one."""
-        self._closed.discard(shard)
 
     @property
     def is_between(self) -> bool:
         """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
         return self.settled and not self._blocked and (bool(self._granted) or not self._requests)
 
-    def hand_over(self, old: int, heir: Copy) -> None:
-        """Another copy is the primary of a shard, with all that the old one had, between two steps."""
-        self._copies.pop(old, None)
-        self._copies[heir.epoch] = heir
-        commits = self._unconfirmed.pop(old, [])
-        self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
+    def move(self, old: int, heir: Copy, told: Iterable[bytes] | None) -> None:
+        """A shard's primary is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
 
-    # --- shards that were lost -----------------------------------------------------------------
+        Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
+        bring them again; until then no step counts on them.
+        """
+        self._commits.move(old, heir)
+        if told is not None and self.policy is not None and self.policy.mode == "sync":
+            self._behind_moves[heir.shard] = {who for who in told if who in self._members}
+            self._moving.add(heir.shard)
+            for who in [who for who in self.policy.arrived() if who not in self._members]:
+                self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+        self.keep()
 
     def _find_torn(self, epoch: int) -> None:
         """Note it if a shard is to have a step of which one who has gone had the gradients."""
-        commits = self._unconfirmed.get(epoch, [])
+        commits = self._commits.unconfirmed.get(epoch, [])
         if any(who not in self._members for commit in commits for who, _ in commit.contributors):
             self._tear(epoch)
 
     def _tear(self, epoch: int) -> None:
-        self.torn = self._copies[epoch].shard
-        del self._unconfirmed[epoch]  # said again, it would make another step of it than the others have
+        self.torn = self._commits.copies[epoch].shard
+        self._commits.lose(epoch)  # said again, it would make another step of it than the others have
 
     def moved(self, heir: Copy, step: int) -> None:
         """A backup has taken over, with so many steps."""
         self._moving.discard(heir.shard)
-        commits = self._unconfirmed.get(heir.epoch, [])
-        commits[:] = [commit for commit in commits if commit.step >= step]
+        self._commits.confirmed(heir.epoch, step)
         self._find_torn(heir.epoch)
         self.keep()
 
@@ -324,8 +312,8 @@ class Steps:
     def _say_again(self, shard: int | None = None) -> list[Action]:
         """Send the commits again that servers have not confirmed, as far as they can have the gradients."""
         actions: list[Action] = []
-        for epoch, commits in self._unconfirmed.items():
-            copy = self._copies[epoch]
+        for epoch, commits in self._commits.unconfirmed.items():
+            copy = self._commits.copies[epoch]
             if copy.shard in self._moving or shard not in (None, copy.shard):
                 continue
             behind = self._behind_moves.get(copy.shard, set())
@@ -338,7 +326,7 @@ class Steps:
     @property
     def _blocked(self) -> bool:
         """Whether a shard has moved that may lack gradients of the step, or is about to."""
-        if self._closed:
+        if self.pauses.blocks:
             return True
         if not self._behind_moves or self.policy is None:
             return False
@@ -352,8 +340,10 @@ class Steps:
             if worker not in behind:
                 continue
             behind.discard(worker)
-            for epoch, commits in list(self._unconfirmed.items()):
-                at_stake = self._copies[epoch].shard == shard and shard not in self._moving  # else it may have the step
+            for epoch, commits in list(self._commits.unconfirmed.items()):
+                at_stake = (
+                    self._commits.copies[epoch].shard == shard and shard not in self._moving
+                )  # else it may have it
                 if at_stake and any(worker in dict(commit.contributors) for commit in commits):
                     self._tear(epoch)
             if self.policy is not None:
@@ -364,13 +354,10 @@ class Steps:
     def leave(self, member: MemberInfo) -> None:
         """A worker or observer has gone."""
         self._forget_gradients(member.incarnation)
-        self._requests.pop(member.incarnation, None)
         self._training.discard(member.incarnation)
-        self._paused.pop(member.incarnation, None)
-        self._told.pop(member.incarnation, None)
-        self._behind.pop(member.incarnation, None)
-        self._counted.pop(member.incarnation, None)
         self._returned.discard(member.incarnation)
+        for known in (self._requests, self._paused, self._told, self._behind, self._counted):
+            known.pop(member.incarnation, None)
         if self.policy is not None and member.incarnation in self._ranks:
             self.policy.leave(member.incarnation)
             if self.policy.mode != "sync":
@@ -388,14 +375,18 @@ class Steps:
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
         self._granted += decision.granted
-        if not self._holding and (not self._replicated or self.settled):
+        if not self.pauses.holding and (not self._replicated or self.settled):
             actions += self._proceed()
         actions += self._fail(decision, awaited, now)
         if not self._requests:
             self._since = None
         if decision.commitment is not None:  # a member that is gone contributes no more
             self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
-        if self.policy.mode == "sync" and (decision.commitment or decision.granted or decision.failed):
+        if self.policy.mode == "sync":
+            kept = not (decision.commitment or decision.granted or decision.failed)
+        else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
+            kept = self.policy.now == self._kept_clock
+        if not kept:
             self.keep()
         return actions
 
@@ -422,13 +413,10 @@ class Steps:
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
         # in the order of ranks: the sum does not depend on the order of arrival
         contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
-        actions: list[Action] = []
-        for epoch, commits in self._unconfirmed.items():
-            commits.append(Commit(epoch, commitment.step, tuple(contributors)))
-            if not self._behind_moves:
-                actions.append(Send(self._copies[epoch].server.peer, commits[-1]))
+        made = self._commits.add(commitment.step, contributors)
+        actions: list[Action] = [Send(copy.server.peer, commit) for copy, commit in made]
         if self._behind_moves:
-            actions += self._say_again()
+            actions = self._say_again()
         live = ((who, tuple(attempts)) for who, attempts in contributors if who in self._members)
         self._counted.update((who, (commitment.step, attempts)) for who, attempts in live)
         self._retry_due = now + COMMIT_RETRY_S
@@ -452,12 +440,11 @@ class Steps:
 
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""
-        commits = self._unconfirmed.get(epoch, [])
-        commits[:] = [commit for commit in commits if commit.step > step]
+        self._commits.confirmed(epoch, step + 1)
         if not self.settled:
             return []
         self._retry_due = None
-        actions = self._proceed() if self._granted and not self._holding else []
+        actions = self._proceed() if self._granted and not self.pauses.holding else []
         if not self._requests:
             self._since = None
         return actions
@@ -465,19 +452,18 @@ class Steps:
     @property
     def settled(self) -> bool:
         """Whether every server has said that it has applied every step."""
-        return not any(self._unconfirmed.values())
+        return self._commits.settled
 
     def waiting_for(self, missing: int) -> str:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
-        if self._closed or (self._holding and self._granted and self.settled):
-            return "shards to move to other servers"
+        if why := self.pauses.why(waits=bool(self._granted) and self.settled):
+            return why
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
-            late = [self._copies[epoch].server.title for epoch, commits in self._unconfirmed.items() if commits]
-            return f"{listed(late, MOST_NAMED)} and its backups to have the step"
+            return f"{listed(self._commits.late(), MOST_NAMED)} and its backups to have the step"
         awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
         titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
         return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
@@ -485,35 +471,29 @@ class Steps:
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
-        dues = (self._retry_due, policy)
-        return min((due for due in dues if due is not None), default=None)
+        return min((due for due in (self._retry_due, policy) if due is not None), default=None)
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
         """Send unconfirmed commits again; let the policy see the time."""
-        actions: list[Action] = []
-        if self._retry_due is not None and now >= self._retry_due:
-            self._retry_due = now + COMMIT_RETRY_S
-            actions += self._say_again()
-        return actions + self.advance(missing, now)
+        if self._retry_due is None or now < self._retry_due:
+            return self.advance(missing, now)
+        self._retry_due = now + COMMIT_RETRY_S
+        return [*self._say_again(), *self.advance(missing, now)]
 
     def status(self, missing: int, now: float) -> dict[str, Any]:
         """Return the state for the status."""
         if self.policy is None:
             return {}
-        waited = 0.0 if self._since is None else round(now - self._since, 3)
-        return {
-            "mode": self.policy.mode,
-            **self.policy.status(),
-            "waiting": self.waiting_for(missing),
-            "since_s": waited,
-        }
+        since = now if self._since is None else self._since
+        told = {"waiting": self.waiting_for(missing), "since_s": round(now - since, 3)}
+        return {"mode": self.policy.mode, **self.policy.status(), **told}
 
     def validate(self) -> None:
         """Assert the invariants."""
         assert {*self._requests, *self._paused} <= set(self._members)
         assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
         assert {*self._told, *self._behind} <= set(self._members)
-        assert set(self._unconfirmed) <= set(self._copies) or self.policy is None
+        assert set(self._commits.unconfirmed) <= set(self._commits.copies) or self.policy is None
         assert self._moving <= set(self._behind_moves)
         assert all(behind <= set(self._members) for behind in self._behind_moves.values())
         if self.policy is not None:

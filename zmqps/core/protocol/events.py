@@ -206,7 +206,14 @@ class Landed:
     parameters: tuple[int, ...]
 
 
-Action = Landed | Send | Connect | Look | Log | Record | Exit | Run | Resolve
+@dataclass(frozen=True, slots=True)
+class Notify:
+    """Something has happened that the user may want to know, and has not asked for."""
+
+    event: Any
+
+
+Action = Landed | Send | Connect | Look | Log | Record | Exit | Run | Resolve | Notify
 
 
 class Machine(Protocol):

@@ -53,7 +53,8 @@ class Assign(Message):
     ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
     ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
-    ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here. ``backup``
+    ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here; with
+    ``ledgers`` true, what is kept there of workers' pushes is taken, too, for these workers go on with it. ``backup``
     is 1 for a copy that follows a primary, which has ``backups`` as in `Replicas`; both are of this ``generation``.
     """
 
@@ -83,10 +84,11 @@ class Ready(Message):
 
 @dataclass(frozen=True, slots=True)
 class Discard(Message):
-    """A job has ended: the server frees its copy of a shard."""
+    """A server frees its copy of a shard: the job has ended or, with ``moved`` 1, another copy answers from now on."""
 
     kind: ClassVar[int] = 26
     epoch: U32
+    moved: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zmqps.core.protocol.falling import GoBack, Recalled, WentBack
 from zmqps.core.protocol.jobs import Assign, Discard, Discarded, EndJob, Init, Job, JobEnded, Ready
 from zmqps.core.protocol.membership import (
     Departed,
@@ -83,6 +84,7 @@ __all__ = [
     "FileAnswer",
     "FileAsk",
     "Forgotten",
+    "GoBack",
     "GoOn",
     "Heartbeat",
     "HeartbeatAck",
@@ -105,6 +107,7 @@ __all__ = [
     "Push",
     "Range",
     "Ready",
+    "Recalled",
     "Released",
     "Replicas",
     "Replicate",
@@ -123,6 +126,7 @@ __all__ = [
     "Values",
     "Waiting",
     "Welcome",
+    "WentBack",
     "Withdraw",
     "Yield",
     "Yielded",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any, NamedTuple
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
@@ -15,6 +16,13 @@ from zmqps.core.server.saves import Files
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
+
+
+class Built(NamedTuple):
+    """A shard that was built, and the ledgers of workers that go on with it, as plain data; None: there are none."""
+
+    shard: Shard
+    ledgers: Mapping[str, Any] | None = None
 
 
 class Builds:
@@ -84,14 +92,14 @@ class Builds:
         room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers)
         return [Run(assign, partial(self._build, job, placement, assign, room))]
 
-    def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Shard:
-        shard = self._make_shard(job, placement, assign.shard, room)
+    def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:
+        shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
         if assign.restore:
             if self._files is None:
                 raise JobError("this server was started without a place for checkpoints, and cannot restore one")
-            self._files.read(shard, job, assign.restore)
+            state = dict(self._files.read(shard, job, assign.restore))
             shard.begin_at(assign.restore["version"])
-        return shard
+        return Built(shard, state.get("ledgers", {}) if assign.restore.get("ledgers") else None)
 
 
 def build_error(name: str, assign: Assign, error: Exception) -> PSError:

@@ -291,7 +291,8 @@ class ServerMachine:
         )  # fmt: skip
         client = self.clients.find(event.peer)
         assert client is not None
-        return [Send(event.peer, welcome), *self.replication.welcomed(client, tenant)]
+        known = [Send(event.peer, tenant.known_of(hello.incarnation))] if tenant.recalled else []
+        return [Send(event.peer, welcome), *known, *self.replication.welcomed(client, tenant)]
 
     def _follow(self, client: Client, tenant: Tenant, record: Replicate) -> list[Action]:
         answer, whole = self.replication.follow(client, tenant, record)

@@ -30,7 +30,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Yield,
 )
-from zmqps.core.server.builds import Builds, build_error
+from zmqps.core.server.builds import Builds, Built, build_error
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
@@ -38,7 +38,6 @@ from zmqps.core.server.parked import COMMITTED, Awaited
 from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Saves
-from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
 
@@ -118,21 +117,22 @@ class Orders:
         farewells: list[Action] = [Send(client.peer, told) for client in clients]
         return [*farewells, Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
 
-    def built(self, assign: Assign, shard: Shard | Exception, now: float) -> list[Action]:
+    def built(self, assign: Assign, built: Built | Exception, now: float) -> list[Action]:
         """A shard is built, or could not be."""
         tenants = self._host.tenants
         tenant = tenants.get(assign.epoch)
         actions: list[Action] = []
         if tenant is None:
             pass  # of a job that was given up meanwhile
-        elif isinstance(shard, Exception):
+        elif isinstance(built, Exception):
             self._host.replication.discarded(
                 tenants.pop(assign.epoch)
             )  # asked again, because our answer was lost, it fails again
-            error = build_error(self._host.member.identity.name, assign, shard)
+            error = build_error(self._host.member.identity.name, assign, built)
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
-            tenant.shard = shard
+            shard = tenant.shard = built.shard
+            tenant.recall(built.ledgers)
             self._host.replication.built(tenant)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
@@ -195,22 +195,22 @@ class Orders:
         return [Send(COORDINATOR, committed), *due, *saved]
 
     def _discard(self, message: Discard, now: float) -> list[Action]:
-        """Free a shard of a job that has ended; its workers have been told by the coordinator."""
+        """Free a copy of a shard; its workers are told by the coordinator."""
         discarded, clients = self._host.discarded, self._host.clients
         tenant = self._host.tenants.pop(message.epoch, None)
         actions: list[Action] = []
         if tenant is not None:
             self._host.replication.discarded(tenant)
-            discarded.add(message.epoch, tenant.name, tenant.generation if tenant.yielding else None)
+            discarded.add(message.epoch, tenant.name, moved=bool(message.moved))
             error = discarded.error(message.epoch)
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
                 self._host.forget(incarnation)
             actions += self._saves.end(message.epoch)
-            what = f"shard {tenant.assign.shard} of job {tenant.name!r} has moved: it" if tenant.yielding else ""
-            actions.append(Log("info", f"{what or f'job {tenant.name!r} has ended: its shard'} is freed"))
-        discarded.add(message.epoch)
+            why = f"shard {tenant.assign.shard} is elsewhere now" if message.moved else "has ended"
+            actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed"))
+        discarded.add(message.epoch, moved=bool(message.moved))
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
 
     def _replicas(self, message: Replicas, now: float) -> list[Action]:

@@ -43,8 +43,11 @@ class Files(Protocol):
     def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> Writer:
         """Open the files of a shard; the job as it travels."""
 
-    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> None:
-        """Fill a shard that was just built with what a checkpoint has for it; ``source`` is `Assign.restore`."""
+    def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fill a shard that was just built with what a checkpoint has for it; ``source`` is `Assign.restore`.
+
+        Return what was kept with this shard (`Tenant.saved_state`); nothing where shards were cut in another way.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from zmqps.core.protocol.messages import Assign
+from zmqps.core.protocol.messages import Assign, Recalled
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.parked import Parked
@@ -41,7 +41,8 @@ class Tenant:
         self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
         self.stream: Stream | None = None  # of a primary that has backups
         self.backup: Backup | None = None  # of a copy that follows a primary
-        self.inherited = False  # it was a backup: it has ledgers of workers that have yet to come here
+        self.inherited = False  # it has ledgers of workers that have yet to come here
+        self.recalled = False  # … from a checkpoint, which may lack what workers were told
         self.yielding = False  # it is a primary that gives up its place to a backup, or has
 
     @property
@@ -84,12 +85,25 @@ class Tenant:
         """Return what a checkpoint keeps beside the arrays: who has pushed what, so that nothing is applied twice."""
         return {"ledgers": {who.hex(): ledger.to_plain() for who, ledger in self.ledgers.items()}}
 
+    def recall(self, ledgers: Mapping[str, Any] | None) -> None:
+        """Take what a checkpoint knows of workers' pushes, where they go on with it; None: it is none of theirs."""
+        if ledgers is not None:
+            self.inherited = self.recalled = True
+            for who, plain in ledgers.items():
+                self.ledgers[bytes.fromhex(who)] = Ledger.from_plain(plain)
+
     def ledger(self, incarnation: bytes) -> Ledger:
         """Return the ledger of a worker."""
         ledger = self.ledgers.get(incarnation)
         if ledger is None:
             ledger = self.ledgers[incarnation] = Ledger()
         return ledger
+
+    def known_of(self, incarnation: bytes) -> Recalled:
+        """Return what is known of a worker's pushes."""
+        ledger = self.ledgers.get(incarnation) or Ledger()
+        applied = [seq for seq, found in ledger.results.items() if found is not None]
+        return Recalled(self.assign.epoch, ledger.floor, applied)
 
     def forget(self, incarnation: bytes) -> None:
         """A client has gone."""

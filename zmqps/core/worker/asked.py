@@ -117,6 +117,7 @@ class Asked:
         return [*self._host.transfers.resume(message.step), *self._host.resolve(enter, None)]
 
     def _range(self, take: Take, message: Range, now: float) -> list[Action]:
+        self._host.transfers.pace.took(some=message.start < message.stop)
         return [*self._host.transfers.resume(message.step), *self._host.resolve(take, message)]
 
     def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
@@ -141,7 +142,9 @@ class Asked:
             host.attached = Attached(job, placement, Restored.from_wire(message.restored))
             host.epoch = message.epoch
             replicas = message.placement.get("replicas", 0)
-            host.transfers.moves.attach(replicas if type(replicas) is int else 0)
+            falls_back = message.placement.get("falls_back") == 1
+            host.transfers.moves.attach(replicas if type(replicas) is int else 0, falls_back=falls_back)
+            host.transfers.rollbacks.attach()
         host.member.rank = message.rank
         if not message.load:
             host.member.num_workers = message.num_workers

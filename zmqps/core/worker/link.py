@@ -22,6 +22,7 @@ from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.probe import PROBE_S, Probe
+from zmqps.core.worker.sent import Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError
 
@@ -63,6 +64,8 @@ class Link:
         The door to the codecs.
     rank
         The server's.
+    shard
+        Which.
     """
 
     def __init__(
@@ -75,8 +78,10 @@ class Link:
         numbers: Iterator[int] | None = None,
         coding: Coding = CODING,
         rank: int = 0,
+        shard: int = 0,
     ) -> None:
         self.peer = handshake.peer
+        self.shard = shard
         self.rank = rank
         self.title = title
         self.handshake = handshake
@@ -88,7 +93,8 @@ class Link:
         self.counts: Counter[str] = Counter()
         self.heard_at = 0.0
         self.epoch = epoch
-        self.promised = False  # the server was lost, and another one will take over
+        self.promised = ""  # the server was lost: where its shard will be
+        self.sent = Sent()
         self._coding = coding
         self._versions = [0] * num_slices  # of each slice, when last read
         self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
@@ -106,11 +112,13 @@ class Link:
         ends = [end for end in (transfer.source, transfer.target) if end is not None]
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         in_place = min(end.in_place if end.codec == RAW else 0 for end in ends)
+        head = True
         for group in [cargoes] if transfer.atomic else _batches(cargoes, in_place):
             if group:
                 nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
-                self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes))
+                self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head))
                 transfer.remaining += 1
+                head = False
 
     def pump(self, now: float) -> list[Action]:
         """Send what the window has room for."""
@@ -132,6 +140,7 @@ class Link:
                     if self._next_seq - oldest >= PUSH_WINDOW:
                         break  # a resend of the oldest must still be inside the server's ledger
                 request.seq = self._next_seq
+                self.sent.add(request.seq, head=request.head)
                 self._next_seq += 1
             self.queue.pop()
             request.number = next(self._numbers)
@@ -211,9 +220,20 @@ class Link:
         self._break()
         self.handshake.ended(now)
 
-    def promise(self) -> None:
-        """The server was lost, and another one takes over: wait for it."""
-        self.promised = True
+    def promise(self, how: str = "its backup takes over") -> None:
+        """The server was lost, and another one will have the shard: wait for it."""
+        self.promised = how
+
+    def lose(self, floor: int, applied: Sequence[int]) -> int:
+        """Return how many acknowledged pushes a new server does not know (`Sent.lose`)."""
+        return self.sent.lose(floor, applied)
+
+    def forget(self) -> None:
+        """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""
+        self.queue.clear()
+        self.in_flight.clear()
+        self.in_flight_nbytes = 0
+        self._break()
 
     def retarget(self, title: str, handshake: Handshake, proof: bytes, epoch: int, rank: int) -> None:
         """The shard has another server: all that is not answered is sent again there, once it welcomes us."""
@@ -222,7 +242,8 @@ class Link:
         self.peer, self.title, self.handshake, self.proof = handshake.peer, title, handshake, proof
         self.epoch, self.rank = epoch, rank
         self._broken = bool(self.in_flight)
-        self.lost, self.promised = None, False
+        self.sent.mark(self._next_seq, (request.seq for request in self.in_flight.values()))
+        self.lost, self.promised = None, ""
 
     def requests_of(self, transfer: Transfer) -> list[Request]:
         """Return what is not answered of a transfer."""
@@ -253,6 +274,8 @@ class Link:
             if request.sent_as > num_sent:
                 continue
             if push.done:  # given up: make room, never send it again
+                if request.seq:
+                    self.sent.void(request.seq)
                 del self.in_flight[number]
                 self.in_flight_nbytes -= request.nbytes
             elif isinstance(push, Push) and push.target is not None and not request.doubted and not everything:
@@ -337,21 +360,16 @@ class Link:
         self._rest(now)
         return True
 
-    def wait_for_move(self, number: int, now: float) -> list[Action]:
-        """The shard is on another server, or about to be: the coordinator says where.
-
-        If it stays where it is after all, nobody says so; so what was turned away is sent again after a while.
-        """
-        request = self.in_flight.get(number)
-        if request is None:
+    def wait_for_move(self, number: int, now: float) -> None:
+        """The shard is to have another server; if it stays, nobody says so: this is sent again after a while."""
+        if (request := self.in_flight.get(number)) is None:
             self.probe.answered(number)
         elif request.retry_at is None and not self._broken:
             request.retry_at = now + SLOWEST_RETRY_S
             self._put_off.append(request)
-            self.retry_due = request.retry_at if self.retry_due is None else min(self.retry_due, request.retry_at)
+            self.retry_due = min(self.retry_due or request.retry_at, request.retry_at)
         self.heard_at = now
         self._rest(now)
-        return []
 
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
@@ -417,7 +435,7 @@ class Link:
     def waiting_for(self, transfer: Transfer, now: float) -> str:
         """Say what a transfer still waits for here, or nothing."""
         if self.promised:
-            return f"{self.title}, which was lost: its backup takes over"
+            return f"{self.title}, which was lost: {self.promised}"
         if self.handshake.welcome is None:
             return f"{self.title} to accept the connection{self.handshake.because}"
         if self._broken:
@@ -426,11 +444,11 @@ class Link:
         missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
         if not missing:
             return ""
-        put_off = [request for request in self._put_off if request.transfer is transfer]
-        if any(request.refused_at is not None for request in put_off):
-            return f"{self.title} to have the memory for it"
-        if put_off:
-            return f"the coordinator to say which server answers for the shard of {self.title} now"
+        if put_off := [request for request in self._put_off if request.transfer is transfer]:
+            short = any(request.refused_at is not None for request in put_off)
+            return (
+                f"{self.title} to have the memory for it" if short else f"word where the shard of {self.title} is now"
+            )
         answers = "answer" if missing == 1 else "answers"
         return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
 

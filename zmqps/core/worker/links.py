@@ -98,7 +98,9 @@ class Links:
             handshake, first = self._greet(server, now)
             rank, epoch, proof = server["rank"], server["epoch"], key_of(server["proof"])
             num_slices = len(placement.slices[shard])
-            link = Link(_title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank)
+            link = Link(
+                _title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank, shard=shard
+            )
             self.by_shard.append(link)
             actions += first
         self._sort()

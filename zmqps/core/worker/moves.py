@@ -58,6 +58,7 @@ class Moves:
 
     def __init__(self, host: Host, links: Links, pace: Pace) -> None:
         self.replicas = 0  # backups of each shard
+        self.follows = False  # whether the coordinator says where a shard is whose server is lost
         self._host = host
         self._links = links
         self._pace = pace
@@ -65,11 +66,16 @@ class Moves:
         self._generations: dict[int, int] = {}  # the newest that was told, by shard
         self._bringing: dict[int, set[Bring]] = {}  # by shard
 
-    def attach(self, replicas: int) -> None:
+    def attach(self, replicas: int, *, falls_back: bool = False) -> None:
         """The job is another one."""
-        self.replicas = replicas
+        self.replicas, self.follows = replicas, replicas > 0 or falls_back
         self._kept.clear()
         self._generations.clear()
+        self._bringing.clear()
+
+    def go_back(self) -> None:
+        """All shards are at an earlier step: nothing is to be brought again."""
+        self._kept.clear()
         self._bringing.clear()
 
     # --- what is kept --------------------------------------------------------------------------

@@ -19,6 +19,7 @@ class Request:
     transfer: Push | Pull | Load
     cargoes: tuple[Cargo, ...]
     nbytes: int
+    head: bool = False  # the first of its transfer on this link
     number: int = 0
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None

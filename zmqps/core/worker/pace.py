@@ -31,6 +31,9 @@ class Pace:
         self._failed = False  # the last wait ended with an error; the worker has still arrived
         self.paused: int | None = None  # the checkpoint that a pause is for: no transfer begins
         self.resumes_at: float | None = None  # by itself, if nobody says so
+        self.has_range = False  # of a data set's examples
+        #: Since the job has gone back: the next gradients are of values, or of examples, that are gone.
+        self.stale_values = self.stale_range = False
 
     def pause(self, number: int, until: float) -> None:
         """Begin nothing more, for a checkpoint that is to be a cut between pushes."""
@@ -74,8 +77,12 @@ class Pace:
             self._unacknowledged.add(transfer)
             if transfer.whole:
                 self.closing = transfer
-        elif isinstance(transfer, Pull) and not transfer.exact:  # exactly an older version was asked for
-            transfer.version = max(transfer.version, self.version)
+        elif isinstance(transfer, Pull):
+            if self.stale_values:
+                self.stale_values = False
+                transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
+            if not transfer.exact:  # else an older version was asked for
+                transfer.version = max(transfer.version, self.version)
 
     def pushed(self, transfer: Push) -> None:
         """All shards have acknowledged a push."""
@@ -119,6 +126,20 @@ class Pace:
         else:
             self.clock = max(self.clock, self.arrive.step + 1)
         self._open()
+
+    def go_back(self, clock: int, *, complete: bool) -> None:
+        """The job is at an earlier step; ``complete``: gradients of a whole step were dropped by that already."""
+        self.clock = self.version = clock
+        self._attempts.clear()
+        self._unacknowledged.clear()
+        self._failed = False
+        self.closing = None
+        self.stale_values, self.stale_range = not complete, self.has_range and not complete
+        self._open()
+
+    def took(self, *, some: bool) -> None:
+        """A range of examples was handed out, or there is none any more."""
+        self.has_range, self.stale_range = some, False
 
     def resume(self, clock: int) -> bool:
         """The others did not wait for this worker for a while, and are at ``clock`` or beyond ours.

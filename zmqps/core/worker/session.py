@@ -27,6 +27,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.messages import (
     Error,
+    GoBack,
     GoOn,
     Hold,
     Left,
@@ -112,6 +113,7 @@ class SessionMachine:
             Welcome: self._on_welcome,
             Lost: self._on_lost,
             Moved: self.transfers.follow,
+            GoBack: self.transfers.rollbacks.take,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
             Hold: self._on_hold,

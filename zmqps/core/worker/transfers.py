@@ -21,6 +21,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Moved,
     Proceed,
+    Recalled,
     Values,
     Waiting,
     Welcome,
@@ -33,6 +34,7 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
+from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import (
@@ -102,6 +104,7 @@ class Transfers:
         self._says_at: float | None = None  # when it is to say again that it has paused
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
         self.moves = Moves(host, links, self.pace)
+        self.rollbacks = Rollbacks(host, self, links, self.pace)
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
@@ -111,6 +114,11 @@ class Transfers:
     def operation(self, transfer: Push | Pull | Load) -> Operation | None:
         """Return on whose behalf a transfer is under way; None if it has ended."""
         return self._asked.get(transfer)
+
+    @property
+    def all(self) -> list[tuple[Push | Pull | Load, Operation]]:
+        """The transfers under way, and on whose behalf."""
+        return list(self._asked.items())
 
     def forget(self, operation: Operation) -> None:
         """An operation is done, well or not: forget it."""
@@ -183,6 +191,8 @@ class Transfers:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
         if pace.mode != "async" or pace.arrive is not None or pace.paused is not None:
+            if (pace.stale_values or pace.stale_range) and self.rollbacks.drops(operation):
+                return self._host.resolve(operation, None)
             if pace.waits_again:
                 actions += self._arrive(now)
             if pace.closed:
@@ -412,6 +422,8 @@ class Transfers:
                 if not transfer.remaining:
                     actions += self._complete(transfer)
             return actions
+        if isinstance(message, Recalled):
+            return self.rollbacks.recalled(links, message)
         if isinstance(message, Welcome):
             welcomed = self._links.of_proof(peer, message.proof)
             if welcomed is not None:
@@ -430,8 +442,10 @@ class Transfers:
         error = from_wire(message.code, message.text, message.facts)
         if isinstance(error, DeposedError):
             deposed = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
-            return [] if deposed is None else deposed.wait_for_move(message.request, now)
-        if self.moves.replicas and message.request == 0 and _may_move(error):
+            if deposed is not None:
+                deposed.wait_for_move(message.request, now)
+            return []
+        if self.moves.follows and message.request == 0 and _may_move(error):
             return []  # the coordinator says where the shard is, or that it is gone
         if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
@@ -448,6 +462,8 @@ class Transfers:
             return [Log("warning", text)] if is_news else []
         request = link.answered(message.request, now)
         actions = link.pump(now)
+        if request is not None and request.seq:
+            link.sent.void(request.seq)
         if request is not None and not request.transfer.done:
             actions += self._host.resolve(self._asked[request.transfer], error)
         return actions

@@ -56,6 +56,9 @@ class Policy(ABC):
     def begin_at(self, clock: int) -> None:
         """The job goes on from a checkpoint: nobody has joined yet."""
 
+    def go_back(self, clock: int) -> None:  # noqa: B027 (clocks of their own stay where they are)
+        """All shards are at an earlier clock: what was brought since is gone, and who trains goes on from there."""
+
     @abstractmethod
     def join(self, worker: bytes) -> int:
         """A worker begins to train, or goes on after a pause; return the clock it begins with."""

@@ -52,6 +52,15 @@ class Synchronous(Policy):
         """The first step is this one."""
         self.step = clock
 
+    def go_back(self, clock: int) -> None:
+        """The next step is this one, and nobody has brought anything to it."""
+        self.step = clock
+        self._arrivals.clear()
+        self._late.clear()
+        self._absent = dict(self._live)
+        self._count = 0
+        self._first_at = None
+
     def join(self, worker: bytes) -> int:
         """A worker begins to train, at the current step."""
         self._live[worker] = None
