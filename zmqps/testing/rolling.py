@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a server may take to hand over what it has: more than any run takes.
 GRACE_S = 1e6
+#: Where nobody is lost it takes no longer.
+LONGEST_S = 8.0
 #: How long it takes until another server is started.
 AGAIN_S = 0.5, 5.0
 
@@ -37,7 +39,7 @@ class Rolling:
         self._simulation = simulation
         self._faults = faults
         self._again = again
-        self._asked: set[str] = set()
+        self._asked: dict[str, float] = {}  # when, by name
 
     def ask(self) -> None:
         """Ask some server to go, if another one stays; as SIGTERM does."""
@@ -50,7 +52,7 @@ class Rolling:
         if len(alive) < 2:
             return
         node = simulation.rng.choice(alive)
-        self._asked.add(node.name)
+        self._asked[node.name] = simulation.now
         simulation.note(node.name, "is asked to go")
         simulation.event(node, Stop("SIGTERM", GRACE_S))
 
@@ -72,6 +74,9 @@ class Rolling:
         impatient = simulation.options.replicas and faults.loss  # a server is lost before its connection is back
         if not (faults.server_crash or faults.partition or faults.coordinator_crash or impatient):
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
+        if not faults.may_lose and simulation.coordinator.ending is None:
+            late = [n for n, at in self._asked.items() if simulation.nodes[n].alive and simulation.now > at + LONGEST_S]
+            assert not late, f"{late[0]} was asked to go {LONGEST_S:g} s ago, and is still there"
 
 
 def _has_joined(server: Node) -> bool:
