@@ -42,7 +42,7 @@ from zmqps.nodes.journal import FILE, forget_journal
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
-#: How often a coordinator that fails is started again, and how long that may take.
+#: How often a node that fails is started again, and how long that may take.
 RESTARTS = 3
 RESTART_S = 30.0
 #: How long the coordinator may take to say which workers were lost.
@@ -279,11 +279,12 @@ class Supervisor:
         code = await self._watch_node(
             index, lambda: cluster.outlives_servers, "it gets copies of shards that are missing"
         )
+        server = self._nodes.processes[index]
         if cluster.outlives_servers and not self._has_ended(code):
-            await self._said(self._nodes.processes[index].name)
-            self._log.say("error", f"{self._nodes.processes[index].failure(code)}\n  it does not start again")
+            await self._said(server.name)
+            self._log.say("error", f"{server.failure(code)}\n  it does not start again")
         else:
-            await self._judge(self._nodes.processes[index], code)
+            await self._judge(server, code)
         return code
 
     async def _watch_node(self, index: int, returns: Callable[[], bool], what: str) -> int:

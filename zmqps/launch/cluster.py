@@ -115,14 +115,14 @@ class Nodes:
         AddressInUseError, ConfigurationError, NodeFailedError
             What kept it from starting.
         """
-        before, command = (
-            self.processes[index],
-            self._server_command(index - 1) if index else self._coordinator_command(),
-        )
+        before, command = self.processes[index], self._coordinator_command()
+        if index:
+            command = self._server_command(index - 1)
         self.processes[index] = self._spawn(before.name, command)
         before.close()
         address = await self.processes[index].announcement()
-        self.address = self.address if index else address
+        if not index:
+            self.address = address
 
     def _coordinator_command(self) -> list[str]:
         own = ["--own-servers"] * self._config.is_local

@@ -148,13 +148,18 @@ class Fallback:
         """Whether all shards go back together."""
         return self._steps.policy is not None and self._steps.policy.mode == "sync"
 
+    @property
+    def _latest(self) -> Resumption | None:
+        """The latest checkpoint that can be used, as far as is known."""
+        return next((saved for saved in reversed(self.good) if saved.path not in self._bad), None)
+
     # --- how it begins -------------------------------------------------------------------------
 
     def begin(
         self, lost: Sequence[Copy], error: PSError, servers: Sequence[MemberInfo], now: float
     ) -> list[Action] | None:
         """The last copies of shards are lost, or could not go on: go back; None: there is nothing to go back to."""
-        target = self._target or next((saved for saved in reversed(self.good) if saved.path not in self._bad), None)
+        target = self._target or self._latest
         if target is None or not self._timeout:
             return None
         fresh = not self._back
@@ -189,9 +194,7 @@ class Fallback:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
         copies = self._startup.copies
         for copy in [copy for copy in copies if copy.shard == shard]:
-            copies.remove(copy)
-            copy.moved = True
-            self._startup.given_up.append(copy)
+            self._startup.drop(copy, moved=True)
             self._steps.lose(copy.epoch)
         return self._tellings.forget(shard)
 
@@ -259,11 +262,8 @@ class Fallback:
 
     def _drop(self, copy: Copy) -> None:
         """Load a shard elsewhere, or anew."""
-        self._startup.copies.remove(copy)
+        self._startup.drop(copy, moved=True)
         self._changed("fallback")
-        self._changed("copies")
-        copy.moved = True
-        self._startup.given_up.append(copy)
         self._back[copy.shard].copy = None
         self._back[copy.shard].generation += 1
 
@@ -275,7 +275,7 @@ class Fallback:
         for back in self._back.values():
             if back.copy is not None:
                 self._drop(back.copy)
-        self._target = next((saved for saved in reversed(self.good) if saved.path not in self._bad), None)
+        self._target = self._latest
         if self._target is None:
             return self._fail(f"no checkpoint can be used: {error}", now)
         self._startup.held = text = self._text(self._back)

@@ -129,9 +129,7 @@ class Replication:
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
             return [], False  # a primary goes on, and whoever asked for what it cannot is told
-        copies.remove(copy)
-        self._changed("copies")
-        self._startup.given_up.append(copy)
+        self._startup.drop(copy)
         self._unfit.add((copy.server.incarnation, copy.shard))
         if not copy.backup:
             del self._promoting[copy.shard]
@@ -149,8 +147,7 @@ class Replication:
         del self._promoting[copy.shard]
         self._steps.moved(copy, message.step)
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
-            copies.remove(other)
-            startup.given_up.append(other)
+            startup.drop(other)
             copies.add(copy.shard, other.server, backup=True)
         actions = self.moves.begin(startup.epoch, copies, copy, startup.told, now, message.step)
         backups = copies.backups(copy.shard)

@@ -112,9 +112,18 @@ class Startup:
         self._forget()
 
     def _forget(self) -> None:
-        self.epoch = 0  # stands for the job as a whole: the first number of its first shard
         self.job: JobSpec | None = None
         self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
+        self.ready = False  # whether the job can be trained
+        self.parked: Parked = {}
+        self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
+        self.loader: tuple[bytes, int] | None = None
+        self.told: set[bytes] = set()  # members that have tickets for the servers
+        self.returning: set[bytes] = set()  # members whose init was parked when this coordinator went away
+        self._forget_place()
+
+    def _forget_place(self) -> None:
+        self.epoch = 0  # stands for the job as a whole: the first number of its first shard
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         # what travels of job and placement: one object for all who are told, and for all that is remembered of that
@@ -123,12 +132,6 @@ class Startup:
         self.copies = Copies(self._root, self._new_epoch)
         self.built: set[int] = set()  # by epoch
         self.loaded: set[int] = set()
-        self.ready = False  # whether the job can be trained
-        self.parked: Parked = {}
-        self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
-        self.loader: tuple[bytes, int] | None = None
-        self.told: set[bytes] = set()  # members that have tickets for the servers
-        self.returning: set[bytes] = set()  # members whose init was parked when this coordinator went away
         for what in ("spec", "start", "copies"):
             self._changed(what)
 
@@ -190,12 +193,15 @@ class Startup:
         if self.ready or self.placement is None or self.loader is not None:
             return False
         self.given_up += self.copies
-        self.placement, self.copies, self.epoch = None, Copies(self._root, self._new_epoch), 0
-        self.built.clear()
-        self.loaded.clear()
-        for what in ("spec", "start", "copies"):
-            self._changed(what)
+        self._forget_place()
         return True
+
+    def drop(self, copy: Copy, *, moved: bool = False) -> None:
+        """A copy is not wanted any more; ``moved``: another one takes its place, and the job goes on."""
+        self.copies.remove(copy)
+        copy.moved = moved
+        self.given_up.append(copy)
+        self._changed("copies")
 
     def assign(self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None) -> list[Action]:
         """Tell servers the copies that they are to keep; ``source``: from where, if not what the job began from."""
