@@ -22,10 +22,11 @@ PATIENCE = 20.0
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the keepers folders here, of which none may be left."""
+    """Give the keepers folders here, of which none may be left, and this process back its own, which a keeper leaves."""
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(keeper.tempfile, "tempdir", str(place))
+    monkeypatch.chdir(tmp_path)
     yield
     assert list(place.glob("zmqps-keeper-*")) == []
 
