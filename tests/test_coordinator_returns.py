@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -10,20 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import zmqps
+from tests.durable.nodes import Nodes
 from tests.team import PATIENCE, Team
-from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.launch.cluster import Nodes
-from zmqps.launch.config import ClusterConfig
-from zmqps.launch.processes import Process, node_command, node_environment
+from zmqps.launch.processes import node_command, node_environment
 from zmqps.nodes.journal import FILE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -38,60 +33,19 @@ ASYNC = {"optimizer": zmqps.optim.sgd(1.0)}
 SYNC = {**ASYNC, "staleness": 0}
 
 
-class Cluster:
-    """A coordinator with a journal and servers, in processes of their own."""
-
-    def __init__(self, directory: Path, servers: int = 2, replicas: int = 0) -> None:
-        self.journal = directory / "journal"
-        self._directory = directory
-        options = CoordinatorOptions(
-            servers=servers, replicas=replicas, heartbeat_interval=0.2, heartbeat_timeout=TIMEOUT_S, patience=PATIENCE_S
-        )  # fmt: skip
-        self.nodes = Nodes(ClusterConfig(options=options, kernels="numpy", journal=self.journal), self._spawn)
-
-    def _spawn(self, name: str, command: list[str]) -> Process:
-        log = self._directory / f"{name}.log"
-        with log.open("ab") as file:
-            return Process(name, command, stdout=file, log=log, env=node_environment(), is_node=True)
-
-    def kill(self, process: Process) -> None:
-        process.send_signal(signal.SIGKILL)
-        process.popen.wait(PATIENCE)
-
-    def kill_coordinator(self) -> None:
-        self.kill(self.nodes.coordinator)
-
-    def stay_away(self) -> None:
-        """Return when the servers have missed the coordinator for longer than the silence that loses a node."""
-        for process in self.nodes.servers:
-            if process.popen.poll() is None:
-                self.wait_for(process.name, "the coordinator at .* has been away for [5-9] s")
-
-    def restart_coordinator(self) -> None:
-        before = self.nodes.address
-        asyncio.run(asyncio.wait_for(self.nodes.restart(0), PATIENCE))
-        assert self.nodes.address == before
-
-    def log(self, name: str) -> str:
-        return (self._directory / f"{name}.log").read_text()
-
-    def wait_for(self, name: str, pattern: str) -> None:
-        """Return when the log of a node says something."""
-        until = time.monotonic() + PATIENCE
-        while re.search(pattern, self.log(name)) is None:
-            assert time.monotonic() < until, f"{name} does not say {pattern!r}:\n{self.log(name)[-3000:]}"
-            time.sleep(0.01)
+def started(directory: Path, servers: int = 2, replicas: int = 0) -> Nodes:
+    """Return a coordinator with a journal and servers, in processes of their own."""
+    return Nodes(
+        directory, servers, journal=directory / "journal", replicas=replicas, heartbeat_interval=0.2,
+        heartbeat_timeout=TIMEOUT_S, patience=PATIENCE_S,
+    )  # fmt: skip
 
 
-@contextmanager
-def started(directory: Path, **options: int) -> Iterator[Cluster]:
-    cluster = Cluster(directory, **options)
-    try:
-        asyncio.run(cluster.nodes.start(60.0))
-        yield cluster
-    finally:
-        asyncio.run(cluster.nodes.stop())
-        cluster.nodes.close()
+def stay_away(cluster: Nodes) -> None:
+    """Return when the servers have missed the coordinator for longer than the silence that loses a node."""
+    for name, process in cluster.servers.items():
+        if process.popen.poll() is None:
+            cluster.wait_for(name, "the coordinator at .* has been away for [5-9] s")
 
 
 class Pushing:
@@ -138,16 +92,16 @@ def gradients(rank: int) -> dict[str, np.ndarray]:
 def test_asynchronous_training_does_not_pause_while_the_coordinator_is_away(
     tmp_path: Path, options: dict[str, int]
 ) -> None:
-    with started(tmp_path, **options) as cluster, Team(cluster.nodes.address, 2, ZEROS, **ASYNC) as team:
+    with started(tmp_path, **options) as cluster, Team(cluster.address, 2, ZEROS, **ASYNC) as team:
         pushing = Pushing(team)
         pushing.wait_for_more()
-        cluster.kill_coordinator()
+        cluster.kill("coordinator")
         pushing.wait_for_more()
-        cluster.stay_away()
+        stay_away(cluster)
         pushing.wait_for_more()
-        cluster.restart_coordinator()
-        for server in cluster.nodes.servers:
-            cluster.wait_for(server.name, "is back after")
+        cluster.restart("coordinator")
+        for server in cluster.servers:
+            cluster.wait_for(server, "is back after")
         pushing.wait_for_more()
         check_sum(team, pushing.stop())
         assert sorted(worker.rank for worker in team.workers) == [0, 1]
@@ -158,16 +112,16 @@ def test_asynchronous_training_does_not_pause_while_the_coordinator_is_away(
 
 @pytest.mark.parametrize("options", [{"servers": 2}, {"servers": 3, "replicas": 1}], ids=["alone", "replicas"])
 def test_a_synchronous_step_goes_on_when_the_coordinator_is_back(tmp_path: Path, options: dict[str, int]) -> None:
-    with started(tmp_path, **options) as cluster, Team(cluster.nodes.address, 2, ZEROS, **SYNC) as team:
+    with started(tmp_path, **options) as cluster, Team(cluster.address, 2, ZEROS, **SYNC) as team:
         assert team.step(gradients)[0].version == 1
         with ThreadPoolExecutor(1) as trainer:
             team.workers[0].push(gradients(0), timeout=PATIENCE)  # one worker has arrived, or is about to
-            cluster.kill_coordinator()
+            cluster.kill("coordinator")
             waiting = trainer.submit(team.workers[0].pull, timeout=60.0)
             team.workers[1].push(gradients(1), timeout=PATIENCE)
-            cluster.stay_away()
+            stay_away(cluster)
             assert not waiting.done()
-            cluster.restart_coordinator()
+            cluster.restart("coordinator")
             assert waiting.result(PATIENCE).version == 2
             assert team.workers[1].pull(timeout=PATIENCE).version == 2
         for version in range(3, 6):
@@ -178,12 +132,12 @@ def test_a_synchronous_step_goes_on_when_the_coordinator_is_back(tmp_path: Path,
 
 
 def test_nothing_is_lost_when_the_coordinator_and_a_server_are_killed_together(tmp_path: Path) -> None:
-    with started(tmp_path, servers=3, replicas=1) as cluster, Team(cluster.nodes.address, 2, ZEROS, **ASYNC) as team:
+    with started(tmp_path, servers=3, replicas=1) as cluster, Team(cluster.address, 2, ZEROS, **ASYNC) as team:
         pushing = Pushing(team)
         pushing.wait_for_more()
-        cluster.kill_coordinator()
-        cluster.kill(cluster.nodes.servers[1])
-        cluster.restart_coordinator()
+        cluster.kill("coordinator")
+        cluster.kill("server-1")
+        cluster.restart("coordinator")
         cluster.wait_for("coordinator", "its backups take over")
         pushing.wait_for_more()
         check_sum(team, pushing.stop())
@@ -191,15 +145,15 @@ def test_nothing_is_lost_when_the_coordinator_and_a_server_are_killed_together(t
 
 
 def test_a_synchronous_step_is_committed_once_when_both_are_killed_together(tmp_path: Path) -> None:
-    with started(tmp_path, servers=3, replicas=1) as cluster, Team(cluster.nodes.address, 2, ZEROS, **SYNC) as team:
+    with started(tmp_path, servers=3, replicas=1) as cluster, Team(cluster.address, 2, ZEROS, **SYNC) as team:
         assert team.step(gradients)[0].version == 1
         with ThreadPoolExecutor(2) as trainers:
             for worker in team.workers:
                 worker.push(gradients(worker.rank), timeout=PATIENCE)
-            cluster.kill_coordinator()
-            cluster.kill(cluster.nodes.servers[0])
+            cluster.kill("coordinator")
+            cluster.kill("server-0")
             waiting = [trainers.submit(worker.pull, timeout=60.0) for worker in team.workers]
-            cluster.restart_coordinator()
+            cluster.restart("coordinator")
             assert [each.result(2 * PATIENCE).version for each in waiting] == [2, 2]
         for version in range(3, 6):
             pulled = team.step(gradients)[0]
@@ -209,13 +163,13 @@ def test_a_synchronous_step_is_committed_once_when_both_are_killed_together(tmp_
 
 
 def test_a_promotion_under_way_is_gone_on_with(tmp_path: Path) -> None:
-    with started(tmp_path, servers=3, replicas=1) as cluster, Team(cluster.nodes.address, 2, ZEROS, **ASYNC) as team:
+    with started(tmp_path, servers=3, replicas=1) as cluster, Team(cluster.address, 2, ZEROS, **ASYNC) as team:
         pushing = Pushing(team)
         pushing.wait_for_more()
-        cluster.kill(cluster.nodes.servers[2])
+        cluster.kill("server-2")
         cluster.wait_for("coordinator", "takes over shard")
-        cluster.kill_coordinator()
-        cluster.restart_coordinator()
+        cluster.kill("coordinator")
+        cluster.restart("coordinator")
         pushing.wait_for_more()
         check_sum(team, pushing.stop())
         team.all(lambda worker: worker.finish(timeout=PATIENCE))
@@ -262,12 +216,12 @@ def test_make_coordinator_is_all_that_is_done_after_a_kill(tmp_path: Path) -> No
 
 
 def test_finishing_waits_for_a_coordinator_that_is_away(tmp_path: Path) -> None:
-    with started(tmp_path) as cluster, Team(cluster.nodes.address, 2, ZEROS, **ASYNC) as team:
-        cluster.kill_coordinator()
+    with started(tmp_path) as cluster, Team(cluster.address, 2, ZEROS, **ASYNC) as team:
+        cluster.kill("coordinator")
         with ThreadPoolExecutor(1) as finisher:
             finished = finisher.submit(team.all, lambda worker: worker.finish(timeout=60.0))
-            cluster.stay_away()
+            stay_away(cluster)
             assert not finished.done()
-            cluster.restart_coordinator()
+            cluster.restart("coordinator")
             finished.result(PATIENCE)
         assert "lost worker" not in cluster.log("coordinator")

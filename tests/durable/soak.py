@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.durable.nodes import Nodes, is_whole, servers_in, why
+from tests.durable.nodes import Nodes, is_whole, servers_in
 from tests.durable.training import SLICE_NBYTES, Training
 
 #: Something is killed so often.
@@ -35,16 +35,16 @@ class Soak:
 
 def kill_server(nodes: Nodes, rng: random.Random) -> None:
     """Kill a server, and start it again."""
-    name = rng.choice(sorted(name for name in nodes.processes if name != "coordinator"))
+    name = rng.choice(sorted(nodes.servers))
     nodes.kill(name)
-    nodes.start_server(name)
+    nodes.restart(name)
 
 
 def kill_coordinator(nodes: Nodes, rng: random.Random) -> None:
     """Kill the coordinator, and start it again after a while."""
     nodes.kill("coordinator")
     time.sleep(rng.uniform(0.0, 2.0))  # it is away: asynchronous training goes on
-    nodes.start_coordinator()
+    nodes.restart("coordinator")
 
 
 def kill_both(nodes: Nodes, rng: random.Random) -> None:
@@ -68,9 +68,9 @@ def soak(
     """Train, and let a fault happen every `KILL_S`, or when all copies are there again; say a line a minute."""
     out, rng = Soak(mode), random.Random(seed)
     began = minute = time.monotonic()
-    journal = [f"--journal={directory / 'journal'}"]
+    journal = directory / "journal"
     with (
-        Nodes(directory, servers, flags=journal, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(directory, servers, journal=journal, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
         Training(nodes.address, mode, workers) as training,
     ):
         try:
@@ -93,7 +93,7 @@ def soak(
                     say(f"{so_far}, {dict(out.faults)}, longest step {longest:.1f} s, MB {out.memory[-1]}")
                 time.sleep(max(0.0, due - time.monotonic()))
         except BaseException as error:
-            out.broken.append(why(error))
+            out.broken.append(repr(error))
             if not isinstance(error, Exception):
                 raise
         out.broken += training.finish()
@@ -104,7 +104,7 @@ def soak(
 
 def wait_until_whole(nodes: Nodes) -> None:
     """Wait until those servers are there that run, and no others, with every copy of every shard."""
-    pids = {process.popen.pid for name, process in nodes.processes.items() if name != "coordinator"}
+    pids = {process.popen.pid for process in nodes.servers.values()}
     nodes.wait_until(lambda status: {member["pid"] for member in servers_in(status)} == pids and is_whole(status))
 
 

@@ -35,10 +35,7 @@ class Scene:
     def kill(self) -> None:
         """Kill the victim, and start it again."""
         self.nodes.kill(self.victim)
-        if self.victim == "coordinator":
-            self.nodes.start_coordinator()
-        else:
-            self.nodes.start_server(self.victim)
+        self.nodes.restart(self.victim)
 
 
 def before_a_job(scene: Scene) -> Training:
@@ -90,9 +87,9 @@ def cases(replicas: int) -> list[Any]:
 def test_with_copies_nothing_is_lost(
     victim: str, mode: str, phase: Callable[[Scene], Training], replicas: int, tmp_path: Path
 ) -> None:
-    journal = f"--journal={tmp_path / 'journal'}"
+    journal = tmp_path / "journal"
     with (
-        Nodes(tmp_path, 2, flags=[journal], replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(tmp_path, 2, journal=journal, replicas=replicas, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
         phase(Scene(nodes, mode, victim)) as training,
     ):
         assert training.finish() == []
@@ -117,9 +114,9 @@ def test_without_copies_a_lost_server_ends_its_job_at_once_and_the_next_one_trai
 def test_without_copies_a_lost_coordinator_costs_nothing(
     mode: str, phase: Callable[[Scene], Training], tmp_path: Path
 ) -> None:
-    journal = f"--journal={tmp_path / 'journal'}"
+    journal = tmp_path / "journal"
     with (
-        Nodes(tmp_path, 2, flags=[journal], slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
+        Nodes(tmp_path, 2, journal=journal, slice_nbytes=SLICE_NBYTES, **HEARTBEAT) as nodes,
         phase(Scene(nodes, mode, "coordinator")) as training,
     ):
         assert training.finish() == []

@@ -77,7 +77,8 @@ class ClusterConfig:
             f"--slice-size={o.slice_nbytes}", *([f"--workers={o.workers}"] if o.workers is not None else []),
             *["--once"] * o.once, *([f"--replicas={o.replicas}"] if o.replicas else []), *self._saving(),
             f"--fallback-timeout={o.fallback_timeout}",
-            *([f"--journal={self.journal.absolute()}", f"--patience={o.patience}"] if self.journal is not None else []),
+            *([f"--journal={self.journal.absolute()}"] if self.journal is not None else []),
+            *([f"--patience={o.patience}"] if o.patience else []),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 

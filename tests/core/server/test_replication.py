@@ -98,7 +98,8 @@ def test_a_backup_is_filled_while_pushes_go_on() -> None:
     assert ready(copies, "b")[-1] == (2, 1)
 
 
-def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
+def about_to_fill() -> Copies:
+    """Return a primary that trains, and a backup that is to be filled next."""
     copies = Copies()
     copies.begin()
     copies.join("w")
@@ -107,6 +108,11 @@ def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
     for _ in range(3):  # Hello, Welcome, what it has
         copies.deliver(copies.busy[0])
     copies.push("w", push(1, 1.0))
+    return copies
+
+
+def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
+    copies = about_to_fill()
     copies.now += 0.5  # so long the first slice takes
     copies.settle()
     assert copies.nodes["b"].shard(2).lacks(1)
@@ -117,14 +123,7 @@ def test_a_backup_rests_between_slices_while_training_goes_on() -> None:
 
 
 def test_a_backup_rests_for_what_a_slice_takes_and_not_for_how_long_it_was_not_there() -> None:
-    copies = Copies()
-    copies.begin()
-    copies.join("w")
-    copies.assign_backup(*B)
-    copies.retarget(B)
-    for _ in range(3):  # Hello, Welcome, what it has
-        copies.deliver(copies.busy[0])
-    copies.push("w", push(1, 1.0))
+    copies = about_to_fill()
     copies.cut("p", "b")
     copies.now += 10.0
     copies.mend("p", "b")

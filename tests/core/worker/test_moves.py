@@ -6,30 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.machines import errors, job, logged, resolved, sent
-from tests.core.worker.test_session import S0, S1, WELCOME, Session
+from tests.core.machines import errors, logged, resolved, sent
+from tests.core.worker.test_session import S0, S1, WELCOME, Attached
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Connected, server_peer
 from zmqps.core.protocol.messages import Ack, Arrive, Error, Hello, Moved, Proceed, Pull, Push, Retargeted, Values
-from zmqps.core.worker.operations import Finish, Init
+from zmqps.core.worker.operations import Finish
 from zmqps.errors import DeposedError, PeerLostError, StaleEpochError
 
 S2 = server_peer(2)
 KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
 
 
-class Following(Session):
+class Following(Attached):
     """A worker of a job whose shards have a backup each; the second one moves to a third server."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(job(*"abcd", **options))
-        self.get(WELCOME)
-        init = Init(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
-        self.ask(init)
-        told = self.job(init.request)
-        told.placement["replicas"] = 1
-        self.get(told)
-        for peer in (S0, S1):
-            self.get(WELCOME, peer)
+        super().__init__({"replicas": 1}, **options)
 
     def moved(self, generation: int = 1, epoch: int = 7, name: str = "s2", *, there: bool = True) -> list[Action]:
         row = {"name": name, "endpoint": f"tcp://{name}:1", "rank": 2, "epoch": epoch, **KEYS} if there else {}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import job, logged, resolved, sent
-from tests.core.worker.test_session import S0, S1, WELCOME, Session
+from tests.core.machines import logged, resolved, sent
+from tests.core.worker.test_session import S0, S1, WELCOME, Attached
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Notify, server_peer
 from zmqps.core.protocol.messages import (
     Ack,
@@ -24,7 +24,7 @@ from zmqps.core.protocol.messages import (
     Values,
     WentBack,
 )
-from zmqps.core.worker.operations import Advance, Init
+from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.errors import DeposedError, JobError, PeerLostError, StaleEpochError
 
@@ -33,19 +33,11 @@ KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
 RESTORED = {"path": "/c/ckpt-7", "version": 7, "state": {"epoch": 3}}
 
 
-class Going(Session):
+class Going(Attached):
     """A worker of a job that may go back to a checkpoint; both servers know it."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(job(*"abcd", **options))
-        self.get(WELCOME)
-        init = Init(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
-        self.ask(init)
-        told = self.job(init.request)
-        told.placement["falls_back"] = 1
-        self.get(told)
-        for peer in (S0, S1):
-            self.get(WELCOME, peer)
+        super().__init__({"falls_back": 1}, **options)
 
     def go_back(self, *shards: int, number: int = 2, version: int = 7, lost: int = 0) -> list[Action]:
         """Let the coordinator say that shards are on other servers now, from ``s2`` on."""

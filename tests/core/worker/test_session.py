@@ -144,6 +144,21 @@ class Session:
         return done
 
 
+class Attached(Session):
+    """A worker of a job on two servers that know it, whose placement says more than where its shards are."""
+
+    def __init__(self, placement: dict[str, Any], **options: Any) -> None:
+        super().__init__(job(*"abcd", **options))
+        self.get(WELCOME)
+        init = Init(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
+        self.ask(init)
+        told = self.job(init.request)
+        told.placement.update(placement)
+        self.get(told)
+        for peer in (S0, S1):
+            self.get(WELCOME, peer)
+
+
 def error(cls: type, request: int = 0, **facts: Any) -> Error:
     e = cls(**(facts or {"reason": "because"}))
     return Error(request, e.code, str(e), e.facts())
