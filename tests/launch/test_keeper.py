@@ -22,7 +22,7 @@ PATIENCE = 20.0
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the keepers folders here, of which none may be left, and this process back its own, which a keeper leaves."""
+    """Give the keepers folders here, of which none may be left, and this process back its own."""
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(keeper.tempfile, "tempdir", str(place))
