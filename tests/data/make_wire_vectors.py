@@ -30,6 +30,8 @@ from zmqps.core.protocol.messages import (
     Departed,
     Discard,
     Discarded,
+    Drain,
+    Draining,
     EndJob,
     Enter,
     Error,
@@ -81,6 +83,8 @@ from zmqps.core.protocol.messages import (
     Welcome,
     WentBack,
     Withdraw,
+    Yield,
+    Yielded,
 )
 from zmqps.core.protocol.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.protocol.wire import INLINE_NBYTES, decode, encode
@@ -287,6 +291,14 @@ MESSAGES: dict[str, Message] = {
     ),
     "went back": WentBack(1, 2, 5),
     "recalled": Recalled(9, 4, (6, 7)),
+    "promote a copy whose backups have all that it has": Promote(5, 3, {"rows": [{**BACKUP, "number": 12}]}),
+    "drain asked for by a server": Drain(1, "", 0),
+    "drain asked for from outside": Drain(1, "server-1", 0, SECRET, PROOF),
+    "a server may stay": Drain(2, "server-1", 1, SECRET, PROOF),
+    "draining": Draining(1, 0, "server-1 is being drained: shard 1 to server-2, 40%"),
+    "yield": Yield(1, 4),
+    "yielded": Yielded(1, 4, 0, {"5": 12, "6": 9}),
+    "busy": Yielded(1, 4, 1),
 }
 
 MALFORMED: dict[str, list[bytes]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -76,8 +77,14 @@ def violated(simulation: Simulation | Restored) -> str:
     try:
         simulation.run()
     except SimulationError as error:
-        return str(error.__cause__)
+        return str(error.__cause__) or _where(error.__cause__)
     return ""
+
+
+def _where(error: BaseException | None) -> str:
+    """Say which assertion without words it was."""
+    frame = traceback.extract_tb(error.__traceback__)[-1] if error is not None else None
+    return "" if frame is None else f"{frame.name}: {frame.line}"
 
 
 def wrap(patch: Patch, owner: type, name: str, change: Callable[..., Any]) -> None:

@@ -84,6 +84,7 @@ def coordinator(**told: Any) -> int:
 @settings.device
 @settings.memory
 @settings.io_threads
+@settings.drain_shards
 @setting(
     "--spare", is_flag=True, help="Be a spare from the first: get the copies that a lost server had, and jobs last."
 )
@@ -104,6 +105,7 @@ def server(
     device: str,
     memory: int | None,
     io_threads: int,
+    drain_timeout: float,
     spare: bool,
     name: str | None,
     job_secret: Path | None,
@@ -135,6 +137,7 @@ def server(
                 keys=keys,
                 io_threads=io_threads,
                 spare=spare,
+                drain_timeout=drain_timeout,
             ),
             parent_fd,
         ),

@@ -221,6 +221,10 @@ drain_timeout = setting(
     "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
     help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
 )  # fmt: skip
+drain_shards = setting(
+    "--drain-timeout", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
+    help="How long it may take after SIGTERM to hand over what it has to other servers; 0: not at all.",
+)  # fmt: skip
 insecure = setting(
     "--insecure", is_flag=True, help="Allow binding beyond this host without keys: anybody there may do everything."
 )

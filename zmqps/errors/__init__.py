@@ -10,6 +10,7 @@
     │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
     ├── AddressInUseError (OSError)          the port is taken, and by whom
     ├── DeposedError (ConnectionError)       a copy of a shard that does not answer for it; another one does, or will
+    ├── DrainError (RuntimeError)            a server that was to go has something that no other can take
     ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
     │   └── ForkedError                      it belongs to the process that this one was forked from
@@ -80,7 +81,7 @@ from zmqps.errors.configuration import (
     UnresolvedNameError,
     UnsafeFileError,
 )
-from zmqps.errors.durable import DeposedError
+from zmqps.errors.durable import DeposedError, DrainError
 from zmqps.errors.journal import JournalBehindError, JournalError
 from zmqps.errors.nodes import (
     ClosedError,
@@ -141,6 +142,7 @@ __all__ = [
     "DeposedError",
     "DeviceError",
     "DeviceMemoryError",
+    "DrainError",
     "DtypeError",
     "EvictedError",
     "Fact",

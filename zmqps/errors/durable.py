@@ -1,4 +1,4 @@
-"""Errors of shards that change hands."""
+"""Errors of shards that change hands, and of servers that come and go."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ class DeposedError(PSError, ConnectionError):
     )
     job: str
     generation: int
+
+
+class DrainError(PSError, RuntimeError):
+    """A server that was to go has something that no other can take, so it stays; nothing has changed."""
+
+    code = 81
+    text = "{server} cannot be drained: {why}; {advice}"
+    server: str
+    why: str
+    advice: str

@@ -320,7 +320,7 @@ class Driver:
             self._arm()
 
 
-async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None = None) -> int:
+async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None = None, drain_s: float = 0.0) -> int:
     """Run a server's or coordinator's driver until it exits; return the process's exit code.
 
     Ctrl-C and SIGTERM ask the machine to stop, which says goodbye first; a second one ends at once.
@@ -334,6 +334,8 @@ async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None
     parent_fd
         One end of a socket pair whose other end the parent holds. The announcement is written to
         it, and when the parent is gone, however it ended, the node stops: no orphans.
+    drain_s
+        Seconds that the node may take after SIGTERM to hand over what it has.
     """
     loop = asyncio.get_running_loop()
     asked: list[int] = []
@@ -342,7 +344,7 @@ async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None
         if asked:
             raise SystemExit(code)
         asked.append(code)
-        driver.submit(Stop(signal.Signals(number).name))
+        driver.submit(Stop(signal.Signals(number).name, drain_s if number == signal.SIGTERM else 0.0))
 
     def orphaned(fd: int) -> None:
         loop.remove_reader(fd)  # readable without having been written to: the end of the parent
@@ -365,4 +367,4 @@ async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
     driver.log.log(logging.INFO if end.code in (exits.OK, exits.IDLE) else logging.ERROR, "exit: %s", end.reason)
-    return asked[0] if asked and end.code == exits.OK else end.code
+    return asked[0] if asked and end.code == exits.OK and not end.done else end.code

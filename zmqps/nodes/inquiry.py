@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.protocol.guard import end_guard, save_guard
-from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.protocol.guard import drain_guard, end_guard, save_guard
+from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import Checkpoint, Checkpointed, EndJob
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
@@ -69,7 +69,7 @@ async def _run(machine: Inquiry, operation: str, timeout: float, keys: Keys | No
         async with asyncio.timeout(timeout):
             await Driver(machine, ZmqTransport(keys=keys), log).run()
     except TimeoutError:
-        awaited = " to answer" if machine.status is None else " to be ready"
+        awaited = " to answer" if machine.status is None and not machine.text else " to be ready"
         waited = f"the coordinator at {machine.endpoint}{awaited}{f' ({machine.why})' if machine.why else ''}"
         raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
     if machine.error is not None:
@@ -160,6 +160,48 @@ def save_job(
     run_blocking(_run(machine, "checkpoint", timeout, keys))
     assert machine.made is not None
     return machine.made
+
+
+def drain_server(
+    address: str,
+    server: str,
+    *,
+    stay: bool = False,
+    timeout: float = 600.0,
+    progress: Callable[[str], None] = lambda text: None,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+) -> str:
+    """Let a server of the cluster at an address hand over all that it has, and end; return how that went.
+
+    Parameters
+    ----------
+    server
+        Its name, or ``server-`` and its number.
+    stay
+        Let one stay that was to go.
+    timeout
+        Seconds to wait; it goes on after that.
+    progress
+        Called with how far it is, when that has changed.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered, or it takes longer.
+    DrainError
+        No other server can take what it has, so it stays; or it was lost meanwhile.
+    JobError
+        There is no such server.
+    IdentityError, ConfigurationError
+        As for `end_job`.
+    """
+    nonce, name = secrets.token_bytes(KEY_NBYTES), checks.name("a server's name", server, MAX_NAME_CHARS)
+    secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
+    question = Drain(1, name, int(stay), nonce, drain_guard(secret, name, nonce, int(stay)))
+    machine = Inquiry(address, question=question, progress=progress)
+    run_blocking(_run(machine, "drain", timeout, keys))
+    return machine.text
 
 
 def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class SimulatedCluster(Engine):
         self.options = options
         self.restarting = False  # the coordinator is dead and will be started again
         self.workers_to_come = workers
-        self.copies_move = options.replicas > 0  # or are loaded from checkpoints
+        self.copies_move = options.replicas > 0  # or where servers are drained, or shards are loaded from checkpoints
         self.num_started = 0  # workers
         self._jobs_of_copies: dict[tuple[bytes, int], int] = {}  # by incarnation of the coordinator and epoch
         self._tracks: dict[tuple[bytes, int], int] = {}  # the same; how often the job's steps had gone back
@@ -44,10 +44,11 @@ class SimulatedCluster(Engine):
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            run, who = self.coordinator.runs[message.name], sender.identity.incarnation
-            self._jobs_of_copies[who, message.epoch] = run.startup.epoch
-            going = run.fallback.active and run.mode == "sync"
-            self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
+            run, who = self.coordinator.runs.get(message.name), sender.identity.incarnation
+            if run is not None:  # else it has just ended
+                self._jobs_of_copies[who, message.epoch] = run.startup.epoch
+                going = run.fallback.active and run.mode == "sync"
+                self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
@@ -78,6 +79,11 @@ class SimulatedCluster(Engine):
         """Whether several members go at this moment: what is said between them is said of a state that is over."""
         gone = self.coordinator.membership.gone
         return sum(departure.at == self.now for departure in islice(reversed(gone), 8)) > 1
+
+    def partition(self, node: Node, seconds: float) -> None:
+        """Cut a node off from all others for some time."""
+        self.note(node.name, f"is cut off for {seconds:.3f} s")
+        self.network.partition([node.name], seconds, self.now)
 
     @property
     def num_workers(self) -> int:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 #: A server has forgotten who has gone so long after it can be told: it is told every second.
 FORGETTING_S = 3.0
 
+#: Of a copy that is about to be assigned.
+LATER = float("inf")
+
 
 class Departures:
     """Who has gone, which servers were told, and which have confirmed it.
@@ -75,7 +78,8 @@ class Departures:
             run = epochs.get(self._reached.get(who, 0))
             copies = [] if run is None else [c for c in run.startup.copies if not c.server.absent]  # when they return
             names = [(copy.server.hello.name, copy.epoch) for copy in copies]
-            there = [name for name, epoch in names if self._assigned[name, epoch] < departure.at]  # others need not be
+            assigned = [(name, self._assigned.get((name, epoch), LATER)) for name, epoch in names]
+            there = [name for name, at in assigned if at < departure.at]  # others need not be
             for name in {*servers} & {*there}:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 
@@ -103,7 +107,10 @@ class Departures:
         for departure in self._simulation.coordinator.membership.gone:
             if self._begun.get(departure.member.incarnation) in epochs:
                 hows.setdefault(departure.member.hello.name, set()).add(departure.how)
-        lost = [name for name, how in hows.items() if how == {"lost"}]
+        gone = self._simulation.coordinator.membership.gone
+        replaced = {d.member.rank for d in gone if d.how == "finished" and d.member.role == "worker"}
+        ranks = {d.member.hello.name: d.member.rank for d in gone if d.how == "lost"}
+        lost = [name for name, how in hows.items() if how == {"lost"} and ranks[name] not in replaced]
         assert not lost or node.exit.code == exits.WORKERS_FAILED, f"{lost} were lost, and the cluster ends well"
 
     def _connection(self, coordinator: Node, server: str) -> Connection:

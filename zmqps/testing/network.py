@@ -64,6 +64,8 @@ class Faults:
         Probability that a node dies as it sends or takes a message of a checkpoint.
     falling
         The same where a job goes back to a checkpoint.
+    drain
+        How often a second some server is asked to go; another one comes in its place.
     """
 
     delay: float = 0.0
@@ -84,6 +86,7 @@ class Faults:
     disk: float = 0.0
     saving: float = 0.0
     falling: float = 0.0
+    drain: float = 0.0
 
     @property
     def may_lose(self) -> bool:

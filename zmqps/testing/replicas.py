@@ -41,8 +41,7 @@ class OneAtATime:
         machine = simulation.coordinator
         there = {other.incarnation for other in machine.servers}
         alive = {node.identity.incarnation for node in simulation.servers if node.alive}
-        cut = simulation.now < self._cut_until
-        if cut or there != alive or len(there) < machine.options.servers:
+        if simulation.now < self._cut_until or there != alive or len(there) < machine.options.servers:
             return False
         runs = [run for run in machine.runs.values() if run.startup.placement is not None]
         return all(run.startup.ready and run.replication.settled for run in runs)

@@ -41,6 +41,13 @@ KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
     "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY,
 }  # fmt: skip
+DRAINS = {
+    "drains": Faults(delay=0.01, drain=1.5),
+    "drains-breaks": Faults(delay=0.004, drain=1.0, loss=0.02),
+    "drains-drops": Faults(delay=0.004, drain=1.0, drop=0.02),
+    "drains-lost": Faults(delay=0.004, drain=1.0, server_crash=0.15),
+    "drains-everything": replace(EVERYTHING, drain=0.5),
+}
 #: Bytes a second that a node sends.
 BANDWIDTH = 1.25e9
 #: The same where a slice takes longer than the longest silence before a server is asked what it has.
@@ -227,6 +234,23 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in saved.items():
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
+    # nobody gives up and tries again what an old primary has turned away: it has to come by itself
+    drained = {
+        "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
+        "sync": _synchronous(steps=8, retain=1, compute_s=1.0, timeout=200.0),
+        "jobs": _several,
+    }
+    for mode, training in drained.items():
+        workers = 6 if mode == "jobs" else 3
+        for kind, faults in DRAINS.items():
+            if kind != "drains-lost" and (mode in ("async", "sync") or kind in ("drains", "drains-everything")):
+                found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, servers=3, workers=workers)
+            if mode != "jobs" and not faults.loss and not faults.drop:  # who is silent is lost before it can be back
+                found[f"{mode}-{kind}-replicas"] = Scenario(faults=faults, training=training, servers=3, replicas=1)
+        found[f"{mode}-drains-returned"] = Scenario(
+            faults=DRAINS["drains"], training=training, servers=3, workers=workers, journaled=True, calm_s=LATE_CALM_S
+        )
     falling = {
         "falls": Faults(delay=0.004, server_crash=0.12),
         "falls-crashes": Faults(delay=0.004, server_crash=0.08, falling=0.02),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -30,19 +28,19 @@ from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.fallbacks import Fallbacks
 from zmqps.testing.memory import ScarceMemory
+from zmqps.testing.mishaps import LONGEST_S, Mishaps
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
 from zmqps.testing.replicas import OneAtATime
 from zmqps.testing.returns import Returns
+from zmqps.testing.rolling import Rolling
 from zmqps.testing.savers import Savers
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
 
-#: No partition and no stop takes longer.
-LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
 #: How long until a worker that has died is started again; with claims it is sometimes longer than until it is missed.
@@ -208,6 +206,8 @@ class Simulation(SimulatedCluster):
         self.comebacks = Comebacks(self, self.replicas) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
+        self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
+        self.copies_move |= faults.drain > 0
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -215,7 +215,7 @@ class Simulation(SimulatedCluster):
             self.at(rng.random() * 0.3, self.start_server)
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
-        self._schedule_faults()
+        Mishaps(self, faults, self.replicas, self._rolling).schedule()
         if calm_s < float("inf"):
             self.at(calm_s, self._calm)
 
@@ -312,6 +312,11 @@ class Simulation(SimulatedCluster):
         machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
 
+    def _start_another(self) -> None:
+        """Start a server in the place of one that has gone, unless all is over."""
+        if not self.finished:
+            self.start_server()
+
     def _shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         """Build a shard whose memory fails now and then once it is there."""
         built: list[Shard] = []
@@ -361,11 +366,6 @@ class Simulation(SimulatedCluster):
             keyed=self._keyed,
         )
 
-    def partition(self, node: Node, seconds: float) -> None:
-        """Cut a node off from all others for some time."""
-        self.note(node.name, f"is cut off for {seconds:.3f} s")
-        self.network.partition([node.name], seconds, self.now)
-
     # --- what the engine asks ------------------------------------------------------------------
 
     def check(self, node: Node) -> None:
@@ -374,6 +374,8 @@ class Simulation(SimulatedCluster):
             node.machine.validate()
             if node.role == "coordinator" and self.copies_move:
                 self.note_copies()
+            if node.role == "coordinator" and self._rolling is not None:
+                self._rolling.check()
             check_told(node, self.now)
             self.training.check(self, node)
             if self.replicas is not None:
@@ -413,6 +415,8 @@ class Simulation(SimulatedCluster):
 
     def ended(self, node: Node) -> None:
         """A node that has gone may be started again, a worker under the name it had."""
+        if self._rolling is not None and node.role == "server":
+            self._rolling.ended(node)
         if node.role == "worker":
             self._num_running -= 1
             if self.training.restarts(self, node):
@@ -447,50 +451,6 @@ class Simulation(SimulatedCluster):
         if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
 
-    # --- faults that come by themselves --------------------------------------------------------
-
-    def _schedule_faults(self) -> None:
-        f, crash = self.faults, self._crash_somebody
-        rates: tuple[tuple[float, Callable[[], None]], ...] = (
-            (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
-            (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
-            (f.stop, self._stop_somebody), (f.route, self._cut_route),
-        )  # fmt: skip
-        for rate, do in rates:
-            if rate:
-                self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
-
-    def _fault(self, rate: float, do: Callable[[], None]) -> None:
-        if not self.network.quiet:
-            do()
-            self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
-
-    def _crash_somebody(self, role: str) -> None:
-        if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
-            node = self.rng.choice(alive)
-            if self.replicas is None or role != "server" or self.replicas.may_lose(node):
-                self.kill(node)
-
-    def _stop_somebody(self) -> None:
-        if alive := [node for node in self.workers if node.alive]:
-            self.stop(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.stop_s)))
-
-    def _cut_route(self) -> None:
-        ways = [way for node in self.workers if node.alive for way in node.connections.values() if not way.control]
-        if ways:
-            way, seconds = self.rng.choice(ways), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            self.note(way.ends[0], f"does not reach {way.ends[1]} for {seconds:.3f} s")
-            self.network.cut_route(way, seconds, self.now)
-
     def _calm(self) -> None:
         self.note("the network", "has no faults any more")
         self.network.quiet = True
-
-    def _cut_somebody(self) -> None:
-        if alive := [node for node in self.nodes.values() if node.alive]:
-            node, seconds = self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            if self.replicas is not None and node.role != "worker":
-                if node.role == "coordinator" or not self.replicas.may_lose(node):
-                    return
-                self.replicas.cut(seconds)
-            self.partition(node, seconds)

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from tests.core.coordinator.test_remembered_copies import promoted, training
-from zmqps.core.protocol.messages import Arrive, Leave, Take
+from zmqps.core.protocol.messages import Arrive, Drain, Leave, Take
 
 #: By class: what `zmqps.core.coordinator.remembered` keeps of it, itself or under another name; …
 KEPT = {
     "CoordinatorMachine": "lives",
     "Membership": "members _barred",
-    "MemberInfo": "hello rank origin holder answered named",
+    "MemberInfo": "hello rank origin holder answered named must_leave leaving",
     "Roster": "_by_rank _claims",
+    "Fleet": "_by_rank _claims wanted",
     "Claims": "_last",
     "Erasures": "_awaited _moved",
     "ClusterEnd": "ending",
@@ -32,9 +33,14 @@ KEPT = {
     "Fallback": "good _back _bad _target _tellings",
     "Tellings": "_number num_done _last _open",
     "Replication": "_promoting _unanswered _degraded _unfit",
+    "Handovers": "_of",
+    "Handover": "old new made asked_at",
+    "Drains": "_of _ended",
+    "_Drain": "server since nonces moved",
     "Moves": "_moves",
     "_Move": "copy generation version lost awaited",
-    "Steps": "policy _counted _behind_moves _moving _ranks _told _behind _waits_for_all _unconfirmed",
+    "Steps": "policy _counted _behind_moves _moving _ranks _told _behind _waits_for_all",
+    "Commits": "unconfirmed",
     "Synchronous": "step dropped _count _arrivals",
     "DataSets": "by_name _saved",
     "DataSet": "spec owner named_by lasts here data_pass taken num_done num_returned _next _returned",
@@ -44,13 +50,14 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files _partings _reminder_due _lose_due _inquiries _news _telling"
+        "checkpoints ended files drains holders _partings _reminder_due _lose_due _inquiries _news _telling"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer"
     ),
     "Roster": "_free _next _names num_finished",
+    "Fleet": "_free _next _names num_finished most",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
     "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",
@@ -74,13 +81,19 @@ NOT_KEPT = {
         "_retry_due _unfit"
     ),
     "Tellings": "_changed _name _startup _members",
-    "Replication": "moves _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Replication": "moves handovers _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Handovers": "_name _startup _steps _unfit _change _give_up _changed stuck",
+    "Handover": "not_before held_at again_at numbers",
+    "Drains": "_fleet _runs _erasures _checkpoints _changed",
+    "_Drain": "told_at",
     "Moves": "_members _changed",
     "_Move": "due",
     "Steps": (
-        "_changed kept _kept_clock _returned torn _replicated _granted _members _attendance _training _copies _paused "
-        "_requests _retry_due _since _suspended"
+        "_changed kept _kept_clock _returned torn _replicated _granted _members _attendance _training _commits _paused "
+        "_requests _retry_due _since pauses"
     ),
+    "Commits": "copies",
+    "Pauses": "suspended holding closed",
     "Synchronous": "aggregate on_straggler clock _live _paused _absent _late _first_at _patient_from",
     "DataSets": "_changed _of _members _counts _pause _resume",
     "DataSet": "waiting",
@@ -102,21 +115,18 @@ def parts() -> Iterator[Any]:
     kept.take("w0", Take(2, "examples", 40, 10, 1, (), ()))
     kept.take("w1", Arrive(2, 0, (1,)))
     promoted(kept, kept.take("s1", Leave("closed")))
+    kept.join("s3")
+    kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()
-    yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures)
+    yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
+    yield from (machine.drains, *machine.drains._of.values())
     yield from machine.membership.members.values()
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
-    yield from (
-        run.fallback,
-        run.fallback._tellings,
-        run.steps.policy,
-        run.data,
-        *run.data.by_name.values(),
-        run.barriers,
-        run.spares,
-    )
+    yield from (run.replication.handovers, *run.replication.handovers._of.values())
+    yield from (run.fallback, run.fallback._tellings, run.steps.policy, run.steps._commits, run.steps.pauses)
+    yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)
 
 
 @pytest.mark.parametrize("kind", sorted({*KEPT, *NOT_KEPT}))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.guard import check_end, check_join, check_save, check_server
+from zmqps.core.protocol.guard import check_drain, check_end, check_join, check_save, check_server
 from zmqps.core.protocol.hello import check_hello, check_job
-from zmqps.core.protocol.messages import Checkpoint, EndJob, Hello
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello
 from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
 
 
@@ -37,3 +37,9 @@ def check_saving(identity: Identity, message: Checkpoint, holder: KeyHolder | No
     """Raise `IdentityError` unless somebody who has not joined may save a job; as `check_ending`."""
     check_operator(holder, "save jobs", keyed=identity.keyed)
     check_save(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+
+
+def check_draining(identity: Identity, message: Drain, holder: KeyHolder | None) -> None:
+    """Raise `IdentityError` unless somebody who has not joined may drain a server; as `check_ending`."""
+    check_operator(holder, "drain servers", keyed=identity.keyed)
+    check_drain(identity.job_secret, b"" if identity.keyed else identity.end_key, message)

@@ -189,9 +189,8 @@ class Checkpoints:
             if run is None or not run.is_whole:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
             making = self._making = _Making(wish, run, next(self.numbers), now)
-            clock = run.steps.clock
             self._last[run.name] = now, self._steps_of(run)
-            return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, clock))]
+            return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
         return []
 
     # --- how it is made -----------------------------------------------------------------------
@@ -262,8 +261,7 @@ class Checkpoints:
         if making is None or message.number != making.number or message.epoch not in making.servers:
             late = message.stage != FAILED
             return [Send(server.peer, Unsave(message.epoch, message.number))] if late else []
-        nbytes = message.facts.get("nbytes", 0)
-        nbytes = nbytes if type(nbytes) is int else 0
+        nbytes = found if type(found := message.facts.get("nbytes", 0)) is int else 0
         before, (_, moved_at) = making.nbytes.get(message.epoch), making.heard[message.epoch]
         making.nbytes[message.epoch] = nbytes
         making.heard[message.epoch] = now, moved_at if before == nbytes else now
@@ -377,6 +375,10 @@ class Checkpoints:
         for known in (self._last, self._done, self._failures):
             known.pop(run.name, None)
         return actions
+
+    def is_saving(self, run: JobRun) -> bool:
+        """Whether servers keep their shards of a job as they are, or are about to."""
+        return self._making is not None and self._making.run is run
 
     def _steps_of(self, run: JobRun) -> int:
         """Return how many steps a job has made, as far as the coordinator knows: clocks, or pushes of its workers."""

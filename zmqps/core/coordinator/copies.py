@@ -92,6 +92,17 @@ class Copies:
         free = [server for server in servers if server.incarnation not in having]
         return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
 
+    def lightest(self, going: Copy, servers: Iterable[MemberInfo]) -> MemberInfo | None:
+        """Return where a copy that goes is best: on a host that has no other, and on the server that has least.
+
+        Of several that are as good, the first; None: each of them has a copy of its shard.
+        """
+        having = {copy.server.incarnation: copy.server for copy in self if copy.shard == going.shard}
+        hosts = {server.hello.host for server in having.values() if server is not going.server}
+        loads = Counter(copy.server.incarnation for copy in self)
+        free = [server for server in servers if server.incarnation not in having]
+        return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
+
     def primary(self, shard: int) -> Copy:
         """Return the copy of a shard that answers workers."""
         return next(copy for copy in self if copy.shard == shard and not copy.backup)
@@ -155,4 +166,10 @@ class Copies:
     def rows_of_backups(self, primary: Copy) -> dict[str, Any]:
         """Return those of a shard's backups, for the server of its primary; nothing where there are none."""
         rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
+        return {"rows": rows} if rows else {}
+
+    def rows_of_equals(self, heir: Copy, numbers: Mapping[int, int]) -> dict[str, Any]:
+        """Return those of the other backups that have all that a backup has, with the last record of each."""
+        equals = [copy for copy in self.backups(heir.shard) if copy.whole and copy is not heir]
+        rows = [{**self.row(c, heir.server), "number": numbers[c.epoch]} for c in equals if c.epoch in numbers]
         return {"rows": rows} if rows else {}

@@ -104,6 +104,10 @@ class Erasures:
             self._changed(server.incarnation)
             self._tidy(awaited)
 
+    def awaits(self, server: MemberInfo) -> bool:
+        """Whether a server has yet to confirm something."""
+        return server.incarnation in self._awaited
+
     def leave(self, server: MemberInfo) -> None:
         """A server has gone, and what it kept with it."""
         if (awaited := self._awaited.pop(server.incarnation, None)) is not None:

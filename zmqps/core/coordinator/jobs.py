@@ -8,9 +8,10 @@ from types import MappingProxyType
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import OF_A_JOB, Changes, set_key
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
@@ -51,7 +52,7 @@ class Jobs:
         self,
         options: CoordinatorOptions,
         membership: Membership,
-        servers: Roster,
+        servers: Fleet,
         erasures: Erasures,
         cluster_end: ClusterEnd,
         root: bytes,

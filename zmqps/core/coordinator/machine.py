@@ -7,15 +7,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.admission import check_admission, check_ending, check_saving
+from zmqps.core.coordinator.admission import check_admission, check_draining, check_ending, check_saving
 from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Wish
 from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
+from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.holders import Holders
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -50,6 +53,7 @@ from zmqps.core.protocol.messages import (
     Checkpoint,
     Committed,
     Discarded,
+    Drain,
     EndJob,
     Enter,
     Error,
@@ -77,8 +81,9 @@ from zmqps.core.protocol.messages import (
     Welcome,
     WentBack,
     Withdraw,
+    Yielded,
 )
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted, from_wire
+from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -121,7 +126,7 @@ class CoordinatorMachine:
         self.membership: Membership = Membership(
             options.heartbeat_timeout, lambda what, who: self.changes.add(what, who.hex())
         )  # fmt: skip
-        self.servers = Roster()
+        self.servers: Fleet = Fleet(options.servers)
         self.counts = {"refused": 0, "heartbeats": 0}
         self.started_at = 0.0
         self.erasures: Erasures = Erasures(lambda server: self.changes.add("erase", server.hex()))
@@ -142,14 +147,17 @@ class CoordinatorMachine:
         self.ended: EndedJobs = self.jobs.ended
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
+        self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self._partings = Partings(
-            self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, once=options.once
-        )
+            self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
+            once=options.once,
+        )  # fmt: skip
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
         self._news = News()
         self._telling = Telling(self.membership.find)
+        self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self._telling)
 
     @property
     def title(self) -> str:
@@ -178,7 +186,14 @@ class CoordinatorMachine:
 
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
-        return self._recorded(self._handle(event, now))
+        actions = self._handle(event, now)
+        return self._recorded([*actions, *self._move(now)] if self.drains.is_active else actions)
+
+    def _move(self, now: float) -> list[Action]:
+        """Go on with what is to move from one server to another."""
+        if self.ending is not None:
+            self.drains.stop()
+        return [*self.drains.look(now), *self.jobs.discard_given_up(now)]
 
     def _recorded(self, actions: list[Action]) -> list[Action]:
         """Return actions, and before them what is to be kept of what they follow from."""
@@ -220,6 +235,10 @@ class CoordinatorMachine:
         if isinstance(message, Checkpoint) and (member is None or message.job):
             check_saving(self.identity, message, event.holder)
             return self._save(event.peer, message, message.job, now)
+        if isinstance(message, Drain) and member is None and message.server:
+            check_draining(self.identity, message, event.holder)
+            answer, actions = self.drains.ask(None, message, now)
+            return [*actions, *self.jobs.discard_given_up(now), Send(event.peer, answer)]
         if member is None and isinstance(message, Leave) and not self.is_back:
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
@@ -234,7 +253,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints)
+        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains)
         dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -262,6 +281,7 @@ class CoordinatorMachine:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
             actions += self._news.summaries(now)
+        actions += self._move(now) if self.drains.is_active else []
         return [*actions, *self.cluster_end.on_deadline(now)]
 
     def validate(self) -> None:
@@ -271,6 +291,7 @@ class CoordinatorMachine:
         self._telling.validate()
         self.jobs.validate()
         self.checkpoints.validate()
+        self.drains.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
 
@@ -296,7 +317,7 @@ class CoordinatorMachine:
             actions += self._welcome_back(member, now)
         if not known:
             member.origin = event.origin
-            as_spare = " as a spare" if len(self.servers) > self.options.servers else ""
+            as_spare = " as a spare" if len(self.servers) > self.servers.most else ""
             where = f" job {hello.job!r}" if run else as_spare
             actions.append(Log("info", f"{member.title} joined{where}"))
             if before is not None:
@@ -306,12 +327,16 @@ class CoordinatorMachine:
                 self.cluster_end.idle_since = None
                 actions += run.join(member, now)
             else:
+                self.servers.joined()
+                self.changes.add("drains")
+                self.changes.add("drains")
+                self.changes.add("drains")
                 for other in self.runs.values():
                     actions += other.move_on(now)
         welcome = Welcome(
             PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
             self.options.heartbeat_interval, self.options.heartbeat_timeout,
-            run.num_workers if run else num_workers, self.options.servers,
+            run.num_workers if run else num_workers, self.servers.wanted,
             proof=welcome_guard(self.identity.job_secret, hello), patience=self.options.patience,
         )  # fmt: skip
         return [Send(event.peer, welcome), *actions]
@@ -359,6 +384,10 @@ class CoordinatorMachine:
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
             return self._leave(member, message, now)
+        if message.reason == "drained":
+            drained, actions = self.drains.left(member, now)
+            if drained:
+                return [*actions, *self._leave(member, message, now)]
         return [Send(member.peer, Left()), *self._partings.lose(member, now, "closed")]  # it takes its shards with it
 
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
@@ -369,29 +398,6 @@ class CoordinatorMachine:
             actions = self.jobs.replace(run, member, now)
             run = self.runs[member.job]
         return self._telling.space([*actions, *run.init(member, message, now)], now)
-
-    def _ready(self, member: MemberInfo, message: Ready, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        return self._telling.space(run.progress(message, now), now) if run else []
-
-    def _committed(self, member: MemberInfo, message: Committed, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        if run is None:
-            return []
-        if run.steps.lacks(message.step):
-            return run.fall_behind(member, message.step, now)
-        actions = run.committed(message)
-        ended = self.jobs.end(run, run.losses.outcome, now) if run.finished else []
-        return [*actions, *self.checkpoints.look(now), *ended]
-
-    def _promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
-        run = self.jobs.of_epoch(message.epoch, member)
-        return run.promoted(message, now) if run else []
-
-    def _replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
-        if (run := self.jobs.of_epoch(message.epoch, member)) is not None:
-            run.replicating(message)
-        return []
 
     def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
         return self.checkpoints.saved(member, message, now)
@@ -412,23 +418,6 @@ class CoordinatorMachine:
         wish.askers[who, message.request] = peer
         return self.checkpoints.ask(wish, now)
 
-    def _discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
-        self.erasures.discarded(member, message.epoch)
-        return []
-
-    def _forgotten(self, member: MemberInfo, message: Forgotten, now: float) -> list[Action]:
-        self.erasures.forgotten(member, message.incarnation)
-        return []
-
-    def _server_failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
-        error = from_wire(message.code, message.text, message.facts)
-        actions: list[Action] = [Log("error", f"{member.title}: {error}")]
-        runs = self.runs.values() if message.request == 0 else [self.jobs.of_epoch(message.request, member)]
-        for run in runs:
-            if run is not None:  # else about the shard of a job that was given up
-                actions += run.fail(error, now, message.request)
-        return actions
-
     # --- failures ------------------------------------------------------------------------------
 
     def _refuse(
@@ -443,12 +432,13 @@ class CoordinatorMachine:
     # --- what others may look at ---------------------------------------------------------------
 
     def _waiting(self) -> list[str]:
-        return waiting(list(self.servers), self.options.servers, self.runs)
+        return [*waiting(self.servers.staying, self.servers.wanted, self.runs), *self.drains.texts()]
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
         return cluster_status(
             servers=self.servers,
+            draining=self.drains.status(),
             options=self.options,
             ending=self.ending,
             identity=self.identity,
@@ -470,6 +460,13 @@ def _of_run(
     return lambda machine, member, message, now: take(machine.runs[member.job], member, message, now)
 
 
+def _of_holder(
+    take: Callable[[Holders, MemberInfo, Any, float], list[Action]],
+) -> Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]:
+    """Return a handler for what a server says of its copies."""
+    return lambda machine, member, message, now: take(machine.holders, member, message, now)
+
+
 #: Requests whose answer is remembered, so that one that was lost can be said again.
 REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
 
@@ -477,13 +474,15 @@ REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
 HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
     **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
     ("server", Leave): CoordinatorMachine._server_leaves,
-    ("server", Ready): CoordinatorMachine._ready,
-    ("server", Committed): CoordinatorMachine._committed,
-    ("server", Promoted): CoordinatorMachine._promoted,
-    ("server", Replicating): CoordinatorMachine._replicating,
-    ("server", Discarded): CoordinatorMachine._discarded,
-    ("server", Forgotten): CoordinatorMachine._forgotten,
-    ("server", Error): CoordinatorMachine._server_failed,
+    ("server", Ready): _of_holder(Holders.ready),
+    ("server", Committed): _of_holder(Holders.committed),
+    ("server", Promoted): _of_holder(Holders.promoted),
+    ("server", Replicating): _of_holder(Holders.replicating),
+    ("server", Yielded): _of_holder(Holders.yielded),
+    ("server", Drain): lambda machine, member, message, now: machine.drains.ask_own(member, message, now),
+    ("server", Discarded): _of_holder(Holders.discarded),
+    ("server", Forgotten): _of_holder(Holders.forgotten),
+    ("server", Error): _of_holder(Holders.failed),
     ("server", Saved): CoordinatorMachine._saved,
     ("server", FileAsk): CoordinatorMachine._file,
     ("worker", Holding): CoordinatorMachine._holds,

@@ -56,6 +56,8 @@ class MemberInfo:
     named: bool = False  # whether it has described the job itself that it trains, and that was accepted
     told: bool = False  # … and has been told it, so that this is repeated when it asks again
     again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
+    leaving: bool = False  # a server that is to go, and gets nothing new
+    must_leave: bool = False  # it goes even where shards have fewer backups then
     note_answer: Changed = nothing  # called when an answer is remembered that is kept
 
     def answer(self, request: int, message: Message) -> Send:

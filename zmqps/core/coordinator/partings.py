@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
@@ -28,6 +29,8 @@ class Partings:
         Hears of everybody who has gone.
     checkpoints
         Hears of them, too: a checkpoint may need them.
+    drains
+        Hears of servers that are lost before they could go in order.
     once
         Whether the cluster is there for one job, and ends with it.
     """
@@ -39,11 +42,13 @@ class Partings:
         erasures: Erasures,
         cluster_end: ClusterEnd,
         checkpoints: Checkpoints,
+        drains: Drains,
         *,
         once: bool,
     ) -> None:
         self._membership = membership
         self._checkpoints = checkpoints
+        self._drains = drains
         self._jobs = jobs
         self._erasures = erasures
         self._cluster_end = cluster_end
@@ -99,6 +104,7 @@ class Partings:
         run = self._jobs.runs.get(member.job)
         if run is None:
             self._erasures.leave(member)
+            self._drains.lost(member)
         else:
             if member.incarnation in run.startup.told:  # of others servers know nothing
                 # before a step that is complete without it: servers take nothing more of it from then on

@@ -17,6 +17,7 @@ key                 what is kept
 ``data/NAME/SET``   which ranges of a data set are done, and who has which
 ``ended/NAME``      how a job has ended
 ``erase/WHO``       what a server is to forget, and has not confirmed
+``drains``          which servers are to go, and how many there are to be
 ==================  ====================================================================================
 
 What waits for an answer is not kept: who waits asks again. ``WHO`` is an incarnation in hex; a name of a job has no
@@ -32,11 +33,13 @@ from typing import Any, Protocol
 
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.journal import OF_A_JOB, Changes, Plain, packed, set_key, split_key, split_set, unpacked
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.messages import Error
 from zmqps.errors import from_wire
@@ -46,7 +49,8 @@ class Host(Protocol):
     """What is needed of the machine."""
 
     membership: Membership
-    servers: Roster
+    servers: Fleet
+    drains: Drains
     jobs: Jobs
     ended: EndedJobs
     erasures: Erasures
@@ -64,7 +68,7 @@ def dump(machine: Host, what: str, whose: str) -> Plain:
 def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
     """Return all that there is to keep; tests compare it with what was written."""
     members = [who.hex() for who in machine.membership.members]
-    keys = [("cluster", "")]
+    keys = [("cluster", ""), ("drains", "")]
     keys += [(what, who) for who in members for what in ("member", "answers", "erase")]
     keys += [("barred", who.hex()) for who in machine.membership.barred]
     for name, run in machine.jobs.runs.items():
@@ -89,6 +93,8 @@ def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
     for who, data in records["answers"].items():
         membership.members[bytes.fromhex(who)].restore_answers(data)
     machine.ended.restore(records["ended"], now)
+    if (drains := records["drains"].get("")) is not None:
+        machine.drains.restore(drains, now)
     _restore_jobs(machine, records, now)
     for who, data in records["erase"].items():
         machine.erasures.restore(membership.members[bytes.fromhex(who)], data, now)
@@ -172,6 +178,7 @@ def _data(machine: Host, whose: str) -> Plain:
 
 _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "cluster": lambda machine, _: _dump_cluster(machine),
+    "drains": lambda machine, _: machine.drains.dump(),
     "member": lambda machine, who: machine.membership.dump(bytes.fromhex(who)),
     "answers": lambda machine, who: machine.membership.dump_answers(bytes.fromhex(who)),
     "barred": lambda machine, who: machine.membership.dump_barred(bytes.fromhex(who)),

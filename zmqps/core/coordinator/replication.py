@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.handovers import Handover, Handovers
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import Moves
@@ -70,7 +71,10 @@ class Replication:
         self._degraded: dict[int, _Degraded] = {}  # by shard
         self._retry_due: float | None = None
         self._num_retries = 0
-        self._unfit: set[tuple[bytes, int]] = set()  # servers, by incarnation, that could not keep a copy of a shard
+        self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
+        self.handovers = Handovers(
+            name, startup, steps, self._unfit, self._backups_changed, self._give_up, lambda: changed("copies")
+        )
 
     # --- losses --------------------------------------------------------------------------------
 
@@ -83,13 +87,15 @@ class Replication:
             copies.remove(copy)
             self._unanswered.pop(copy.epoch, None)
             self._promoting = {shard: other for shard, other in self._promoting.items() if other is not copy}
+            actions += self.handovers.lose(copy)
         for copy in gone:
             if self.replicas:
                 self._degraded.setdefault(copy.shard, _Degraded(now, f"{server.title} was lost"))
             if copy.backup:
                 actions += self._backups_changed(copy.shard, now)
                 continue
-            found = self._promote(copy, now)
+            may = self.replicas or self.handovers.may_replace(copy)
+            found = self._promote(copy, now) if may else None
             if found is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)
@@ -107,13 +113,39 @@ class Replication:
         if heir is None:
             return None
         heir.backup, heir.generation = False, old.generation + 1
+        told = self.handovers.lose(heir)
         startup.moved()
         self._promoting[old.shard] = heir
         self._steps.move(old.epoch, heir, startup.told)
         self._retry_due = now + RETRY_S
         text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
-        told = self.moves.announce(startup.epoch, heir, startup.told)
+        told += self.moves.announce(startup.epoch, heir, startup.told)
         return [Log("warning", text), Send(heir.server.peer, Promote(heir.epoch, heir.generation)), *told]
+
+    def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
+        """A copy has taken over from a primary that has given up its place."""
+        actions = list[Action]()
+        old, heir, startup, copies = handover.old, handover.new, self._startup, self._startup.copies
+        self._changed("copies")
+        startup.drop(old, moved=True)
+        self._unanswered.pop(old.epoch, None)
+        heir.backup, heir.generation = False, message.generation
+        for other in copies.backups(old.shard):
+            if not other.whole or other.epoch not in (handover.numbers or {}):  # it is to be filled anew
+                actions += self.handovers.lose(other)
+                startup.drop(other)
+                copies.add(old.shard, other.server, backup=True)
+        startup.moved()
+        self._steps.move(old.epoch, heir, None)
+        actions += self.moves.begin(startup.epoch, copies, heir, startup.told, now, message.step)
+        actions += self.handovers.taken(old.shard)
+        backups = copies.backups(old.shard)
+        if len(backups) < self.replicas or not all(backup.whole for backup in backups):
+            self._degraded.setdefault(old.shard, _Degraded(now, f"it has moved from {old.server.title}"))
+        if not backups:
+            return actions
+        new = [copy for copy in backups if not copy.whole]
+        return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
 
     def begin(self, now: float) -> None:
         """The job can be trained: note where backups are missing from the first."""
@@ -129,27 +161,34 @@ class Replication:
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
             return [], False  # a primary goes on, and whoever asked for what it cannot is told
+        actions = self.handovers.lose(copy)
         self._startup.drop(copy)
-        self._unfit.add((copy.server.incarnation, copy.shard))
+        self._unfit[copy.server.incarnation, copy.shard] = str(error)
         if not copy.backup:
             del self._promoting[copy.shard]
             found = self._promote(copy, now)
-            return found or [], found is None
-        self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
-        return self._backups_changed(copy.shard, now), False
+            return [*actions, *(found or [])], found is None
+        if len(copies.backups(copy.shard)) < self.replicas:
+            self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
+        return [*actions, *self._backups_changed(copy.shard, now)], False
 
     def promoted(self, copy: Copy, message: Promoted, now: float) -> list[Action]:
         """A backup is the primary now: members are to go there, and its own backups to follow it."""
+        handover, actions = self.handovers.complete(copy, message, now)
+        if handover is not None:
+            return [*actions, *self._succeed(handover, message, now)]
         if self._promoting.get(copy.shard) is not copy or message.generation != copy.generation:
             return []
         startup, copies = self._startup, self._startup.copies
         self._changed("copies")
         del self._promoting[copy.shard]
         self._steps.moved(copy, message.step)
+        actions = list[Action]()
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
+            actions += self.handovers.lose(other)
             startup.drop(other)
             copies.add(copy.shard, other.server, backup=True)
-        actions = self.moves.begin(startup.epoch, copies, copy, startup.told, now, message.step)
+        actions += self.moves.begin(startup.epoch, copies, copy, startup.told, now, message.step)
         backups = copies.backups(copy.shard)
         return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
 
@@ -169,6 +208,7 @@ class Replication:
             self._promoting.pop(shard, None)
             self._degraded.pop(shard, None)
             self.moves.forget(shard)
+            self.handovers.forget(shard)
         self._changed("copies")
         epochs = self._startup.copies.by_epoch
         self._unanswered = {epoch: copy for epoch, copy in self._unanswered.items() if epoch in epochs}
@@ -194,6 +234,12 @@ class Replication:
         self._retry_due = now + RETRY_S
         return [self._replicas(primary)]
 
+    def _give_up(self, copy: Copy, why: str, now: float) -> list[Action]:
+        """A backup goes without another one in its place."""
+        self._startup.drop(copy)
+        self._degraded.setdefault(copy.shard, _Degraded(now, why))
+        return self._backups_changed(copy.shard, now)
+
     def _replicas(self, primary: Copy) -> Action:
         rows = self._startup.copies.rows_of_backups(primary)
         return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
@@ -208,6 +254,7 @@ class Replication:
         if not self._degraded or not self._startup.ready:
             return []
         copies, actions, there = self._startup.copies, list[Action](), list(servers)
+        there = [server for server in there if not server.leaving]
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard in sorted(self._degraded):
             if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
@@ -234,16 +281,25 @@ class Replication:
             return []
         copy.whole = True
         backups = self._startup.copies.backups(copy.shard)
-        if len(backups) < self.replicas or not all(backup.whole for backup in backups):
+        if copy.shard not in self._degraded or sum(backup.whole for backup in backups) < self.replicas:
             return []
         self._degraded.pop(copy.shard, None)
         return [Log("info", f"job {self._name!r}: shard {copy.shard} has {counted(len(backups), 'backup')} again")]
+
+    def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
+        """Go on with what moves from servers that are to go; called after every event while there are any."""
+        actions = self.handovers.plan(servers, self._promoting, now)
+        busy = self._is_busy
+        return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=busy)]
+
+    def _is_busy(self, primary: Copy) -> bool:
+        return primary.shard in self._promoting or primary.epoch in self._unanswered
 
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self.moves.next_deadline())
+        dues = (self._retry_due, self.moves.next_deadline(), self.handovers.next_deadline())
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -283,17 +339,18 @@ class Replication:
         return [
             [copy.epoch for copy in self._promoting.values()], [*self._unanswered],
             [[shard, d.since, d.why, d.anywhere] for shard, d in sorted(self._degraded.items())],
-            [[who, shard] for who, shard in sorted(self._unfit)],
+            [[who, shard, why] for (who, shard), why in sorted(self._unfit.items())], self.handovers.dump(),
         ]  # fmt: skip
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept; a clock that has begun anew since is behind what it says."""
-        promoting, unanswered, degraded, unfit = kept
+        promoting, unanswered, degraded, unfit, moving = kept
         copies = self._startup.copies.by_epoch
         self._promoting = {copies[epoch].shard: copies[epoch] for epoch in promoting}
         self._unanswered = {epoch: copies[epoch] for epoch in unanswered}
         self._degraded = {shard: _Degraded(min(since, now), why, where) for shard, since, why, where in degraded}
-        self._unfit = {(who, shard) for who, shard in unfit}
+        self._unfit.update({(who, shard): why for who, shard, why in unfit})
+        self.handovers.restore(moving, now)
         if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
             self._retry_due = now + RETRY_S
 
@@ -328,6 +385,7 @@ class Replication:
         """Assert the invariants."""
         copies = self._startup.copies
         self.moves.validate()
+        self.handovers.validate()
         for copy in [*self._promoting.values(), *self._unanswered.values()]:
             assert copies.by_epoch[copy.epoch] is copy
             assert not copy.backup

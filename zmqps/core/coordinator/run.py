@@ -9,6 +9,7 @@ from zmqps.core.coordinator.barrier import Barriers
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.fallback import Fallback
+from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import Changes, set_key
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
 from zmqps.core.coordinator.missing import torn
@@ -30,7 +31,6 @@ from zmqps.core.protocol.messages import (
     Init,
     Promoted,
     Ready,
-    Replicating,
     Resumed,
     Retargeted,
     Take,
@@ -68,7 +68,7 @@ class JobRun:
         self,
         name: str,
         options: CoordinatorOptions,
-        servers: Roster,
+        servers: Fleet,
         new_epoch: Callable[[], int],
         before: str,
         root: bytes,
@@ -192,8 +192,7 @@ class JobRun:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
         actions = [*self._place(self._servers, now), *self._fill(now)]
-        actions += self.fallback.fill(list(self._servers), now)
-        actions += self.replication.fill(self._servers, now)
+        actions += [*self.fallback.fill(self._servers.staying, now), *self.replication.fill(self._servers, now)]
         actions += self.steps.advance(self.num_missing, now)
         actions += self.barriers.release(self.num_missing)
         self.waits.tell_soon(now)
@@ -202,7 +201,9 @@ class JobRun:
     def _place(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
         silent = now - SILENT_BEATS * self._options.heartbeat_interval
-        actions = self.startup.place(sorted(servers, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
+        self.startup.num_servers = self._servers.wanted
+        there = [server for server in servers if not server.leaving]
+        actions = self.startup.place(sorted(there, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -263,7 +264,7 @@ class JobRun:
         actions = self.startup.init(member, message)
         actions += self.move_on(now)
         if (member.incarnation, message.request) in self.startup.parked:
-            text = self.startup.waiting_for(list(self._servers))
+            text = self.startup.waiting_for(self._servers.staying)
             actions.append(Send(member.peer, Waiting(message.request, text)))
         return actions
 
@@ -331,6 +332,12 @@ class JobRun:
             self.replication.begin(now)
         return actions
 
+    def move(self, now: float, *, may_cut: bool) -> list[Action]:
+        """Go on with what moves from servers that are to go; ``may_cut``: shards may have other primaries now."""
+        whole = self.startup.ready and self.lost_shard is None
+        actions = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
+        return [*actions, *self.steps.advance(self.num_missing, now)] if actions else []
+
     def committed(self, message: Committed) -> list[Action]:
         """A server has applied a step."""
         return self.steps.confirmed(message.epoch, message.step)
@@ -349,10 +356,6 @@ class JobRun:
             return []
         return self._fall_back([], torn(self.steps.torn), now)
 
-    def replicating(self, message: Replicating) -> None:
-        """A primary has new backups."""
-        self.replication.replicating(self.startup.copies.by_epoch[message.epoch], message)
-
     def followed(self, member: MemberInfo, message: Retargeted, now: float) -> list[Action]:
         """A member talks to the new server of a shard."""
         return self.replication.followed(member, message, self.num_missing, now)
@@ -369,8 +372,7 @@ class JobRun:
         if not self.startup.ready:
             self.steps.stop()
             return self.startup.fail(error)
-        copy = self.startup.copies.by_epoch.get(epoch)
-        if copy is not None and self.fallback.concerns(copy):
+        if (copy := self.startup.copies.by_epoch.get(epoch)) is not None and self.fallback.concerns(copy):
             return [*self.fallback.failed(copy, error, now), *self.move_on(now)]
         actions, lost = self.replication.failed(epoch, error, now)
         actions += self.replication.fill(self._servers, now)
@@ -394,7 +396,7 @@ class JobRun:
     def _fall_back(self, lost: list[Copy], error: PSError, now: float) -> list[Action]:
         """Nobody has the values of shards any more: they go back to a checkpoint; without one the job has failed."""
         gone = {copy.server.incarnation for copy in lost}  # they may not have departed yet
-        servers = [server for server in self._servers if server.incarnation not in gone]
+        servers = [server for server in self._servers.staying if server.incarnation not in gone]
         actions = self.fallback.begin(lost, error, servers, now)
         self.waits.tell_soon(now)
         return self._lose_shards(error) if actions is None else actions
@@ -409,6 +411,7 @@ class JobRun:
     def _lose_shards(self, error: PSError) -> list[Action]:
         """The values of a shard are gone: nothing can be trained any more."""
         self.lost_shard = error
+        self.replication.handovers.stop()
         self._changed()
         waiters = list(self.steps.waiters(self.num_missing))
         self.steps.stop()
@@ -417,8 +420,7 @@ class JobRun:
 
     def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
         """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""
-        ours = self.steps.clock
-        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=ours)
+        error = JournalBehindError(server=server.title, job=self.name, theirs=step + 1, ours=self.steps.clock)
         return self._fall_back([], error, now) if self.lost_shard is None else []
 
     # --- time ----------------------------------------------------------------------------------
@@ -439,7 +441,7 @@ class JobRun:
         actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
         due = self.replication.next_deadline()
         actions += self.replication.on_deadline(now) if due is not None and now >= due else []
-        actions += self.fallback.on_deadline(list(self._servers), now)
+        actions += self.fallback.on_deadline(self._servers.staying, now)
         if told := self.waits.on_deadline(now):
             self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again
         return actions + told
@@ -461,7 +463,7 @@ class JobRun:
 
     def _waiters(self) -> Iterator[Waiter]:
         missing = self.num_missing
-        yield from self.startup.waiters(list(self._servers))
+        yield from self.startup.waiters(self._servers.staying)
         yield from self.barriers.waiters(missing)
         yield from self.steps.waiters(missing)
         yield from self.data.waiters()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from zmqps.core.coordinator.membership import Departure, MemberInfo, Roster
+from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.membership import Departure, MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.report import job_status, job_waits, only_observed
 from zmqps.core.node.member import Identity
@@ -108,7 +109,8 @@ def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dic
 
 def cluster_status(
     *,
-    servers: Roster,
+    servers: Fleet,
+    draining: Sequence[Mapping[str, Any]],
     options: CoordinatorOptions,
     ending: Exit | None,
     identity: Identity,
@@ -129,14 +131,15 @@ def cluster_status(
         for name, run in runs.items()
     }
     there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
-    ready = "ready" if len(servers) >= options.servers else "waiting for servers"
+    ready = "ready" if len(servers.staying) >= servers.wanted else "waiting for servers"
     return {
         "state": f"ending: {ending.reason}" if ending else ready,
         "endpoint": identity.endpoint,
         "host": identity.host,
         "pid": identity.pid,
         "uptime_s": uptime_s,
-        "servers": options.servers,
+        "servers": servers.wanted,
+        "draining": list(draining),
         "workers": options.workers or 0,
         "waiting": list(waiting),
         "jobs": fit_jobs(jobs, left_out),

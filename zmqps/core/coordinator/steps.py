@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any
 
 from zmqps.core.coordinator.attendance import Attendance
+from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.pauses import Pauses
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Commit, Proceed
+from zmqps.core.protocol.messages import Arrive, Proceed
 from zmqps.errors import DeadlineError, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
@@ -60,17 +62,16 @@ class Steps:
         self._members = members
         self._attendance = attendance
         self._training: set[bytes] = set()  # the live ones that have begun; all of them count
-        self._copies: dict[int, Copy] = {}  # of the shards, by epoch
+        self._commits = Commits()
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
         self._told: dict[bytes, int] = {}  # the clocks that those began with who did not count yet
         self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
         self._waits_for_all = False
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
-        self._unconfirmed: dict[int, list[Commit]] = {}  # by copy, in order
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
-        self._suspended = ""  # why no step is committed: all go back to a checkpoint
+        self.pauses = Pauses()
 
     def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -87,8 +88,7 @@ class Steps:
         self.policy = make_policy(job)
         self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
-        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
-        self._unconfirmed = {epoch: [] for epoch in self._copies}
+        self._commits.start(copies)
         self.keep()
 
     def keep(self) -> None:
@@ -106,12 +106,10 @@ class Steps:
     def _snapshot(self) -> Plain:
         if self.policy is None:
             return None
-        commits = {commit.step: commit.contributors for queue in self._unconfirmed.values() for commit in queue}
         return {
+            **self._commits.dump(),
             "policy": self.policy.dump(),
             "waits_for_all": self._waits_for_all,
-            "commits": [[step, [[who, list(attempts)] for who, attempts in c]] for step, c in sorted(commits.items())],
-            "unconfirmed": [[epoch, [c.step for c in queue]] for epoch, queue in self._unconfirmed.items()],
             "counted": [[who, step, list(attempts)] for who, (step, attempts) in self._counted.items()],
             "ranks": [[who, rank] for who, rank in self._ranks.items()],
             "told": [[who, clock] for who, clock in self._told.items()],
@@ -133,10 +131,7 @@ class Steps:
         self._told, self._behind = dict(kept["told"]), dict(kept["behind"])
         self._counted = {who: (step, tuple(attempts)) for who, step, attempts in kept["counted"]}
         self._behind_moves, self._moving = {shard: set(who) for shard, who in kept["moved"]}, set(kept["moving"])
-        commits = {step: tuple((who, tuple(a)) for who, a in contributors) for step, contributors in kept["commits"]}
-        for epoch, steps in kept["unconfirmed"]:
-            if epoch in self._unconfirmed:
-                self._unconfirmed[epoch] = [Commit(epoch, step, commits[step]) for step in steps]
+        self._commits.restore(kept)
         self._retry_due = None if self.settled else now + COMMIT_RETRY_S
         self.kept = kept
 
@@ -157,12 +152,13 @@ class Steps:
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
-        self.policy, self._suspended = None, ""
+        self.policy = None
+        self.pauses.clear()
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
-        for epoch in [epoch for epoch, copy in self._copies.items() if copy.shard in self._behind_moves]:
-            self._unconfirmed.pop(epoch, None)  # it lacks gradients of the step
+        for epoch in [epoch for epoch, copy in self._commits.copies.items() if copy.shard in self._behind_moves]:
+            self._commits.lose(epoch)  # it lacks gradients of the step
         self._behind_moves.clear()
         self._moving.clear()
         self._since = None
@@ -170,8 +166,9 @@ class Steps:
 
     def suspend(self, why: str) -> None:
         """All shards go back to a checkpoint: no step is committed until they have."""
-        self._suspended = why
-        self._unconfirmed = {epoch: [] for epoch in self._unconfirmed}
+        self.pauses.clear()
+        self.pauses.suspended = why
+        self._commits.forget()
         self._granted.clear()
         self._behind_moves.clear()
         self._moving.clear()
@@ -180,10 +177,9 @@ class Steps:
 
     def go_back(self, copies: Iterable[Copy], clock: int | None) -> None:
         """Shards have other primaries, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
-        self._copies = {copy.epoch: copy for copy in copies if not copy.backup}
-        self._unconfirmed = {epoch: [] for epoch in self._copies}
+        self._commits.start(copies)
         if clock is not None and self.policy is not None:
-            self._suspended, self._since = "", None
+            self.pauses.suspended, self._since = "", None
             self._requests.clear()
             self._counted.clear()
             self.policy.go_back(clock)
@@ -255,19 +251,26 @@ class Steps:
 
     def lose(self, epoch: int) -> None:
         """A copy is lost with its server, which confirms nothing any more."""
-        self._unconfirmed.pop(epoch, None)
+        self._commits.lose(epoch)
 
-    def move(self, old: int, heir: Copy, told: Iterable[bytes]) -> None:
-        """A shard's primary is lost, and a backup takes over.
+    def let_go(self) -> list[Action]:
+        """Let those begin the next step who may, if they were held."""
+        self.pauses.holding = False
+        return self._proceed() if not self._replicated or self.settled else []
+
+    @property
+    def is_between(self) -> bool:
+        """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
+        return self.settled and not self._blocked and (bool(self._granted) or not self._requests)
+
+    def move(self, old: int, heir: Copy, told: Iterable[bytes] | None) -> None:
+        """A shard's primary is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
 
         Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
         bring them again; until then no step counts on them.
         """
-        self._copies.pop(old, None)
-        self._copies[heir.epoch] = heir
-        commits = self._unconfirmed.pop(old, [])
-        self._unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
-        if self.policy is not None and self.policy.mode == "sync":
+        self._commits.move(old, heir)
+        if told is not None and self.policy is not None and self.policy.mode == "sync":
             self._behind_moves[heir.shard] = {who for who in told if who in self._members}
             self._moving.add(heir.shard)
             for who in [who for who in self.policy.arrived() if who not in self._members]:
@@ -276,19 +279,18 @@ class Steps:
 
     def _find_torn(self, epoch: int) -> None:
         """Note it if a shard is to have a step of which one who has gone had the gradients."""
-        commits = self._unconfirmed.get(epoch, [])
+        commits = self._commits.unconfirmed.get(epoch, [])
         if any(who not in self._members for commit in commits for who, _ in commit.contributors):
             self._tear(epoch)
 
     def _tear(self, epoch: int) -> None:
-        self.torn = self._copies[epoch].shard
-        del self._unconfirmed[epoch]  # said again, it would make another step of it than the others have
+        self.torn = self._commits.copies[epoch].shard
+        self._commits.lose(epoch)  # said again, it would make another step of it than the others have
 
     def moved(self, heir: Copy, step: int) -> None:
         """A backup has taken over, with so many steps."""
         self._moving.discard(heir.shard)
-        commits = self._unconfirmed.get(heir.epoch, [])
-        commits[:] = [commit for commit in commits if commit.step >= step]
+        self._commits.confirmed(heir.epoch, step)
         self._find_torn(heir.epoch)
         self.keep()
 
@@ -304,8 +306,8 @@ class Steps:
     def _say_again(self, shard: int | None = None) -> list[Action]:
         """Send the commits again that servers have not confirmed, as far as they can have the gradients."""
         actions: list[Action] = []
-        for epoch, commits in self._unconfirmed.items():
-            copy = self._copies[epoch]
+        for epoch, commits in self._commits.unconfirmed.items():
+            copy = self._commits.copies[epoch]
             if copy.shard in self._moving or shard not in (None, copy.shard):
                 continue
             behind = self._behind_moves.get(copy.shard, set())
@@ -317,8 +319,8 @@ class Steps:
 
     @property
     def _blocked(self) -> bool:
-        """Whether a shard has moved that may lack gradients of the step."""
-        if self._suspended:
+        """Whether a shard has moved that may lack gradients of the step, or is about to."""
+        if self.pauses.blocks:
             return True
         if not self._behind_moves or self.policy is None:
             return False
@@ -332,8 +334,9 @@ class Steps:
             if worker not in behind:
                 continue
             behind.discard(worker)
-            for epoch, commits in list(self._unconfirmed.items()):
-                at_stake = self._copies[epoch].shard == shard and shard not in self._moving  # else it may have the step
+            for epoch, commits in list(self._commits.unconfirmed.items()):
+                # one that is moving may have the step
+                at_stake = self._commits.copies[epoch].shard == shard and shard not in self._moving
                 if at_stake and any(worker in dict(commit.contributors) for commit in commits):
                     self._tear(epoch)
             if self.policy is not None:
@@ -344,13 +347,10 @@ class Steps:
     def leave(self, member: MemberInfo) -> None:
         """A worker or observer has gone."""
         self._forget_gradients(member.incarnation)
-        self._requests.pop(member.incarnation, None)
         self._training.discard(member.incarnation)
-        self._paused.pop(member.incarnation, None)
-        self._told.pop(member.incarnation, None)
-        self._behind.pop(member.incarnation, None)
-        self._counted.pop(member.incarnation, None)
         self._returned.discard(member.incarnation)
+        for known in (self._requests, self._paused, self._told, self._behind, self._counted):
+            known.pop(member.incarnation, None)
         if self.policy is not None and member.incarnation in self._ranks:
             self.policy.leave(member.incarnation)
             if self.policy.mode != "sync":
@@ -368,7 +368,7 @@ class Steps:
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
         self._granted += decision.granted
-        if not self._replicated or self.settled:
+        if not self.pauses.holding and (not self._replicated or self.settled):
             actions += self._proceed()
         actions += self._fail(decision, awaited, now)
         if not self._requests:
@@ -406,13 +406,10 @@ class Steps:
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
         # in the order of ranks: the sum does not depend on the order of arrival
         contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
-        actions: list[Action] = []
-        for epoch, commits in self._unconfirmed.items():
-            commits.append(Commit(epoch, commitment.step, tuple(contributors)))
-            if not self._behind_moves:
-                actions.append(Send(self._copies[epoch].server.peer, commits[-1]))
+        made = self._commits.add(commitment.step, contributors)
+        actions: list[Action] = [Send(copy.server.peer, commit) for copy, commit in made]
         if self._behind_moves:
-            actions += self._say_again()
+            actions = self._say_again()
         live = ((who, tuple(attempts)) for who, attempts in contributors if who in self._members)
         self._counted.update((who, (commitment.step, attempts)) for who, attempts in live)
         self._retry_due = now + COMMIT_RETRY_S
@@ -432,17 +429,16 @@ class Steps:
 
     def lacks(self, step: int) -> bool:
         """Whether a step that a server has applied was never committed, as far as is known."""
-        committing = self.policy is not None and self.policy.mode == "sync" and not self._suspended
+        committing = self.policy is not None and self.policy.mode == "sync" and not self.pauses.suspended
         return committing and step >= self.clock
 
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""
-        commits = self._unconfirmed.get(epoch, [])
-        commits[:] = [commit for commit in commits if commit.step > step]
+        self._commits.confirmed(epoch, step + 1)
         if not self.settled:
             return []
         self._retry_due = None
-        actions = self._proceed() if self._granted else []
+        actions = self._proceed() if self._granted and not self.pauses.holding else []
         if not self._requests:
             self._since = None
         return actions
@@ -450,19 +446,18 @@ class Steps:
     @property
     def settled(self) -> bool:
         """Whether every server has said that it has applied every step."""
-        return not any(self._unconfirmed.values())
+        return self._commits.settled
 
     def waiting_for(self, missing: int) -> str:
         """Say whom those who have arrived wait for, and why."""
         if self.policy is None or not self._requests:
             return ""
-        if self._suspended:
-            return self._suspended
+        if why := self.pauses.why(waits=bool(self._granted) and self.settled):
+            return why
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
-            late = [self._copies[epoch].server.title for epoch, commits in self._unconfirmed.items() if commits]
-            return f"{listed(late, MOST_NAMED)} and its backups to have the step"
+            return f"{listed(self._commits.late(), MOST_NAMED)} and its backups to have the step"
         awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
         titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
         return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
@@ -474,26 +469,25 @@ class Steps:
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
         """Send unconfirmed commits again; let the policy see the time."""
-        actions: list[Action] = []
-        if self._retry_due is not None and now >= self._retry_due:
-            self._retry_due = now + COMMIT_RETRY_S
-            actions += self._say_again()
-        return actions + self.advance(missing, now)
+        if self._retry_due is None or now < self._retry_due:
+            return self.advance(missing, now)
+        self._retry_due = now + COMMIT_RETRY_S
+        return [*self._say_again(), *self.advance(missing, now)]
 
     def status(self, missing: int, now: float) -> dict[str, Any]:
         """Return the state for the status."""
         if self.policy is None:
             return {}
-        since_s = 0.0 if self._since is None else round(now - self._since, 3)
-        waiting = self.waiting_for(missing)
-        return {"mode": self.policy.mode, **self.policy.status(), "waiting": waiting, "since_s": since_s}
+        since = now if self._since is None else self._since
+        told = {"waiting": self.waiting_for(missing), "since_s": round(now - since, 3)}
+        return {"mode": self.policy.mode, **self.policy.status(), **told}
 
     def validate(self) -> None:
         """Assert the invariants."""
         assert {*self._requests, *self._paused} <= set(self._members)
         assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
         assert {*self._told, *self._behind} <= set(self._members)
-        assert set(self._unconfirmed) <= set(self._copies) or self.policy is None
+        assert set(self._commits.unconfirmed) <= set(self._commits.copies) or self.policy is None
         assert self._moving <= set(self._behind_moves)
         assert all(behind <= set(self._members) for behind in self._behind_moves.values())
         if self.policy is not None:

@@ -22,13 +22,24 @@ from zmqps.core.protocol.events import (
     Stop,
     Unreachable,
 )
-from zmqps.core.protocol.messages import Checkpoint, Checkpointed, EndJob, Error, JobEnded, Status, StatusRequest
+from zmqps.core.protocol.messages import (
+    Checkpoint,
+    Checkpointed,
+    Drain,
+    Draining,
+    EndJob,
+    Error,
+    JobEnded,
+    Status,
+    StatusRequest,
+)
+from zmqps.core.protocol.resizing import GOING
 from zmqps.errors import LimitError, PSError, from_wire, printable
 
 #: Without an answer for so long, it is looked why.
 LOOK_S = 0.8
-#: How soon to ask again after an answer that is not satisfactory yet.
-AGAIN_S = 0.05
+#: How soon to ask again after an answer that is not satisfactory yet; and how far something is that takes long.
+AGAIN_S, PROGRESS_S = 0.05, 0.25
 
 
 class Inquiry:
@@ -42,13 +53,16 @@ class Inquiry:
         Whether a status is satisfactory; each one is kept in `status` in any case.
     question
         What to ask; by default for the status.
+    progress
+        Called with how far it is, when that has changed, where what is asked for takes long.
     """
 
     def __init__(
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: StatusRequest | EndJob | Checkpoint = StatusRequest(1),  # noqa: B008  (frozen)
+        question: StatusRequest | EndJob | Checkpoint | Drain = StatusRequest(1),  # noqa: B008  (frozen)
+        progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.endpoint = endpoint
         self.status: Mapping[str, Any] | None = None
@@ -57,6 +71,7 @@ class Inquiry:
         self.error: PSError | None = None  # why it is refused
         self._question = question
         self._until = until
+        self._progress = progress
         self.why = ""  # nobody answers, in words
         self._due: float | None = None
         self._look_due: float | None = None
@@ -104,6 +119,13 @@ class Inquiry:
             self.text = printable(message.text)
         elif isinstance(message, Checkpointed):
             self.made = message
+        elif isinstance(message, Draining):
+            before, self.text = self.text, printable(message.text)
+            if message.state == GOING:
+                if self.text != before:
+                    self._progress(self.text)
+                self._due = now + PROGRESS_S
+                return []
         elif isinstance(message, Error) and message.request == self._question.request:
             self.error = from_wire(message.code, message.text, message.facts)
             if isinstance(self.error, LimitError):

@@ -90,9 +90,10 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The process was asked to end (a signal, ``close()``)."""
+    """The process was asked to end (a signal, ``close()``); what others can take may be handed over for ``drain_s``."""
 
     reason: str
+    drain_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The node's work is over; see `zmqps.core.protocol.exits` for the codes."""
+    """The node's work is over; see `zmqps.core.protocol.exits` for the codes.
+
+    ``done``: all is done that was asked for, so that a signal that asked for it has done no harm.
+    """
 
     code: int
     reason: str
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from functools import partial
 
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Checkpoint, EndJob, Hello, Welcome
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello, Welcome
 from zmqps.errors import IdentityError
 
 #: What to do about it, in errors.
@@ -64,24 +65,39 @@ def save_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
 def check_end(job_secret: bytes, end_key: bytes, message: EndJob) -> None:
     """Raise `IdentityError` unless the sender of an `EndJob` knows the job secret; where there is none, the end key."""
     how = "by zmqps jobs end and zmqps down --coordinator"
-    _check_order(job_secret, end_key, message, end_guard, "end a job or the cluster", how)
+    _check_order(job_secret, end_key, message, message.job, end_guard, "end a job or the cluster", how)
 
 
 def check_save(job_secret: bytes, end_key: bytes, message: Checkpoint) -> None:
     """Raise `IdentityError` unless the sender of a `Checkpoint` who has not joined knows one of them."""
-    _check_order(job_secret, end_key, message, save_guard, "save a job", "by zmqps checkpoint --coordinator")
+    how = "by zmqps checkpoint --coordinator"
+    _check_order(job_secret, end_key, message, message.job, save_guard, "save a job", how)
+
+
+def drain_guard(job_secret: bytes, server: str, nonce: bytes, stay: int = 0) -> bytes:
+    """Return what proves the same of the sender of a `Drain`."""
+    what = b"stay" if stay else b"drain"
+    return _guard(job_secret, what, server.encode(), nonce) if job_secret else b""
+
+
+def check_drain(job_secret: bytes, end_key: bytes, message: Drain) -> None:
+    """Raise `IdentityError` unless the sender of a `Drain` who has not joined knows one of them."""
+    how = "by zmqps drain --coordinator"
+    guard = partial(drain_guard, stay=message.stay)
+    _check_order(job_secret, end_key, message, message.server, guard, "drain a server", how)
 
 
 def _check_order(
     job_secret: bytes,
     end_key: bytes,
-    message: EndJob | Checkpoint,
+    message: EndJob | Checkpoint | Drain,
+    subject: str,
     guard: Callable[[bytes, str, bytes], bytes],
     what: str,
     how: str,
 ) -> None:
     secret = job_secret or end_key
-    if not secret or same(message.guard, guard(secret, message.job, message.nonce)):
+    if not secret or same(message.guard, guard(secret, subject, message.nonce)):
         return
     if not job_secret:
         raise IdentityError(

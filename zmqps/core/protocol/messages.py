@@ -29,6 +29,7 @@ from zmqps.core.protocol.membership import (
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
+from zmqps.core.protocol.resizing import Drain, Draining, Yield, Yielded
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
 from zmqps.core.protocol.saving import (
     Checkpoint,
@@ -74,6 +75,8 @@ __all__ = [
     "Departed",
     "Discard",
     "Discarded",
+    "Drain",
+    "Draining",
     "EndJob",
     "Enter",
     "Error",
@@ -125,6 +128,8 @@ __all__ = [
     "Welcome",
     "WentBack",
     "Withdraw",
+    "Yield",
+    "Yielded",
 ]
 
 PROTOCOL_VERSION = 3

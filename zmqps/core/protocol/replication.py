@@ -65,11 +65,16 @@ class Replicas(Message):
 
 @dataclass(frozen=True, slots=True)
 class Promote(Message):
-    """The coordinator makes a backup the primary of its shard: it takes nothing of the old one any more."""
+    """The coordinator makes a backup the primary of its shard: it takes nothing of the old one any more.
+
+    ``backups``, as in `Replicas`, have all that it has: each row has the ``number`` of the last record there, which the
+    next one follows. Empty where the old primary was lost: then what they have is not known.
+    """
 
     kind: ClassVar[int] = 63
     epoch: U32
     generation: U64
+    backups: Plain = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,10 @@ class Stage:
             self._memory.given_back(given_back)
         return pushes
 
+    def is_open(self, version: int) -> bool:
+        """Whether anything was brought to a step from this one on."""
+        return any(step >= version for step in (*self._steps, *self._used))
+
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, spare ones included."""

@@ -47,9 +47,11 @@ class Follower:
         What only the server that the coordinator means can answer it with.
     epoch
         Of the copy.
+    number
+        Of the last record of another primary that it has, and with that all that this one has; None: it has nothing.
     """
 
-    def __init__(self, title: str, handshake: Handshake, proof: bytes, epoch: int) -> None:
+    def __init__(self, title: str, handshake: Handshake, proof: bytes, epoch: int, number: int | None = None) -> None:
         self.title = title
         self.peer = handshake.peer
         self.handshake = handshake
@@ -57,15 +59,15 @@ class Follower:
         self.epoch = epoch
         self.unconfirmed: deque[tuple[int, Record]] = deque()
         self.why = ""  # it could not do what it was told, in words
-        self._last = 0  # number of the newest record
-        self._sent = 0  # of the newest that was sent over this connection
+        self.last = number or 0  # number of the newest record
+        self._sent = self.last  # of the newest that was sent over this connection
         self._out_nbytes = 0  # of those that were sent and are not confirmed
         self._open = False  # it has said what it has, over this connection
         self._probe_due: float | None = None
         self._retry_due: float | None = None
         self._retry_s = RETRY_S
         self._source: tuple[Ledgers, Slices] | None = None  # of what it is to be told first
-        self._begun = False  # to be told
+        self._begun = number is not None  # to be told
         self._slices: Slices | None = None  # while it has yet to be told of some
         self._next_slice = 0
         self._filling: int | None = None  # number of the record of the one that is under way
@@ -84,7 +86,8 @@ class Follower:
 
     def fill(self, ledgers: Ledgers, slices: Slices) -> None:
         """Tell it what there is, as soon as it is there: the ledgers, then slice by slice."""
-        self._source = ledgers, slices
+        if not self._begun:
+            self._source = ledgers, slices
 
     def _begin(self, ledgers: Ledgers, slices: Slices, now: float) -> None:
         self._fill_due = None
@@ -102,8 +105,8 @@ class Follower:
         if not self._begun:
             return
         if not self.unconfirmed or self.unconfirmed[-1][1] is not record:
-            self.unconfirmed.append((self._last + 1, record))
-        self._last = self.unconfirmed[-1][0]
+            self.unconfirmed.append((self.last + 1, record))
+        self.last = self.unconfirmed[-1][0]
         self._disturbed |= record.position > 0
 
     def pump(self, now: float) -> list[Action]:
@@ -116,7 +119,7 @@ class Follower:
                 self._begin(*self._source, now)
             if self._slices is not None:
                 self._add_slice(self._slices, now)
-        if self._sent < self._last:
+        if self._sent < self.last:
             for number, record in self._unsent():
                 if self._out_nbytes and self._out_nbytes + record.nbytes > WINDOW_NBYTES:
                     break
@@ -149,7 +152,7 @@ class Follower:
             return
         self.add(record)
         self._next_slice += 1
-        self._filling, self._begun_at, self._disturbed = self._last, now, False
+        self._filling, self._begun_at, self._disturbed = self.last, now, False
 
     # --- what the backup says ------------------------------------------------------------------
 
@@ -174,7 +177,7 @@ class Follower:
             if self._disturbed:
                 self._fill_due = now + REST * (now - self._begun_at)
         if message.again if self._open else self.handshake.welcome is not None and self.handshake.due is None:
-            self._sent, self._out_nbytes, self._open = min(message.number, self._last), 0, True
+            self._sent, self._out_nbytes, self._open = min(message.number, self.last), 0, True
         self._probe_due = now + PROBE_S if self._out_nbytes else None
         return self.pump(now)
 
@@ -232,6 +235,6 @@ class Follower:
     def validate(self) -> None:
         """Assert that numbers follow each other, and that what is out is counted."""
         numbers = [number for number, _ in self.unconfirmed]
-        assert numbers == list(range(self._last - len(numbers) + 1, self._last + 1))
+        assert numbers == list(range(self.last - len(numbers) + 1, self.last + 1))
         assert not self._open or self._out_nbytes == sum(r.nbytes for n, r in self.unconfirmed if n <= self._sent)
         assert not (self._open and self._out_nbytes) or self._probe_due is not None

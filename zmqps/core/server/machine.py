@@ -52,11 +52,13 @@ from zmqps.core.protocol.messages import (
     Replicate,
     Values,
     Welcome,
+    Yield,
 )
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
+from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
@@ -67,6 +69,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
+    DeposedError,
     IdentityError,
     JobError,
     LimitError,
@@ -79,7 +82,7 @@ from zmqps.errors import (
 )
 
 #: Messages about a copy: its number stands in the error that answers them.
-OF_COPY = (Assign, Commit, Discard, Replicas, Promote, Replicate)
+OF_COPY = (Assign, Commit, Discard, Replicas, Promote, Replicate, Yield)
 
 
 class ServerMachine:
@@ -115,6 +118,7 @@ class ServerMachine:
         self.replication = Replication(self)
         self._saves = Saves(files)
         self.relay = FileRelay()
+        self.leaving = Leaving(self.member)
         self._orders = Orders(self, Builds(self.tenants, make_shard, available, files), self._saves)
         self._num_refused = 0
         self._throttle = Throttle()
@@ -141,7 +145,7 @@ class ServerMachine:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
         if isinstance(event, Stop):
-            return [*self.member.leave("closed", now), Exit(exits.OK, event.reason)]
+            return self.leaving.stop(event, now)
         if isinstance(event, Undecodable):
             return self.refuse(event.peer, 0, event.error)
         if isinstance(event, Unreachable) and event.peer == COORDINATOR:
@@ -185,6 +189,8 @@ class ServerMachine:
         assert isinstance(error, PSError)
         if of_primary and isinstance(error, JobError | StaleEpochError):
             return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
+        if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
+            return [Send(peer, Error.of(number, error))]
         actions = self.refuse(peer, number, error)
         if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (Push, Pull)):
             tenant = self.tenants[message.epoch]
@@ -195,16 +201,16 @@ class ServerMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        due = self.replication.due
-        if due is None:
-            return self.member.due
-        return due if self.member.due is None else min(due, self.member.due)
+        dues = (self.replication.due, self.member.due, self.leaving.due)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, what backups are due, and the end when the coordinator is gone."""
         actions = self.member.on_deadline(now)
         if self.replication.due is not None and now >= self.replication.due:
             actions += self.replication.on_deadline(now)
+        if self.leaving.due is not None and now >= self.leaving.due:
+            actions += self.leaving.on_deadline(now)
         if (left_out := self._throttle.summary(now)) is not None:
             actions.append(Log("warning", left_out))
         return [*actions, *self._orders.end(now)] if self.member.lost else actions
@@ -233,6 +239,8 @@ class ServerMachine:
         if client is not None and epoch not in client.epochs:
             known = listed(sorted(map(str, client.epochs)), 4)
             raise NotJoinedError(f"this connection is for epoch {known}; say Hello with the ticket of {epoch}")
+        if tenant.yielding and client is not None:
+            raise DeposedError(job=tenant.name, generation=tenant.generation)
         return tenant
 
     # --- workers -------------------------------------------------------------------------------

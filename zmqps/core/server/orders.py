@@ -16,6 +16,7 @@ from zmqps.core.protocol.messages import (
     Departed,
     Discard,
     Discarded,
+    Draining,
     Error,
     FileAnswer,
     Forgotten,
@@ -27,10 +28,12 @@ from zmqps.core.protocol.messages import (
     Shutdown,
     Unsave,
     Welcome,
+    Yield,
 )
 from zmqps.core.server.builds import Builds, Built, build_error
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
+from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.parked import COMMITTED, Awaited
 from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.replication import Replication
@@ -51,6 +54,7 @@ class Host(Protocol):
     discarded: DiscardedJobs
     relay: FileRelay
     replication: Replication
+    leaving: Leaving
 
     def tenant_of(self, epoch: int) -> Tenant:
         """Return the job of an epoch, or raise why it is not here."""
@@ -178,6 +182,8 @@ class Orders:
         shard = tenant.ready()
         if shard.steps is None:
             raise ProtocolError("this job is not synchronous, there is nothing to commit")
+        if message.step > shard.version and not shard.slices:  # it is of nothing, and may have been told of no step
+            shard.steps.version = message.step
         if message.step > shard.version:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
         if message.step == shard.version:  # else the coordinator has not had our answer
@@ -213,6 +219,12 @@ class Orders:
     def _promote(self, message: Promote, now: float) -> list[Action]:
         return self._host.replication.promote(message, now)
 
+    def _yield(self, message: Yield, now: float) -> list[Action]:
+        return self._host.replication.give_up_place(message, now)
+
+    def _draining(self, message: Draining, now: float) -> list[Action]:
+        return self._host.leaving.told(message, now)
+
     def _save(self, message: Save, now: float) -> list[Action]:
         return self._saves.ask(message, self._host.tenants.get(message.epoch), now)
 
@@ -242,6 +254,8 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Discard: Orders._discard,
     Replicas: Orders._replicas,
     Promote: Orders._promote,
+    Yield: Orders._yield,
+    Draining: Orders._draining,
     Save: Orders._save,
     FileAnswer: Orders._file,
     Unsave: Orders._unsave,

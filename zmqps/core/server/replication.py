@@ -34,6 +34,8 @@ from zmqps.core.protocol.messages import (
     Replicated,
     Replicating,
     Welcome,
+    Yield,
+    Yielded,
 )
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.clients import Client, Clients
@@ -136,6 +138,8 @@ class Replication:
             return []
         if tenant.backup is not None:
             raise JobError("this copy is a backup: it has none before it is promoted")
+        if tenant.yielding and message.generation > tenant.generation:  # it keeps its place
+            tenant.yielding = False
         actions = self._retarget(tenant, message.backups, now)
         tenant.generation = message.generation
         return [Send(COORDINATOR, Replicating(message.epoch, message.generation)), *actions]
@@ -171,7 +175,7 @@ class Replication:
         peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
         hello = self._host.member.identity.hello(key_of(row["ticket"]), epoch)
         handshake = Handshake(replace(hello, job=tenant.name), peer, endpoint)
-        follower = Follower(title, handshake, key_of(row["proof"]), epoch)
+        follower = Follower(title, handshake, key_of(row["proof"]), epoch, row.get("number"))
         others = [other.handshake for other in self._peers.setdefault(peer, {}).values()]
         self._peers[peer][epoch] = follower
         self._primaries[epoch] = tenant.assign.epoch
@@ -197,12 +201,51 @@ class Replication:
             if not shard.loaded:
                 raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
             number, tenant.backup, shard.filling, tenant.inherited = tenant.backup.number, None, False, True
+            if message.backups:  # before anything is done that they do not have
+                actions += self._retarget(tenant, message.backups, now)
             text = f"job {tenant.name!r}: this server is the primary of shard {shard.index} now, with all up to record "
             actions.append(Log("warning", f"{text}{number} of the one before (generation {message.generation})"))
         tenant.generation = message.generation
         versions = tuple([state.version for state in shard.slices])
         promoted = Promoted(message.epoch, message.generation, shard.version, versions)
         return [*actions, Send(COORDINATOR, promoted)]
+
+    def give_up_place(self, message: Yield, now: float) -> list[Action]:
+        """Answer for a shard no more, and say so when the backups have all: one of them is to be the primary.
+
+        Whoever asks is told to wait for the coordinator. In the synchronous mode nothing is done while gradients wait
+        for their commit: the backups have none of them.
+        """
+        tenant = self._host.tenant_of(message.epoch)
+        if message.generation < tenant.generation:
+            return []
+        tenant.generation = message.generation
+        shard, stream = tenant.built(), tenant.stream
+        if not tenant.yielding:
+            open_step = shard.steps is not None and shard.steps.is_open
+            if stream is None or not stream.followers or open_step or shard.updates.broken is not None:
+                return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
+            tenant.yielding = True
+        return [] if stream is None else [*self._pumped(stream, now), *self._yielded(tenant, stream)]
+
+    def _yielded(self, tenant: Tenant, stream: Stream) -> list[Action]:
+        """Say that another copy may take over, if the backups have all that was done here."""
+        if stream.is_behind or not stream.followers:
+            return []
+        error = DeposedError(job=tenant.name, generation=tenant.generation)
+        actions = self._turn_away(tenant, list(tenant.parked), error)
+        numbers = {str(epoch): follower.last for epoch, follower in stream.followers.items() if follower.is_filled}
+        return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
+
+    def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
+        """Tell those who wait for an answer that another copy will give it."""
+        clients = self._host.clients.by_incarnation
+        actions: list[Action] = [
+            Send(clients[who].peer, Error.of(request, error)) for who, request in waiting if who in clients
+        ]
+        for who, request in list(tenant.parked):
+            tenant.parked.remove(who, request)
+        return actions
 
     def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
         """Tell the coordinator of a step as soon as all backups have it."""
@@ -278,13 +321,7 @@ class Replication:
         error = DeposedError(job=tenant.name, generation=generation)
         shard.updates.broken = error
         waiting = [(held.who, held.message.request) for held in stream.drain() if isinstance(held.message, Push)]
-        waiting += list(tenant.parked)
-        clients = self._host.clients.by_incarnation
-        actions: list[Action] = [
-            Send(clients[who].peer, Error.of(request, error)) for who, request in waiting if who in clients
-        ]
-        for who, request in list(tenant.parked):
-            tenant.parked.remove(who, request)
+        actions = self._turn_away(tenant, [*waiting, *tenant.parked], error)
         self.discarded(tenant)
         text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
         return [*actions, Log("warning", f"{text} (generation {generation}); this one answers for it no more")]
@@ -296,7 +333,7 @@ class Replication:
             actions += self._answer(tenant, held)
             if tenant.parked.awaited:
                 actions += self._host.unpark(tenant, [(CONFIRMED, held.position)])
-        return actions
+        return [*actions, *self._yielded(tenant, stream)] if tenant.yielding else actions
 
     def _answer(self, tenant: Tenant, held: Held) -> list[Action]:
         if isinstance(held.message, Committed):
@@ -391,8 +428,9 @@ def _check_job(assign: Assign) -> None:
     treatment = make_treatment(JobSpec.from_wire(assign.job).treatment)
     if treatment is not None and treatment.needs_read:
         raise ConfigurationError(
-            f"a job with treatment={treatment.name!r} cannot have replicas: what each worker has read is known to the "
-            "primary alone; choose another treatment, or start the cluster with --replicas 0"
+            f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "
+            "worker has read is known to the primary alone; choose another treatment, or start the cluster with "
+            "--replicas 0"
         )
 
 
@@ -406,6 +444,7 @@ def _rows(backups: Any) -> list[dict[str, Any]]:
             type(row) is not dict
             or any(type(row.get(key)) is not str for key in TEXTS)
             or any(type(row.get(key)) is not int or not 0 <= row[key] < 1 << 32 for key in NUMBERS)
+            or type(row.get("number", 0)) is not int
         ):
             raise ProtocolError("a backup has a name, a rank and an endpoint, an epoch, a ticket and a proof")
     return rows

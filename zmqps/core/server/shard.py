@@ -329,6 +329,11 @@ class Shard:
         """Whether a slice has yet to come."""
         return index in self._missing
 
+    @property
+    def num_present(self) -> int:
+        """How many slices need not come any more."""
+        return len(self.slices) - len(self._missing)
+
     def _present(
         self, states: list[SliceState], parts: Sequence[Part], pieces: list[tuple[SliceState, int, Any]]
     ) -> tuple[list[SliceState], list[Part], list[tuple[SliceState, int, Any]]]:

@@ -117,6 +117,11 @@ class Steps:
         if dropped:
             self._counters["dropped"] += len(dropped)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether gradients wait for a commit."""
+        return self.stage.is_open(self.version)
+
     def close(self, slices: Sequence[SliceState]) -> None:
         """End a step whose means have been applied to the slices that there were any for."""
         for state in slices:

@@ -43,6 +43,7 @@ class Tenant:
         self.backup: Backup | None = None  # of a copy that follows a primary
         self.inherited = False  # it has ledgers of workers that have yet to come here
         self.recalled = False  # … from a checkpoint, which may lack what workers were told
+        self.yielding = False  # it is a primary that gives up its place to a backup, or has
 
     @property
     def name(self) -> str:
@@ -121,6 +122,7 @@ class Tenant:
             "parked": len(self.parked),
             **(self.stream.counters() if self.stream else {}),
             **({"backup": 1, "filled": int(self.loaded)} if self.backup else {}),
+            **({"slices": len(shard.slices), "slices_filled": shard.num_present} if self.backup and shard else {}),
             "loaded": self.loaded or self.backup is not None,
             "arena_nbytes": shard.arena_nbytes if shard else 0,
             "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,

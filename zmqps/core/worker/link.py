@@ -24,7 +24,7 @@ from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
-from zmqps.errors import ProtocolError, PSError
+from zmqps.errors import ProtocolError, PSError, counted
 
 #: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
 RETRY_S = 0.1
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 class Link:
     """What is said to one server about one of its shards; links to others there share the connection.
 
-    Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any
-    order. All that is in flight is sent again when the connection broke and the server has welcomed us over the new
-    one. While it lives, only what the server turns out not to have: it is asked after a silence (`Probe`). And at once
-    where a later request was answered before a push, which servers answer in order: so the push was lost. A pull that
-    was answered without a push that had been asked for before it is asked again behind it.
+    Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any order. All that
+    is in flight is sent again when the connection broke and the server has welcomed us over the new one. While it
+    lives, only what the server turns out not to have: it is asked after a silence (`Probe`), and at once where a later
+    request was answered before a push, which servers answer in order. A pull that was answered without a push that had
+    been asked for before it is asked again behind it.
 
-    What a server lacked the memory for has changed nothing there, and is sent again a little later (`put_off`): memory
-    is short for a moment, as a rule, and whoever asks again from above cannot know which part of it was applied.
+    What a server lacked the memory for has changed nothing there, and is sent again a little later (`put_off`): whoever
+    asks again from above cannot know which part was applied. So is what came to a shard that is about to move.
 
     Parameters
     ----------
@@ -347,21 +347,31 @@ class Link:
 
     def put_off(self, number: int, now: float) -> bool:
         """Send a request again a little later, because the server lacks the memory for it; False if it has for long."""
-        request = self.in_flight.get(number)
-        if request is None or request.transfer.done:
+        if (request := self.in_flight.get(number)) is None or request.transfer.done:
             return False
         if request.retry_at is not None or self._broken:
             return True  # said twice, or to be sent again with all others as soon as there is a connection
-        if request.refused_at is None:
-            request.refused_at = now
-        if now >= request.refused_at + SHORT_S:
+        since = request.refused_at = now if request.refused_at is None else request.refused_at
+        if now >= since + SHORT_S:
             return False
-        self._put_off.append(request)
-        request.retry_at = now + min(RETRY_S + now - request.refused_at, SLOWEST_RETRY_S)
-        self.retry_due = request.retry_at if self.retry_due is None else min(self.retry_due, request.retry_at)
+        self._send_later(request, now + min(RETRY_S + now - since, SLOWEST_RETRY_S))
         self.heard_at = now
         self._rest(now)
         return True
+
+    def wait_for_move(self, number: int, now: float) -> None:
+        """The shard is to have another server; if it stays, nobody says so: this is sent again after a while."""
+        if (request := self.in_flight.get(number)) is None:
+            self.probe.answered(number)
+        elif request.retry_at is None and not self._broken:
+            self._send_later(request, now + SLOWEST_RETRY_S)
+        self.heard_at = now
+        self._rest(now)
+
+    def _send_later(self, request: Request, at: float) -> None:
+        self._put_off.append(request)
+        request.retry_at = at
+        self.retry_due = at if self.retry_due is None else min(self.retry_due, at)
 
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
@@ -430,16 +440,17 @@ class Link:
             return f"{self.title}, which was lost: {self.promised}"
         if self.handshake.welcome is None:
             return f"{self.title} to accept the connection{self.handshake.because}"
+        heard = f"last heard from {now - self.heard_at:.1f} s ago"
         if self._broken:
-            heard = f"last heard from {now - self.heard_at:.1f} s ago"
             return f"the connection to {self.title} to come back, {heard}{self.handshake.because}"
-        missing = sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])
-        if not missing:
+        if not (missing := sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])):
             return ""
-        if any(request.transfer is transfer for request in self._put_off):
+        put_off = [request.refused_at for request in self._put_off if request.transfer is transfer]
+        if any(at is not None for at in put_off):
             return f"{self.title} to have the memory for it"
-        answers = "answer" if missing == 1 else "answers"
-        return f"{missing} {answers} from {self.title}, last heard from {now - self.heard_at:.1f} s ago"
+        if put_off:
+            return f"word where the shard of {self.title} is now"
+        return f"{counted(missing, 'answer')} from {self.title}, {heard}"
 
     def _rest(self, now: float) -> None:
         """Something was answered, or is awaited from now on."""

@@ -440,7 +440,12 @@ class Transfers:
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
         """Take an error of a server."""
         error = from_wire(message.code, message.text, message.facts)
-        if self.moves.follows and (isinstance(error, DeposedError) or (message.request == 0 and _may_move(error))):
+        if isinstance(error, DeposedError):
+            deposed = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
+            if deposed is not None:
+                deposed.wait_for_move(message.request, now)
+            return []
+        if self.moves.follows and message.request == 0 and _may_move(error):
             return []  # the coordinator says where the shard is, or that it is gone
         if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])

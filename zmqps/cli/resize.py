@@ -1,0 +1,46 @@
+"""``zmqps drain``: servers that go while jobs are trained."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.settings import setting
+from zmqps.core.protocol import exits
+
+
+@click.command()
+@click.argument("name")
+@coordinator
+@setting("--stay", is_flag=True, shared=False, help="Let a server stay that was to go.")
+@settings.job_secret
+@settings.keys
+@settings.directory
+@setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
+def drain(
+    name: str,
+    coordinator: str | None,
+    stay: bool,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+    timeout: float,
+) -> int:
+    """Let the server NAME hand over all that it has to others, and end; training goes on.
+
+    NAME is that of `zmqps status`, or server-0, server-1, ... The command returns when the server has gone; if it takes
+    longer than --timeout, it goes on nevertheless.
+    """
+    from zmqps.keys import find_keys
+    from zmqps.nodes.inquiry import drain_server
+
+    text = drain_server(
+        address_of(coordinator, directory), name, stay=stay, timeout=timeout, progress=click.echo,
+        job_secret=job_secret, keys=find_keys(keys, None, os.environ),
+    )  # fmt: skip
+    click.echo(text)
+    return exits.OK

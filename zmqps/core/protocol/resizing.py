@@ -1,0 +1,67 @@
+"""Messages about servers that come and go while jobs are trained: what is asked for, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Text
+
+#: ``state`` in `Draining`, of a server that is to go: it has something still; it has nothing, and goes; it stays.
+GOING, GONE, STAYS = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Message):
+    """A server is to hand over all that it has to others, and to end; asked again, nothing more is done.
+
+    A server asks for itself, with an empty ``server``; somebody who has not joined names it, with ``nonce`` and
+    ``guard`` as in `EndJob`. ``stay`` 1 asks it to stay after all.
+    """
+
+    kind: ClassVar[int] = 75
+    request: U32
+    server: Text
+    stay: U8
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Draining(Message):
+    """How far a server is that is to go: ``state``, and ``text`` in words. Answer to `Drain`, and told that server."""
+
+    kind: ClassVar[int] = 76
+    request: U32
+    state: U8
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Yield(Message):
+    """A primary is to give up its place to a backup that has all: it answers for the shard no more.
+
+    It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
+    gradients of a step that is not committed. `Replicas` of a newer generation gives it its place back.
+    """
+
+    kind: ClassVar[int] = 77
+    epoch: U32
+    generation: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded(Message):
+    """A primary has given up its place, and its backups have all; or with ``busy`` 1 it has not, for now.
+
+    ``numbers`` has the last record of each backup, by the copy's epoch in decimal digits.
+    """
+
+    kind: ClassVar[int] = 78
+    epoch: U32
+    generation: U64
+    busy: U8
+    numbers: Facts = field(default_factory=dict)

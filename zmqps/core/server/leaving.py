@@ -1,0 +1,84 @@
+"""A server that is to go: what it has moves to others first, which the coordinator sees to."""
+
+from __future__ import annotations
+
+from zmqps.core.node.member import Member
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Send, Stop
+from zmqps.core.protocol.messages import Drain, Draining
+from zmqps.core.protocol.resizing import GOING, GONE
+
+#: So often the coordinator is asked again, how far it is.
+AGAIN_S = 1.0
+#: One that has said nothing for so long does not move anything, unless it may be started again.
+ANSWER_S = 3.0
+REQUEST = 1
+
+
+class Leaving:
+    """What a server does from the moment that it is asked to end.
+
+    Parameters
+    ----------
+    member
+        Its place at the coordinator.
+
+    Attributes
+    ----------
+    due
+        When `on_deadline` is to be called.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self.due: float | None = None
+        self._member = member
+        self._reason = ""
+        self._ends_at: float | None = None  # whatever has moved by then
+        self._answer_by = 0.0
+        self._text = ""  # how far it was when last heard
+        self._gone = False
+
+    def stop(self, event: Stop, now: float) -> list[Action]:
+        """The process is to end: at once, or when what it has is elsewhere, or after some time."""
+        if event.drain_s <= 0 or not self._member.joined:
+            return self._end(event.reason, now)
+        if self._ends_at is not None:
+            return []
+        self._reason, self._ends_at, self._answer_by = event.reason, now + event.drain_s, now + ANSWER_S
+        text = f"{event.reason}: handing over what is here, for {event.drain_s:g} s at most; once more to end at once"
+        return [Log("info", text), *self._ask(now)]
+
+    def _ask(self, now: float) -> list[Action]:
+        assert self._ends_at is not None
+        self.due = min(now + AGAIN_S, self._ends_at)
+        return [Send(COORDINATOR, Drain(REQUEST, "", 0))]
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask again, or end."""
+        if self._ends_at is None:
+            self.due = None
+            return []
+        hopes = self._text or self._member.may_return or now < self._answer_by
+        if now < self._ends_at and hopes:
+            return self._ask(now)
+        left = f" ({self._text})" if self._text else ", for the coordinator does not answer"
+        return [Log("warning", f"not everything could be handed over in time{left}"), *self._end(self._reason, now)]
+
+    def told(self, message: Draining, now: float) -> list[Action]:
+        """The coordinator says how far it is, whether this process or somebody else has asked for it."""
+        if self._gone:
+            return []
+        if message.state == GONE:
+            self._gone, self.due = True, None
+            text = f"drained: {message.text}"
+            return [Log("info", text), *self._member.leave("drained", now), Exit(exits.OK, text, done=True)]
+        if message.state == GOING:
+            news, self._text = message.text != self._text, message.text
+            return [Log("info", message.text)] if news else []
+        if self._ends_at is None:
+            return [Log("warning", f"this server stays: {message.text}")]
+        return [Log("warning", f"nothing can be handed over: {message.text}"), *self._end(self._reason, now)]
+
+    def _end(self, reason: str, now: float) -> list[Action]:
+        self._gone, self.due = True, None
+        return [*self._member.leave("closed", now), Exit(exits.OK, reason)]
