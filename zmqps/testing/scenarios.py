@@ -254,12 +254,14 @@ def _scenarios() -> Mapping[str, Scenario]:
     falling = {
         "falls": Faults(delay=0.004, server_crash=0.12),
         "falls-crashes": Faults(delay=0.004, server_crash=0.08, falling=0.02),
+        "falls-drains": Faults(delay=0.004, server_crash=0.1, drain=0.6),
         "falls-everything": replace(EVERYTHING, server_crash=0.06, falling=0.005, disk=0.01),
     }  # fmt: skip
     saved["sync-data"] = _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2))
     for mode, training in saved.items():
         for kind, faults in falling.items():
-            found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
+            servers = 3 if faults.drain else 2
+            found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True, servers=servers)
         found[f"{mode}-falls-returned"] = Scenario(
             faults=falling["falls-crashes"], training=training, saved=True, journaled=True, calm_s=LATE_CALM_S
         )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
+from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import RETRY_S
 from zmqps.core.coordinator.handovers import PATIENCE_S
 from zmqps.core.protocol.events import Action
@@ -361,7 +362,8 @@ def test_a_primary_with_gradients_of_the_next_step_keeps_its_place_and_workers_g
     assert receivers(cluster.step(1, "w1"), Yield) == [peer("s1")]
 
 
-def test_workers_are_not_held_for_long() -> None:
+@pytest.mark.parametrize("saving", [False, True])
+def test_workers_are_not_held_for_long(saving: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Synchronous()
     cluster.take("w0", Arrive(10, 0, (1,)))
     cluster.fill(cluster.drain())
@@ -371,8 +373,10 @@ def test_workers_are_not_held_for_long() -> None:
     )]  # fmt: skip
     for name, epoch in epochs[:2]:  # the third does not say that it has the step
         cluster.take(name, Committed(epoch, 0))
+    monkeypatch.setattr(Checkpoints, "is_saving", lambda self, run: saving)
     late = cluster.wait(PATIENCE_S + 1.0, *cluster.names, "w0", "w1")
     assert receivers(late, Proceed) == [peer("w0"), peer("w1")]
+    assert (cluster.machine.next_deadline() or 0.0) > cluster.now
 
 
 # --- replicas -----------------------------------------------------------------------------------

@@ -223,6 +223,8 @@ class Handovers:
                 actions += self._replace(handover, now)
             elif handover.asked_at is not None:
                 actions += self._chase(handover, now)
+            elif handover.held_at is not None and now >= handover.held_at + PATIENCE_S:
+                actions += self._put_off(handover, PAUSE_S, now)
             elif now >= handover.not_before and may_cut and not busy(handover.old):
                 actions += self._cut(handover, now)
             elif now >= handover.not_before:
@@ -244,8 +246,6 @@ class Handovers:
             if handover.held_at is None:
                 handover.held_at = now
                 steps.pauses.holding = True
-            if now >= handover.held_at + PATIENCE_S:
-                return self._put_off(handover, PAUSE_S, now)
             if not steps.is_between:
                 return []
         handover.asked_at, handover.again_at = now, now + RETRY_S
