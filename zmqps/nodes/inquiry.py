@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 #: A coordinator that does not answer for so long has ended.
 GONE_S = 1.0
+#: Whether one answers at all is looked at for so long, before it is asked for what takes longer.
+ANSWER_S = 5.0
 
 log = logging.getLogger("zmqps.inquiry")
 
@@ -157,6 +159,7 @@ def save_job(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     question = Checkpoint(1, name, int(consistent), {}, nonce, save_guard(secret, name, nonce))
     machine = Inquiry(address, question=question)
+    ask_status(address, timeout=min(timeout, ANSWER_S), keys=keys)
     run_blocking(_run(machine, "checkpoint", timeout, keys))
     assert machine.made is not None
     return machine.made
@@ -200,6 +203,7 @@ def drain_server(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     question = Drain(1, name, int(stay), nonce, drain_guard(secret, name, nonce, int(stay)))
     machine = Inquiry(address, question=question, progress=progress)
+    ask_status(address, timeout=min(timeout, ANSWER_S), keys=keys)
     run_blocking(_run(machine, "drain", timeout, keys))
     return machine.text
 
