@@ -44,11 +44,12 @@ class SimulatedCluster(Engine):
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            run, who = self.coordinator.runs.get(message.name), sender.identity.incarnation
-            if run is not None:  # else it has just ended
-                self._jobs_of_copies[who, message.epoch] = run.startup.epoch
-                going = run.fallback.active and run.mode == "sync"
-                self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
+            machine, name, who = self.coordinator, message.name, sender.identity.incarnation
+            run = machine.runs.get(name)  # which may have ended in the same breath
+            job = run.startup.epoch if run is not None else machine.ended.by_name[name].epoch
+            self._jobs_of_copies[who, message.epoch] = job
+            going = run is not None and run.fallback.active and run.mode == "sync"
+            self._tracks.setdefault((who, message.epoch), self.num_back[who, job] + going)
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
