@@ -23,7 +23,7 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
-from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
@@ -419,7 +419,7 @@ class Fleet:
         grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
         await end(by_role["worker"], number, grace)
         await end(by_role["coordinator"], signal.SIGTERM, GRACE_S)
-        await end(by_role["server"], signal.SIGTERM, GRACE_S)
+        await end(by_role["server"], AT_ONCE, GRACE_S)
         if directory := os.environ.get(TRACE):
             used = {process.host for process in self._processes}  # others have nothing, and may not even be reached
             works = [self._fetch(host, Path(directory)) for host in used if not host.gone.is_set()]

@@ -22,7 +22,7 @@ from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.keys import load_node_keys
-from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.handout import worker_keys
 from zmqps.launch.processes import (
@@ -348,7 +348,7 @@ class Task:
             with contextlib.suppress(PSError):
                 await asyncio.to_thread(observer.close)
         await end(self._nodes[:1], signal.SIGTERM, GRACE_S)
-        await end(self._nodes, signal.SIGTERM, GRACE_S)
+        await end(self._nodes, AT_ONCE, GRACE_S)
         for pump in self._pumps.values():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pump.ended.wait(), DRAIN_S)

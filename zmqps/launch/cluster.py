@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 #: How long a node may take to end when asked to. The coordinator says goodbye first.
 GRACE_S = GOODBYE_S + 2.0
+#: Ends a server without a coordinator at once: at SIGTERM it would hand over what it has first.
+AT_ONCE = signal.SIGINT
 START_TIMEOUT = 30.0
 
 log = logging.getLogger("zmqps.cluster")
@@ -152,7 +154,7 @@ class Nodes:
     async def stop(self) -> None:
         """End all: the coordinator tells the servers (and any worker), then what is left is ended."""
         await end(self.processes[:1], signal.SIGTERM, GRACE_S)
-        await end(self.servers, signal.SIGTERM, GRACE_S)
+        await end(self.servers, AT_ONCE, GRACE_S)
 
     async def ended_by_themselves(self) -> bool:
         """Give the servers of a coordinator that has ended the time to follow it."""

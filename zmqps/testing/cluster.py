@@ -8,7 +8,7 @@ from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.protocol.messages import Assign, Message
+from zmqps.core.protocol.messages import Assign, Message, Moved
 from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
@@ -50,6 +50,8 @@ class SimulatedCluster(Engine):
             self._jobs_of_copies[who, message.epoch] = job
             going = run is not None and run.fallback.active and run.mode == "sync"
             self._tracks.setdefault((who, message.epoch), self.num_back[who, job] + going)
+        elif isinstance(message, Moved) and self.copies_move:
+            self.note_copies()  # it may die before it is looked at again
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""

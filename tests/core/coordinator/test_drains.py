@@ -418,3 +418,19 @@ def test_with_a_copy_on_every_server_one_stays_unless_it_goes_in_any_case() -> N
     cluster.take_over(given_up)
     assert cluster.places() == {0: "s0", 1: "s0"}
     assert len(cluster.machine.status(0.0)["jobs"]["default"]["replicas"]["degraded"]) == 2
+
+
+def test_a_copy_that_was_to_move_once_more_stays_as_long_as_it_is_the_only_backup() -> None:
+    cluster = Cluster(servers=4, replicas=1)
+    cluster.take("s2", Leave("closed"))  # the backup of shard 1 was there
+    asked = cluster.drain("s1")
+    ((to, assign),) = [
+        (to[1:].decode(), assign)
+        for to, assign in zip(receivers(asked, Assign), sent(asked, Assign), strict=True)
+        if assign.shard == 1
+    ]
+    for loaded in (0, 1):  # s1 has not said that it knows this backup, and so is not asked to give up its place yet
+        cluster.take(to, Ready(assign.epoch, loaded))
+    discarded = sent(cluster.take(to, Drain(1, "", 0)), Discard)
+    assert assign.epoch not in {discard.epoch for discard in discarded}
+    assert any(copy.epoch == assign.epoch for copy in cluster.run().startup.copies.backups(1))

@@ -66,6 +66,8 @@ class Handovers:
         Why servers, by incarnation, cannot keep a copy of a shard; shared.
     change, give_up
         See `Change` and `GiveUp`.
+    replicas
+        How many backups a shard should have.
     changed
         Called when something has changed that is kept.
     """
@@ -78,8 +80,10 @@ class Handovers:
         unfit: Mapping[tuple[bytes, int], str],
         change: Change,
         give_up: GiveUp,
+        replicas: int,
         changed: Changed = nothing,
     ) -> None:
+        self._replicas = replicas
         self._name = name
         self._startup = startup
         self._steps = steps
@@ -165,7 +169,9 @@ class Handovers:
 
     def _cancel(self, handover: Handover, now: float) -> list[Action]:
         """A copy stays where it is, or goes elsewhere."""
-        if handover.made:
+        backups = [copy for copy in self._startup.copies.backups(handover.old.shard) if copy.whole]
+        needed = handover.new in backups and len(backups) <= self._replicas  # it stays a backup
+        if handover.made and not needed:
             self._startup.drop(handover.new)
         return [*self._forget(handover), *self._change(handover.old.shard, now)]
 

@@ -73,7 +73,14 @@ class Replication:
         self._num_retries = 0
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
         self.handovers = Handovers(
-            name, startup, steps, self._unfit, self._backups_changed, self._give_up, lambda: changed("copies")
+            name,
+            startup,
+            steps,
+            self._unfit,
+            self._backups_changed,
+            self._give_up,
+            replicas,
+            lambda: changed("copies"),
         )
 
     # --- losses --------------------------------------------------------------------------------
