@@ -129,18 +129,18 @@ def test_a_coordinator_that_forgets_a_promotion_under_way(monkeypatch: Patch) ->
 
 def test_a_coordinator_that_forgets_that_a_primary_waits_for_a_lost_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 1)
-    caught("async-returned-replicas", "and all servers are there")
+    caught("sync-returned-both", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 2)
-    caught("async-returned-replicas", "and all servers are there")
+    caught("sync-returned-both", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_who_has_not_followed_a_move(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Moves, "restore", lambda self, kept, *rest: None)
     monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
-    caught("async-returned-replicas", "waits although all is well")
+    caught("async-returned-both", "waits although all is well")
 
 
 def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monkeypatch: Patch) -> None:

@@ -48,8 +48,10 @@ class SimulatedCluster(Engine):
             run = machine.runs.get(name)  # which may have ended in the same breath
             job = run.startup.epoch if run is not None else machine.ended.by_name[name].epoch
             self._jobs_of_copies[who, message.epoch] = job
-            going = run is not None and run.fallback.active and run.mode == "sync"
-            self._tracks.setdefault((who, message.epoch), self.num_back[who, job] + going)
+            back = self.num_back[who, job]
+            if run is not None and run.mode == "sync":  # which has perhaps gone back in the same breath
+                back = run.fallback.times + run.fallback.active
+            self._tracks.setdefault((who, message.epoch), back)
         elif isinstance(message, Moved) and self.copies_move:
             self.note_copies()  # it may die before it is looked at again
 

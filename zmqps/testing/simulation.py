@@ -461,7 +461,7 @@ class Simulation(SimulatedCluster):
             self._successors.resolved(node, operation, value)
         if self.comebacks is not None:
             f = self.faults
-            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
+            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S
