@@ -83,7 +83,7 @@ NOT_KEPT = {
     "Tellings": "_changed _name _startup _members",
     "Replication": "moves handovers _changed replicas _name _startup _steps _retry_due _num_retries",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
-    "Handover": "not_before held_at again_at numbers",
+    "Handover": "not_before held_at again_at numbers busy",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
     "_Drain": "told_at",
     "Moves": "_members _changed",

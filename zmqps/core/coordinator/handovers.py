@@ -48,6 +48,7 @@ class Handover:
     held_at: float | None = None  # since when nobody begins the next step
     asked_at: float | None = None  # since when it is asked
     again_at: float = 0.0  # when it is asked again
+    busy: bool = False  # it had gradients of the step when it was asked: the step is to end first
     numbers: Mapping[int, int] | None = None  # it has; by epoch the last record of each backup
 
 
@@ -252,7 +253,7 @@ class Handovers:
             if handover.held_at is None:
                 handover.held_at = now
                 steps.pauses.holding = True
-            if not steps.is_between:
+            if not (steps.is_held if handover.busy else steps.is_between):
                 return []
         handover.asked_at, handover.again_at = now, now + RETRY_S
         handover.old.generation += 1
@@ -269,7 +270,7 @@ class Handovers:
         return Send(new.server.peer, Promote(new.epoch, old.generation + 1, equals))
 
     def _put_off(self, handover: Handover, seconds: float, now: float) -> list[Action]:
-        handover.not_before = now + seconds
+        handover.not_before, handover.busy = now + seconds, False
         return self._let_go(handover)
 
     def _chase(self, handover: Handover, now: float) -> list[Action]:
@@ -291,8 +292,13 @@ class Handovers:
         handover = self._of.get(copy.epoch)
         if handover is None or handover.asked_at is None or message.generation != copy.generation:
             return []
-        if message.busy:
+        if message.busy and handover.held_at is None:
             return self._put_off(handover, RETRY_S, now)
+        if message.busy:
+            handover.busy, handover.asked_at = True, None
+            self._steps.pauses.closed.discard(copy.shard)
+            self._changed()
+            return []
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
         if handover.numbers is not None:
             return []

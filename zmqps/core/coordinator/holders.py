@@ -74,7 +74,8 @@ class Holders:
         run = self._jobs.of_epoch(message.epoch, member)
         if run is None:
             return []
-        return run.replication.handovers.yielded(run.startup.copies.by_epoch[message.epoch], message, now)
+        actions = run.replication.handovers.yielded(run.startup.copies.by_epoch[message.epoch], message, now)
+        return [*actions, *run.steps.advance(run.num_missing, now)]  # it may be committed now
 
     def discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         """It keeps nothing of a copy any more."""
