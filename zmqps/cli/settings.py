@@ -225,8 +225,8 @@ drain_timeout = setting(
     "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
     help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
 )  # fmt: skip
-drain_shards = setting(
-    "--drain-timeout", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
+handover_timeout = setting(
+    "--handover-timeout", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
     help="How long it may take after SIGTERM to hand over what it has to other servers; 0: not at all.",
 )  # fmt: skip
 insecure = setting(
