@@ -13,7 +13,7 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.seeds import replay
 from zmqps.testing.simulation import SimulationError
 
-#: 141 scenarios, 705 seeds.
+#: 150 scenarios, 750 seeds.
 SEEDS = range(5)
 
 

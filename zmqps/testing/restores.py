@@ -27,6 +27,8 @@ class Restored:
         Of both.
     servers, workers, faults, training, calm_s, journaled
         As for `Simulation`; the second has another number of servers.
+    chained
+        Whether most checkpoints hold only what has changed since the one before.
     """
 
     def __init__(
@@ -39,9 +41,10 @@ class Restored:
         *,
         calm_s: float,
         journaled: bool = False,
+        chained: bool = False,
     ) -> None:
         self.seed = seed
-        self._journaled = journaled
+        self._chained = chained
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
@@ -69,6 +72,8 @@ class Restored:
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
         options_of = saved_often(self._rng, self.training, servers, self._workers, self._faults)
+        if self._chained:
+            options_of = chained(self._rng, options_of)
         options_of = replace(options_of, patience=PATIENCE_S if self._journaled else 0.0)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
@@ -88,3 +93,10 @@ def saved_often(rng: Random, training: Training, servers: int, workers: int, fau
         checkpoint_seconds=seconds,
         checkpoint_steps=steps,
     )
+
+
+def chained(rng: Random, options: CoordinatorOptions) -> CoordinatorOptions:
+    """Return what a coordinator is told whose checkpoints mostly hold only what has changed since the one before."""
+    seconds, steps = rng.choice(((0.3, None), (0.7, None), (None, 1), (None, 2)))
+    every = rng.choice((2, 3, 9))
+    return replace(options, checkpoint_seconds=seconds, checkpoint_steps=steps, checkpoint_full_every=every)

@@ -83,6 +83,8 @@ class Scenario:
         Whether it is saved while it trains, loses its power, and goes on from the disk.
     replicas
         How many backups each shard has.
+    chained
+        Whether most of its checkpoints hold only what has changed since the one before.
     """
 
     faults: Faults
@@ -99,13 +101,14 @@ class Scenario:
     bandwidth: float = BANDWIDTH
     saved: bool = False
     replicas: int = 0
+    chained: bool = False
 
     def simulation(self, seed: int) -> Simulation | Restored:
         """Return the run of a seed."""
         if self.saved:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
-                journaled=self.journaled,
+                journaled=self.journaled, chained=self.chained,
             )  # fmt: skip
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
@@ -267,6 +270,21 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in saved.items():
         found[f"{mode}-returned-saves"] = Scenario(
             faults=saving["saves-crashes"], training=training, saved=True, journaled=True
+        )
+    failing = Faults(delay=0.004, saving=0.004, disk=0.05)
+    changing = {
+        "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),
+        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
+        "sync": _synchronous(steps=12, parameters=6, partly=True),
+    }
+    for mode, training in changing.items():
+        workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
+        for kind, faults in (("saves", failing), ("falls", falling["falls-crashes"])):
+            found[f"{mode}-{kind}-chained"] = Scenario(
+                faults=faults, training=training, saved=True, chained=True, workers=workers
+            )
+        found[f"{mode}-returned-chained"] = Scenario(
+            faults=saving["saves-crashes"], training=training, saved=True, chained=True, workers=workers, journaled=True
         )
     copied = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),

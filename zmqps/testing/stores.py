@@ -171,11 +171,13 @@ class Disk:
         """Let what was written be the newest checkpoint."""
         self._work(path)
         parts = self._parts.pop(path)
+        written = [saved for part in parts.values() for saved in part.slices.values()]
+        nbytes = sum([array.nbytes for saved in written for array in saved.arrays])
         assert all(part.whole for part in parts.values()), f"{path} is published before all is written"
         saved = SavedJob(path, manifest, self._with_base(path, manifest["base"], parts))
         self.on_publish(saved)
         self.published.append(saved)
-        return path, sum(value.nbytes for value in saved.values), saved.version
+        return path, nbytes, saved.version
 
     def _with_base(self, path: str, base: str | None, parts: Mapping[int, Part]) -> Mapping[int, Part]:
         """Return parts with the slices that are in what they build upon."""
