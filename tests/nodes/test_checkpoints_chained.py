@@ -25,7 +25,7 @@ from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import WRITTEN
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.tenant import Tenant
-from zmqps.errors import CheckpointForeignError
+from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
 from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles, restored_from
 from zmqps.nodes.relay import SCHEME
 from zmqps.testing.disk import Disk
@@ -145,6 +145,15 @@ class Cluster:
             for of in shards
         ]  # fmt: skip
 
+    def values(self, parameter: int) -> Any:
+        """Return what servers have of a parameter."""
+        found = np.empty(self.job.parameters[parameter].size, self.job.parameters[parameter].storage_dtype)
+        for tenant in self.tenants:
+            for state in tenant.ready().slices:
+                for s in (s for s in state.slice.segments if s.parameter == parameter):
+                    found[s.start : s.start + s.size] = state.value[s.position : s.position + s.size]
+        return found
+
     def saved(self, path: str) -> Any:
         """Return all that a checkpoint has."""
         checkpoint = open_checkpoint(path, storage=self.disk)
@@ -217,6 +226,14 @@ def test_what_builds_upon_something_that_has_gone_is_not_published() -> None:
         cluster.save()
 
 
+def test_what_builds_upon_another_placement_is_not_published() -> None:
+    cluster = Cluster(JOB, WHERE, 4)
+    cluster.save()
+    cluster.where = Placement(KeySpace(JOB.parameters), ((0, 9, 36), (0, 4, 9)), 32)
+    with pytest.raises(CheckpointMismatchError, match="its shards are cut otherwise"):
+        cluster.save()
+
+
 def test_servers_read_by_way_of_the_coordinator_what_a_restored_one_builds_upon(tmp_path: Path) -> None:
     cluster = Cluster(JOB, WHERE, 4)
     cluster.store = CheckpointStore(str(tmp_path), 3)
@@ -232,3 +249,25 @@ def test_servers_read_by_way_of_the_coordinator_what_a_restored_one_builds_upon(
         assert isinstance(store.serve("size", f"{path}/manifest.json", 0, 0, ()), Served)
     with pytest.raises(PermissionError):
         store.serve("size", f"{tmp_path}/default/other", 0, 0, ())
+
+
+def test_an_object_store_keeps_chains_as_well() -> None:
+    pytest.importorskip("fsspec")
+    cluster = Cluster(JOB, WHERE, 3, keep=1)
+    cluster.store = CheckpointStore("memory://chained", 1)
+    cluster.saves = Saves(ShardFiles())
+    lengths = []
+    for number in range(5):
+        path = cluster.save()
+        one = open_checkpoint(path)
+        for name, parameter in enumerate(JOB.parameters):
+            assert one.array(parameter.name).tobytes() == cluster.values(name).tobytes()
+        after = shard(JOB, WHERE, 0)
+        ShardFiles().read(after, JOB, {"path": path, "version": number, "optimizer": True, "names": {}})
+        assert [s.value.tobytes() for s in after.slices] == [
+            s.value.tobytes() for s in cluster.tenants[0].ready().slices
+        ]
+        lengths.append(len(restored_from(path)) - 1)
+        cluster.train({1})
+    assert lengths == [1, 2, 3, 1, 2]
+    assert len([entry for entry in one.storage.names(one.path.rpartition("/")[0]) if entry.startswith("ckpt")]) == 2

@@ -35,7 +35,7 @@ from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
-from zmqps.errors import CheckpointError, ConfigurationError
+from zmqps.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
 
@@ -279,7 +279,7 @@ class CheckpointStore:
             kind=CONSISTENT if manifest["consistent"] else PER_SLICE,
             data=list(manifest["data"]),
             state=manifest["state"],
-            base=self._base(manifest["base"]),
+            base=self._base(manifest["base"], placement),
         )
         path = path.removeprefix(SCHEME)
         published = self._saves[path].commit(whole)
@@ -291,12 +291,15 @@ class CheckpointStore:
             LOG.warning("older checkpoints of job %r stay: %s", manifest["name"], error)
         return self._scheme + published, whole.nbytes, whole.version
 
-    def _base(self, path: str | None) -> tuple[str, str] | None:
+    def _base(self, path: str | None, placement: Placement) -> tuple[str, str] | None:
         """Return name and checksum of what is built upon, which must be there with all that it builds upon itself."""
         if path is None:
             return None
         place = path.removeprefix(self._scheme)
-        return place.rpartition("/")[2], look(self._storage, place).manifest.digest
+        base = look(self._storage, place).manifest
+        if base.placement.to_wire() != placement.to_wire():  # nobody could read it
+            raise CheckpointMismatchError(path=place, what="its shards are cut otherwise", good="", advice="save all")
+        return place.rpartition("/")[2], base.digest
 
     def abandon(self, path: str) -> None:
         """Remove what was written of one that failed."""
