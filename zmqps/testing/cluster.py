@@ -44,10 +44,14 @@ class SimulatedCluster(Engine):
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            run, who = self.coordinator.runs[message.name], sender.identity.incarnation
-            self._jobs_of_copies[who, message.epoch] = run.startup.epoch
-            going = run.fallback.active and run.mode == "sync"
-            self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
+            machine, name, who = self.coordinator, message.name, sender.identity.incarnation
+            run = machine.runs.get(name)  # which may have ended in the same breath
+            job = run.startup.epoch if run is not None else machine.ended.by_name[name].epoch
+            self._jobs_of_copies[who, message.epoch] = job
+            back = self.num_back[who, job]
+            if run is not None and run.mode == "sync":  # which has perhaps gone back in the same breath
+                back = run.fallback.times + run.fallback.active
+            self._tracks.setdefault((who, message.epoch), back)
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""
@@ -78,6 +82,11 @@ class SimulatedCluster(Engine):
         """Whether several members go at this moment: what is said between them is said of a state that is over."""
         gone = self.coordinator.membership.gone
         return sum(departure.at == self.now for departure in islice(reversed(gone), 8)) > 1
+
+    def partition(self, node: Node, seconds: float) -> None:
+        """Cut a node off from all others for some time."""
+        self.note(node.name, f"is cut off for {seconds:.3f} s")
+        self.network.partition([node.name], seconds, self.now)
 
     @property
     def num_workers(self) -> int:

@@ -75,7 +75,8 @@ class Departures:
             run = epochs.get(self._reached.get(who, 0))
             copies = [] if run is None else [c for c in run.startup.copies if not c.server.absent]  # when they return
             names = [(copy.server.hello.name, copy.epoch) for copy in copies]
-            there = [name for name, epoch in names if self._assigned[name, epoch] < departure.at]  # others need not be
+            assigned = {name: self._assigned.get((name, epoch), departure.at) for name, epoch in names}
+            there = [name for name, at in assigned.items() if at < departure.at]  # others need not be
             for name in {*servers} & {*there}:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 
@@ -89,7 +90,7 @@ class Departures:
         if server.identity.incarnation not in simulation.coordinator.membership.members or not coordinator.alive:
             return
         connection = self._connection(coordinator, server.name)
-        since = max(self._calm_s, connection.up_at, connection.blocked_until) + FORGETTING_S
+        since = max(self._calm_s, server.stopped_until, connection.up_at, *connection.blocked_until) + FORGETTING_S
         for who in machine.clients.by_incarnation.keys() & told.keys():
             assert simulation.now < max(since, told[who] + FORGETTING_S), f"{server.name} keeps a client that has gone"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -26,6 +25,7 @@ from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.comebacks import PATIENCE_S, Comebacks
+from zmqps.testing.copies import CopyWitness
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.fallbacks import Fallbacks
@@ -33,16 +33,15 @@ from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
-from zmqps.testing.replicas import OneAtATime
+from zmqps.testing.replicas import LostServers, replicated
 from zmqps.testing.returns import Returns
 from zmqps.testing.savers import Savers
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
+from zmqps.testing.troubles import LONGEST_S, Troubles
 
-#: No partition and no stop takes longer.
-LONGEST_S = 30.0
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
 #: How long until a worker that has died is started again; with claims it is sometimes longer than until it is missed.
@@ -127,6 +126,10 @@ class Simulation(SimulatedCluster):
         When everything dies at once, and nothing comes after it.
     replicas
         How many backups each shard has.
+    spares
+        Servers beyond those.
+    unconfirmed_nbytes
+        What may wait for the backups of a server; None: as much as really may.
 
     Examples
     --------
@@ -162,6 +165,8 @@ class Simulation(SimulatedCluster):
         first_worker: int = 0,
         power_fails_s: float = float("inf"),
         replicas: int = 0,
+        spares: int = 0,
+        unconfirmed_nbytes: int | None = None,
     ) -> None:
         self.seed = seed
         self._claimed = claimed
@@ -169,16 +174,14 @@ class Simulation(SimulatedCluster):
         self.faults = faults
         self.training = training or AsyncTraining()
         rng = Random(seed)
-        options = options or CoordinatorOptions(
+        plain = CoordinatorOptions(
             servers=servers,
             workers=workers // self.training.num_jobs,
             once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
-            replicas=replicas,
-            heartbeat_interval=0.5 if replicas else 1.0,
-            heartbeat_timeout=2.0 if replicas else 10.0,
             patience=PATIENCE_S if journaled else 0.0,
         )
+        options = options or replicated(plain, replicas)
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
         self._calm_s = calm_s
@@ -204,18 +207,21 @@ class Simulation(SimulatedCluster):
             self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
-        self.replicas = OneAtATime(self) if options.replicas else None
-        self.comebacks = Comebacks(self, self.replicas) if journaled else None
+        self.copies = CopyWitness(self) if options.replicas and validate else None
+        self.losses = LostServers(self, faults.copying) if options.replicas else None
+        self.comebacks = Comebacks(self, self.losses) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
+        self._unconfirmed_nbytes = unconfirmed_nbytes
+        self._spares = spares
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
-        for _ in range(servers):
-            self.at(rng.random() * 0.3, self.start_server)
+        for number in range(servers + spares):
+            self.at(rng.random() * 0.3, partial(self.start_server, number >= servers))
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
-        self._schedule_faults()
+        Troubles(self, faults, self.losses)
         if calm_s < float("inf"):
             self.at(calm_s, self._calm)
 
@@ -304,12 +310,14 @@ class Simulation(SimulatedCluster):
             self.comebacks.started(node)
         return node
 
-    def start_server(self) -> Node:
+    def start_server(self, spare: bool = False) -> Node:
         """Start one more server."""
         name = f"server-{len(self.servers)}"
-        identity = self._identity("server", name)
+        identity = replace(self._identity("server", name), spare=spare)
         make_shard = self._shard if self.faults.memory else self.training.shard
         machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
+        if self._unconfirmed_nbytes is not None:
+            machine.replication.unconfirmed.limit = self._unconfirmed_nbytes
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
 
     def _shard(self, job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
@@ -361,10 +369,9 @@ class Simulation(SimulatedCluster):
             keyed=self._keyed,
         )
 
-    def partition(self, node: Node, seconds: float) -> None:
-        """Cut a node off from all others for some time."""
-        self.note(node.name, f"is cut off for {seconds:.3f} s")
-        self.network.partition([node.name], seconds, self.now)
+    def _calm(self) -> None:
+        self.note("the network", "has no faults any more")
+        self.network.quiet = True
 
     # --- what the engine asks ------------------------------------------------------------------
 
@@ -376,8 +383,10 @@ class Simulation(SimulatedCluster):
                 self.note_copies()
             check_told(node, self.now)
             self.training.check(self, node)
-            if self.replicas is not None:
-                self.replicas.check(node)
+            if self.copies is not None:
+                self.copies.check(node)
+            if self.losses is not None:
+                self.losses.check(node)
             if self._attackers is not None:
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
@@ -424,7 +433,8 @@ class Simulation(SimulatedCluster):
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well
-            start = self.start_server if node.role == "server" else self.start_coordinator
+            is_server = node.role == "server"
+            start = partial(self.start_server, node.identity.spare) if is_server else self.start_coordinator
             self.restarting |= node.role == "coordinator"
             self.at(self.now + self.rng.uniform(0.5, 5.0), lambda: None if self.finished else start())
 
@@ -439,58 +449,10 @@ class Simulation(SimulatedCluster):
             self._successors.resolved(node, operation, value)
         if self.comebacks is not None:
             f = self.faults
-            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
+            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S
         long = began > settled_at or (self.now > settled_at and self.now - began > LONGEST_S + SETTLED_S)
         if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
-
-    # --- faults that come by themselves --------------------------------------------------------
-
-    def _schedule_faults(self) -> None:
-        f, crash = self.faults, self._crash_somebody
-        rates: tuple[tuple[float, Callable[[], None]], ...] = (
-            (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
-            (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
-            (f.stop, self._stop_somebody), (f.route, self._cut_route),
-        )  # fmt: skip
-        for rate, do in rates:
-            if rate:
-                self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
-
-    def _fault(self, rate: float, do: Callable[[], None]) -> None:
-        if not self.network.quiet:
-            do()
-            self.at(self.now + self.rng.expovariate(rate), partial(self._fault, rate, do))
-
-    def _crash_somebody(self, role: str) -> None:
-        if alive := [node for node in self.nodes.values() if node.alive and node.role == role]:
-            node = self.rng.choice(alive)
-            if self.replicas is None or role != "server" or self.replicas.may_lose(node):
-                self.kill(node)
-
-    def _stop_somebody(self) -> None:
-        if alive := [node for node in self.workers if node.alive]:
-            self.stop(self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.stop_s)))
-
-    def _cut_route(self) -> None:
-        ways = [way for node in self.workers if node.alive for way in node.connections.values() if not way.control]
-        if ways:
-            way, seconds = self.rng.choice(ways), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            self.note(way.ends[0], f"does not reach {way.ends[1]} for {seconds:.3f} s")
-            self.network.cut_route(way, seconds, self.now)
-
-    def _calm(self) -> None:
-        self.note("the network", "has no faults any more")
-        self.network.quiet = True
-
-    def _cut_somebody(self) -> None:
-        if alive := [node for node in self.nodes.values() if node.alive]:
-            node, seconds = self.rng.choice(alive), min(LONGEST_S, self.rng.expovariate(1.0 / self.faults.partition_s))
-            if self.replicas is not None and node.role != "worker":
-                if node.role == "coordinator" or not self.replicas.may_lose(node):
-                    return
-                self.replicas.cut(seconds)
-            self.partition(node, seconds)

@@ -299,6 +299,10 @@ class Replication:
 
     # --- what others may look at ---------------------------------------------------------------
 
+    def awaits(self, copy: Copy) -> bool:
+        """Whether a copy is to be the primary of its shard, and has not said that it is."""
+        return self._promoting.get(copy.shard) is copy
+
     @property
     def settled(self) -> bool:
         """Whether every shard has a primary and all its backups, and every member knows where."""
