@@ -31,9 +31,9 @@ EVERYTHING = Faults(
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
-LOST_SERVERS = Faults(delay=0.004, server_crash=0.2, copying=0.01)
-CUT_SERVERS = Faults(delay=0.003, partition=0.1, ways=0.3, partition_s=3.0)
-SILENT_SERVERS = Faults(delay=0.003, deaf=0.1, veil=0.3, server_stop=0.2, partition_s=3.0, stop_s=3.0)
+LOST_SERVERS = Faults(delay=0.004, server_crash=0.3, copying=0.02)
+CUT_SERVERS = Faults(delay=0.003, partition=0.15, ways=0.6, partition_s=3.0)
+SILENT_SERVERS = Faults(delay=0.003, deaf=0.15, veil=0.4, server_stop=0.3, partition_s=3.0, stop_s=3.0)
 LOST_NODES = Faults(
     delay=0.004, loss=0.002, duplication=0.05, reordering=0.05, server_crash=0.1, copying=0.003, crash=0.1,
     partition=0.05, ways=0.1, server_stop=0.05, partition_s=2.0, stop_s=3.0,

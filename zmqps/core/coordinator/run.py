@@ -38,7 +38,7 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, JournalBehindError, PSError
+from zmqps.errors import ConfigurationError, JournalBehindError, PeerLostError, PSError
 
 
 class JobRun:
@@ -142,11 +142,7 @@ class JobRun:
 
     @property
     def finished(self) -> bool:
-        """Whether nobody is there any more and all is done.
-
-        Those who were expected came, one has finished, all servers have applied every step, and nobody who is lost is
-        to be started again: that takes as long as a program needs to start.
-        """
+        """Whether nobody is there any more and all is done: nobody who is lost is to be started again, either."""
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
         return done and self.is_whole and self.steps.settled and not self.losses.to_return
 
@@ -154,6 +150,11 @@ class JobRun:
     def vacant(self) -> bool:
         """Whether there is nothing to keep: nobody is there and nothing was placed, or a part of it is lost."""
         return not self.members and (self.startup.placement is None or self.lost_shard is not None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has failed with its servers there: no loss of one tells those who wait for them."""
+        return self.lost_shard is not None and not isinstance(self.lost_shard, PeerLostError)
 
     # --- members -------------------------------------------------------------------------------
 
@@ -426,7 +427,7 @@ class JobRun:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
-        dues += [self.replication.next_deadline(), self.fallback.next_deadline()]
+        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.broken else None]
         return min((due for due in dues if due is not None), default=None)
 
     def expired(self, now: float) -> bool:
