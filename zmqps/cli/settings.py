@@ -163,6 +163,10 @@ def cluster_settings(
             "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
         ),
         setting(
+            "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
+            help="Every N-th checkpoint of a job is whole; those between hold what has changed since the one before.",
+        ),
+        setting(
             "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
             help="coordinator: its host alone has the directory; servers send it what they write.",
         ),
@@ -197,6 +201,7 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
     return CheckpointConfig(
         directory=told["checkpoint"],
         every=told["checkpoint_every"] or "",
+        full_every=told["checkpoint_full_every"],
         keep=told["keep"],
         via=told["checkpoint_via"],
         restore=told["restore"],

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.admission import check_admission, check_draining, check_ending, check_saving
-from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Wish
+from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
@@ -18,6 +18,7 @@ from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.holders import Holders
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
+from zmqps.core.coordinator.making import Cadence, Wish
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -141,9 +142,8 @@ class CoordinatorMachine:
             changes=self.changes, resumptions=resumptions,
         )  # fmt: skip
         self.runs = self.jobs.runs
-        cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
-        hold_s = min(HOLD_S, options.heartbeat_timeout)
-        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, hold_s)
+        cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps, options.checkpoint_full_every)
+        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, options.heartbeat_timeout)
         self.ended: EndedJobs = self.jobs.ended
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
