@@ -46,7 +46,7 @@ def server(address: str) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # at SIGTERM it would hand over what it has first
         process.wait(PATIENCE)
 
 
