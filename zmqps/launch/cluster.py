@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from zmqps import checks
 from zmqps.core.coordinator.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys, load_node_keys
 from zmqps.launch.config import ClusterConfig
@@ -28,7 +28,7 @@ from zmqps.launch.processes import Process, all_exited, end, launched_for, node_
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder
-from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
+from zmqps.nodes.inquiry import ask_status, inquire, run_blocking, scale_servers
 from zmqps.nodes.server import IO_THREADS, ServerConfig
 
 T = TypeVar("T")
@@ -58,6 +58,7 @@ class Nodes:
         self.processes: list[Process] = []
         #: What those show who ask its coordinator.
         self.keys = load_node_keys(config.keys)
+        self.job_secret = config.job_secret
         self._config = config
         self._spawn = spawn
         self._missing = "the coordinator to start"
@@ -106,6 +107,22 @@ class Nodes:
             return here == num_servers
 
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
+
+    async def grow(self, servers: int) -> None:
+        """Start servers until so many run; return when they have joined."""
+        new: list[Process] = []
+        running = sum(server.popen.poll() is None for server in self.servers)
+        for index in range(len(self.servers), len(self.servers) + servers - running):
+            self._add(f"server-{index}", self._server_command(index))
+            new.append(self.processes[-1])
+        for server in new:
+            await server.announcement()
+        names = {server.name for server in new}
+
+        def joined(status: Mapping[str, Any]) -> bool:
+            return names <= {member["name"] for member in status["members"]}
+
+        await inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys)
 
     async def restart(self, index: int) -> None:
         """Start a node again that has ended, by its place in `processes`: the coordinator, 0, at the address it had.
@@ -405,6 +422,46 @@ class LocalCluster:
         """
         theirs = find_keys(None, None, os.environ) if self._joined else None  # as `zmqps.connect` finds them
         return ask_status(self.address, timeout=timeout, keys=theirs or self._nodes.keys)
+
+    def scale(self, servers: int, *, timeout: float | None = None) -> str:
+        """Let all jobs lie on so many servers while they are trained; return how that went.
+
+        Servers that are missing are started. Those that are too many hand over what they have, and end.
+
+        Parameters
+        ----------
+        servers : int
+            How many.
+        timeout : float, optional
+            Seconds; by default as for the start.
+
+        Raises
+        ------
+        DeadlineError
+            It takes longer, and goes on nevertheless.
+        ScaleError
+            It cannot be done.
+        ConfigurationError, NodeFailedError
+            What kept a server from starting; or this process was launched, and the cluster is not its own.
+        """
+        self._must_run()
+        if self._joined:
+            raise ConfigurationError("this process was launched for a cluster: change that by zmqps scale")
+        seconds = self._timeout if timeout is None else checks.seconds("timeout", timeout)
+        number = checks.whole("servers", servers, 1, 4096)
+
+        async def grow() -> None:
+            async with asyncio.timeout(seconds):
+                await self._nodes.grow(number)
+
+        try:
+            run_blocking(grow())
+        except TimeoutError:
+            waiting = "the servers to join"
+            raise DeadlineError(operation="the start of servers", seconds=seconds, waiting_for=waiting) from None
+        return scale_servers(
+            self.address, number, timeout=seconds, job_secret=self._nodes.job_secret, keys=self._nodes.keys
+        )
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None

@@ -183,8 +183,8 @@ class Checkpoints:
         return self._next(now)
 
     def _next(self, now: float) -> list[Action]:
-        while self._making is None and self._waiting and self._store is not None:
-            wish = self._waiting.popleft()
+        while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
+            self._waiting.remove(wish)
             run = self._runs.get(wish.job)
             if run is None or not run.is_whole:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
@@ -192,6 +192,11 @@ class Checkpoints:
             self._last[run.name] = now, self._steps_of(run)
             return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
         return []
+
+    def _next_wish(self) -> Wish | None:
+        """Return the first that need not wait until the shards of its job are cut anew."""
+        cutting = {name for name, run in self._runs.items() if run.replication.recuts.is_cutting}
+        return next((wish for wish in self._waiting if wish.job not in cutting), None)
 
     # --- how it is made -----------------------------------------------------------------------
 
@@ -376,6 +381,10 @@ class Checkpoints:
             known.pop(run.name, None)
         return actions
 
+    def new_number(self) -> int:
+        """Return the number of a pause of pushes that is for no checkpoint."""
+        return next(self.numbers)
+
     def is_saving(self, run: JobRun) -> bool:
         """Whether servers keep their shards of a job as they are, or are about to."""
         return self._making is not None and self._making.run is run
@@ -399,7 +408,7 @@ class Checkpoints:
         """Begin what is due by time or by steps; called after every event that may make it so."""
         actions: list[Action] = []
         if self._store is None or self._cadence == Cadence():
-            return actions
+            return self._next(now)
         for run in self._runs.values():
             if not self._wants(run):
                 continue

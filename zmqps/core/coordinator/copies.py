@@ -44,10 +44,13 @@ class Copies:
     ----------
     by_epoch
         The copies by their numbers, in the order of the shards at first.
+    coming
+        Those that are to be all the copies, once the shards are cut anew.
     """
 
     def __init__(self, root: bytes, new_epoch: Callable[[], int]) -> None:
         self.by_epoch: dict[int, Copy] = {}
+        self.coming: dict[int, Copy] = {}
         self._root = root
         self._new_epoch = new_epoch
 
@@ -76,6 +79,16 @@ class Copies:
         copy = Copy(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
         self.by_epoch[copy.epoch] = copy
         return copy
+
+    def prepare(self, shard: int, server: MemberInfo) -> Copy:
+        """Enter one of a shard that is to be."""
+        copy = Copy(shard=shard, epoch=self._new_epoch(), server=server)
+        self.coming[copy.epoch] = copy
+        return copy
+
+    def find(self, epoch: int) -> Copy | None:
+        """Return the copy of a number, of those that are to be, too."""
+        return self.by_epoch.get(epoch) or self.coming.get(epoch)
 
     def remove(self, copy: Copy) -> None:
         """A copy is gone, or is not wanted any more."""

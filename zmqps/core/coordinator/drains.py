@@ -115,6 +115,13 @@ class Drains:
             return [Log("warning", str(error)), Send(server.peer, Draining(message.request, STAYS, str(error)))]
         return [*actions, Send(server.peer, answer)]
 
+    def let_go(self, server: MemberInfo, now: float) -> list[Action]:
+        """Let a server go that is not needed any more."""
+        if server.incarnation not in self._of:
+            self._begin(server, now)
+            self._changed()
+        return self.look(now)
+
     def _named(self, name: str) -> MemberInfo:
         found = [s for s in self._fleet if name == s.hello.name] or [
             s for s in self._fleet if name in (f"server-{s.rank}", f"server {s.rank}", str(s.rank))

@@ -89,6 +89,7 @@ class Handovers:
         self._changed = changed
         self._of: dict[int, Handover] = {}  # by epoch of the copy that goes
         self.stuck: dict[int, str] = {}  # by epoch: why nobody can take it
+        self.goals: dict[int, MemberInfo] = {}  # by epoch: where copies are to be, though their servers stay
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -109,17 +110,21 @@ class Handovers:
             return []
         actions: list[Action] = []
         for handover in list(self._of.values()):
-            if handover.asked_at is None and (not handover.old.server.leaving or handover.new.server.leaving):
+            goal = self.goals.get(handover.old.epoch)
+            wanted = handover.old.server.leaving or goal is handover.new.server
+            if handover.asked_at is None and (not wanted or handover.new.server.leaving):
                 actions += self._cancel(handover, now)
         copies = self._startup.copies
         staying = [server for server in servers if not server.leaving and not server.absent]
         under_way = {copy.epoch for handover in self._of.values() for copy in (handover.old, handover.new)}
-        going = [copy for copy in copies if copy.server.leaving and copy.epoch not in under_way]
+        going = [copy for copy in copies if copy.server.leaving or copy.epoch in self.goals]
+        going = [copy for copy in going if copy.epoch not in under_way]
         self.stuck = {epoch: why for epoch, why in self.stuck.items() if epoch in {copy.epoch for copy in going}}
         for copy in going:
             if copy.shard in moving or not any(c.shard == copy.shard and not c.backup and c.whole for c in copies):
                 continue
-            fit = [server for server in staying if (server.incarnation, copy.shard) not in self._unfit]
+            there = [server for server in staying if self.goals.get(copy.epoch, server) is server]
+            fit = [server for server in there if (server.incarnation, copy.shard) not in self._unfit]
             if (server := copies.lightest(copy, fit)) is None:
                 if not any(other.absent for other in servers):  # else it may be back soon, and take it
                     actions += self._make_do(copy, staying, now)
@@ -198,6 +203,7 @@ class Handovers:
             self._changed()
         self._of.clear()
         self.stuck.clear()
+        self.goals.clear()
 
     def may_replace(self, lost: Copy) -> bool:
         """Whether the copy that a lost primary was to move to has all that was acknowledged.

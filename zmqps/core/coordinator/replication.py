@@ -11,6 +11,7 @@ from zmqps.core.coordinator.handovers import Handover, Handovers
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import Moves
+from zmqps.core.coordinator.recuts import Recuts
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
@@ -75,12 +76,13 @@ class Replication:
         self.handovers = Handovers(
             name, startup, steps, self._unfit, self._backups_changed, self._give_up, lambda: changed("copies")
         )
+        self.recuts = Recuts(name, startup, steps, members, self._backups_changed, self._recut, self._recut_changed)
 
     # --- losses --------------------------------------------------------------------------------
 
     def lose(self, server: MemberInfo, error: PSError, now: float) -> tuple[list[Action], list[Copy]]:
         """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
-        copies, actions, lost = self._startup.copies, list[Action](), list[Copy]()
+        copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Copy]()
         gone = copies.of(server)
         self._changed("copies")
         for copy in gone:
@@ -158,6 +160,8 @@ class Replication:
     def failed(self, epoch: int, error: PSError, now: float) -> tuple[list[Action], bool]:
         """A server could not do what it was asked to with a copy; return whether a shard is lost by it."""
         copies = self._startup.copies
+        if epoch in copies.coming:
+            return self.recuts.failed(error, now), False
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
             return [], False  # a primary goes on, and whoever asked for what it cannot is told
@@ -201,6 +205,7 @@ class Replication:
     def leave(self, member: MemberInfo) -> None:
         """A member has gone."""
         self.moves.leave(member)
+        self.recuts.leave(member)
 
     def forget(self, shards: Iterable[int]) -> None:
         """No copy is left of these shards that counts."""
@@ -244,8 +249,10 @@ class Replication:
         rows = self._startup.copies.rows_of_backups(primary)
         return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
 
-    def replicating(self, copy: Copy, message: Replicating) -> None:
+    def replicating(self, copy: Copy | None, message: Replicating) -> None:
         """A primary waits for its new backups, and no others."""
+        if copy is None:
+            return
         if message.generation == copy.generation and self._unanswered.pop(copy.epoch, None) is not None:
             self._changed("copies")
 
@@ -272,7 +279,10 @@ class Replication:
         return actions
 
     def ready(self, copy: Copy, loaded: bool) -> list[Action]:
-        """A new backup is built, or whole."""
+        """A new backup is built, or whole; or what is to be a shard."""
+        if copy.epoch in self._startup.copies.coming:
+            self.recuts.ready(copy, loaded)
+            return []
         if copy.built and (copy.whole or not loaded):
             return []
         copy.built = True
@@ -288,9 +298,33 @@ class Replication:
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""
+        if self.recuts.active:
+            return []
         actions = self.handovers.plan(servers, self._promoting, now)
         busy = self._is_busy
         return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=busy)]
+
+    def _recut_changed(self) -> None:
+        self._changed("recut")
+        self._changed("copies")
+
+    def restore_recut(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
+        """Take back what was to be cut anew when this coordinator went away."""
+        for shard in self.recuts.restore(kept, members, now):
+            self._backups_changed(shard, now)  # said again by `on_deadline`
+
+    def _recut(self) -> None:
+        """The job lies in other shards: what was known of those before is out of date."""
+        self._unfit.clear()
+        self._degraded.clear()
+        self._unanswered.clear()
+        self._changed("copies")
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no shard moves or is to, and every member knows where all are."""
+        moving = self.handovers or self._promoting or self._unanswered or self.moves.next_deadline() is not None
+        return not moving and self.recuts.settled
 
     def _is_busy(self, primary: Copy) -> bool:
         return primary.shard in self._promoting or primary.epoch in self._unanswered
@@ -299,12 +333,13 @@ class Replication:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self.moves.next_deadline(), self.handovers.next_deadline())
+        moving = (self.moves, self.handovers, self.recuts)
+        dues = (self._retry_due, *(part.next_deadline() for part in moving))
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say again what is not answered."""
-        startup, actions = self._startup, list[Action]()
+        startup, actions = self._startup, self.recuts.on_deadline(now)
         if self._retry_due is not None and now >= self._retry_due:
             new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
             waiting = bool(self._promoting or self._unanswered or new)
@@ -324,7 +359,7 @@ class Replication:
         """A member is back: say again what it may not have heard."""
         startup, actions = self._startup, list[Action]()
         if member.role != "server":
-            return self.moves.again(startup.epoch, startup.copies, member)
+            return [*self.moves.again(startup.epoch, startup.copies, member), *self.recuts.again(member)]
         for copy in startup.copies.of(member) if startup.ready else ():
             if copy.epoch in self._unanswered:
                 actions.append(self._replicas(copy))
@@ -386,6 +421,7 @@ class Replication:
         copies = self._startup.copies
         self.moves.validate()
         self.handovers.validate()
+        self.recuts.validate()
         for copy in [*self._promoting.values(), *self._unanswered.values()]:
             assert copies.by_epoch[copy.epoch] is copy
             assert not copy.backup

@@ -316,12 +316,14 @@ class JobRun:
 
     def is_on(self, server: MemberInfo) -> bool:
         """Whether a server has a shard of this job."""
-        return bool(self.startup.copies.of(server))
+        coming = self.startup.copies.coming.values()
+        return bool(self.startup.copies.of(server)) or any(copy.server is server for copy in coming)
 
     def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its copy of a shard, or has all its values."""
         self.waits.tell_soon(now)
-        copy = self.startup.copies.by_epoch[message.epoch]
+        copy = self.startup.copies.find(message.epoch)
+        assert copy is not None
         if self.fallback.concerns(copy):
             actions = self.fallback.ready(copy, bool(message.loaded), now)
             return [*actions, *self.move_on(now)] if actions else []

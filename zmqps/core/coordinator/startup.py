@@ -203,10 +203,44 @@ class Startup:
         self.given_up.append(copy)
         self._changed("copies")
 
-    def assign(self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None) -> list[Action]:
-        """Tell servers the copies that they are to keep; ``source``: from where, if not what the job began from."""
+    @property
+    def num_shards(self) -> int:
+        """How many shards the job lies in; none, as long as it was not placed."""
+        return 0 if self.placement is None else self.placement.num_shards
+
+    def recut(self, placement: Placement) -> None:
+        """The job lies in other shards: the copies that were to be them are, and no others."""
+        for copy in list(self.copies):
+            self.drop(copy, moved=True)
+        self.copies.by_epoch, self.copies.coming = self.copies.coming, {}
+        self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
+        self.built, self.loaded = set(self.copies.by_epoch), set(self.copies.by_epoch)
+        self.moved()
+        for what in ("spec", "start", "copies"):
+            self._changed(what)
+
+    def drop_coming(self) -> None:
+        """The shards stay as they are."""
+        for copy in self.copies.coming.values():
+            copy.moved = True
+            self.given_up.append(copy)
+        self.copies.coming = {}
+
+    def where(self, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
+        """Return where the job lies, as a member is told it."""
+        falls_back, servers = int(self._falls_back), self.copies.rows(member, load=load)
+        return {**self._cuts, "replicas": self._replicas, "falls_back": falls_back, "servers": servers}
+
+    def assign(
+        self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None, placement: Placement | None = None
+    ) -> list[Action]:
+        """Tell servers the copies that they are to keep.
+
+        ``source``: from where, if not what the job began from; ``placement``: of which shards, if of others.
+        """
         assert self.placement is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        cuts = cuts if placement is None else placement.to_wire()
         if source is None:
             source = self.resumption.source() if self.resumption else {}
         hosts = Counter(
@@ -334,6 +368,7 @@ class Startup:
         """Forget the job; what servers have built of it is in `given_up`."""
         if self.placement is not None:
             self.given_up += self.copies
+        self.drop_coming()
         self._forget()
 
     def _choose_loader(self) -> list[Action]:
@@ -360,16 +395,7 @@ class Startup:
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
         assert self.placement is not None
         before = None if load else member.answer_with(self._wire)
-        placement: Mapping[str, Any] = (
-            {
-                **self._cuts,
-                "replicas": self._replicas,
-                "falls_back": int(self._falls_back),
-                "servers": self.copies.rows(member, load=bool(load)),
-            }
-            if before is None
-            else before.placement
-        )
+        placement = self.where(member, load=bool(load)) if before is None else before.placement
         self.told.add(member.incarnation)
         self._changed("start")
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)

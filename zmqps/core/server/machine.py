@@ -38,6 +38,7 @@ from zmqps.core.protocol.messages import (
     Ack,
     Assign,
     Commit,
+    Cut,
     Discard,
     Error,
     Hello,
@@ -82,7 +83,7 @@ from zmqps.errors import (
 )
 
 #: Messages about a copy: its number stands in the error that answers them.
-OF_COPY = (Assign, Commit, Discard, Replicas, Promote, Replicate, Yield)
+OF_COPY = (Assign, Commit, Cut, Discard, Replicas, Promote, Replicate, Yield)
 
 
 class ServerMachine:

@@ -13,6 +13,7 @@ from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
+    Cut,
     Departed,
     Discard,
     Discarded,
@@ -35,6 +36,7 @@ from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.parked import COMMITTED, Awaited
+from zmqps.core.server.recut import cut
 from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Saves
@@ -222,6 +224,11 @@ class Orders:
     def _yield(self, message: Yield, now: float) -> list[Action]:
         return self._host.replication.give_up_place(message, now)
 
+    def _cut(self, message: Cut, now: float) -> list[Action]:
+        tenant = self._host.tenant_of(message.epoch)
+        actions = cut(tenant, self._host.tenant_of, self._host.replication, message)
+        return [*actions, *self.report_ready(tenant, now)] if tenant.loaded else actions
+
     def _draining(self, message: Draining, now: float) -> list[Action]:
         return self._host.leaving.told(message, now)
 
@@ -255,6 +262,7 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Replicas: Orders._replicas,
     Promote: Orders._promote,
     Yield: Orders._yield,
+    Cut: Orders._cut,
     Draining: Orders._draining,
     Save: Orders._save,
     FileAnswer: Orders._file,

@@ -233,11 +233,11 @@ class Replication:
         if stream.is_behind or not stream.followers:
             return []
         error = DeposedError(job=tenant.name, generation=tenant.generation)
-        actions = self._turn_away(tenant, list(tenant.parked), error)
+        actions = self.turn_away(tenant, list(tenant.parked), error)
         numbers = {str(epoch): follower.last for epoch, follower in stream.followers.items() if follower.is_filled}
         return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
-    def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
+    def turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
         """Tell those who wait for an answer that another copy will give it."""
         clients = self._host.clients.by_incarnation
         actions: list[Action] = [
@@ -321,7 +321,7 @@ class Replication:
         error = DeposedError(job=tenant.name, generation=generation)
         shard.updates.broken = error
         waiting = [(held.who, held.message.request) for held in stream.drain() if isinstance(held.message, Push)]
-        actions = self._turn_away(tenant, [*waiting, *tenant.parked], error)
+        actions = self.turn_away(tenant, [*waiting, *tenant.parked], error)
         self.discarded(tenant)
         text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
         return [*actions, Log("warning", f"{text} (generation {generation}); this one answers for it no more")]

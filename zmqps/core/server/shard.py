@@ -270,10 +270,8 @@ class Shard:
 
         Parameters
         ----------
-        parts, payload, worker, checked, note
-            As in `push`.
-        push, step, examples
-            As in `Steps.collect`.
+        parts, payload, worker, checked, note, push, step, examples
+            As in `push`, and in `Steps.collect`.
 
         Raises
         ------
@@ -324,6 +322,11 @@ class Shard:
         state.version, state.steps = version, np.array(steps, np.int64)
         self._missing.discard(index)
         self.adopted()
+
+    def filled(self) -> None:
+        """All slices have come."""
+        self._missing.clear()
+        self.loaded = True
 
     def lacks(self, index: int) -> bool:
         """Whether a slice has yet to come."""

@@ -13,7 +13,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send, server_peer
 from zmqps.core.protocol.keys import key_of, same
-from zmqps.core.protocol.messages import Job, Leave
+from zmqps.core.protocol.messages import Leave
 from zmqps.core.worker.link import Link
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
 
@@ -79,9 +79,9 @@ class Links:
         """Return the link that only this proof welcomes; None if a server shows another one."""
         return next((link for link in self.by_peer.get(peer, ()) if same(proof, link.proof)), None)
 
-    def connect(self, placement: Placement, message: Job, now: float) -> list[Action]:
-        """Open the links to the shards of a job."""
-        servers = message.placement.get("servers")
+    def connect(self, placement: Placement, wire: Mapping[str, Any], now: float) -> list[Action]:
+        """Open the links to the shards of a job, as they travel with its placement."""
+        servers = wire.get("servers")
         if type(servers) is not list or len(servers) != placement.num_shards:
             raise ProtocolError("a job names one server a shard")
         for server in servers:

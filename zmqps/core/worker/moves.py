@@ -73,6 +73,10 @@ class Moves:
         self._generations.clear()
         self._bringing.clear()
 
+    def recut(self) -> None:
+        """The job lies in other shards, which have not moved yet."""
+        self._generations.clear()
+
     def go_back(self) -> None:
         """All shards are at an earlier step: nothing is to be brought again."""
         self._kept.clear()

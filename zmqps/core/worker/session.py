@@ -34,6 +34,7 @@ from zmqps.core.protocol.messages import (
     Lost,
     Message,
     Moved,
+    Recut,
     Resumed,
     Shutdown,
     Waiting,
@@ -118,6 +119,7 @@ class SessionMachine:
             Left: self._on_left,
             Hold: self._on_hold,
             GoOn: self._on_go_on,
+            Recut: self.transfers.recuts.take,
         }
         self._farewell_due: float | None = None
         self._fatal: PSError | None = None

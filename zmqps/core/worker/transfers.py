@@ -34,6 +34,7 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
+from zmqps.core.worker.recuts import Recuts
 from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
@@ -105,6 +106,7 @@ class Transfers:
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
         self.moves = Moves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
+        self.recuts = Recuts(host, self, links)
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
@@ -251,6 +253,8 @@ class Transfers:
         """Queue the requests of a transfer on behalf of an operation."""
         operation.transfer = transfer
         self._asked[transfer] = operation
+        if self.recuts.any:
+            self.recuts.adapt(transfer)
         if self.pace.mode != "async":
             self.pace.start(transfer)
             if self.moves.replicas and isinstance(transfer, Push):

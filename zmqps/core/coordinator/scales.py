@@ -1,0 +1,355 @@
+"""How many servers jobs lie on, changed while they are trained: shards are cut into pieces, these move, and are joined.
+
+What is to be done next follows from where a job lies now, so whatever happens meanwhile is no special case: as long as
+a piece belongs to several of the shards that are to be, all are cut; as long as one is not on the server of its shard,
+it moves; then the pieces of each shard are put together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps.core.coordinator.checkpoints import Checkpoints
+from zmqps.core.coordinator.drains import Drains
+from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpacked
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.recut import owners, pieces_of
+from zmqps.core.protocol.events import Action, Log
+from zmqps.core.protocol.messages import Draining, Error, Scale
+from zmqps.core.protocol.resizing import GOING, GONE
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import PSError, ScaleError, counted, from_wire, listed
+
+#: So often it is looked whether what a job waits for, before it is cut, is over.
+LOOK_S = 0.1
+#: Of those who have asked so many are remembered, to be told how it has ended.
+MAX_ASKED = 64
+#: Jobs lie on no more servers.
+MAX_SERVERS = 4096
+#: Of what moves a text names so much.
+MOST_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done with a job: cut it into ``cut``, on these servers; or move copies, by epoch. Or nothing."""
+
+    cut: Placement | None = None
+    servers: Sequence[MemberInfo] = ()
+    moves: Mapping[int, MemberInfo] | None = None
+
+
+def plan(run: JobRun, servers: Sequence[MemberInfo]) -> Plan:
+    """Return what is to be done next for a job to lie on these servers, a shard each."""
+    startup = run.startup
+    now, primaries = startup.placement, [(epoch, server) for _, epoch, server in startup.primaries()]
+    assert now is not None
+    wanted = Placement.balance(now.keyspace, len(servers), now.slice_nbytes)
+    its = tuple(range(now.num_shards)) if now.cuts == wanted.cuts else owners(now, wanted)
+    if its is None:
+        pieces = pieces_of(now, wanted)
+        before = owners(pieces, now)
+        assert before is not None
+        return Plan(cut=pieces, servers=[primaries[shard or 0][1] for shard in before])
+    homes = _homes(now, its, [server for _, server in primaries], servers)
+    moves = {
+        epoch: homes[owner]
+        for owner, (epoch, server) in zip(its, primaries, strict=True)
+        if owner is not None and server is not homes[owner]
+    }
+    if moves or now.cuts == wanted.cuts:
+        return Plan(moves=moves)
+    return Plan(cut=wanted, servers=homes)
+
+
+def _homes(
+    pieces: Placement, its: Sequence[int | None], there: Sequence[MemberInfo], servers: Sequence[MemberInfo]
+) -> list[MemberInfo]:
+    """Return the server of each shard that is to be: each of them another one, so that little has to move."""
+    nbytes: Counter[tuple[int, bytes]] = Counter()
+    for piece, (owner, server) in enumerate(zip(its, there, strict=True)):
+        if owner is not None:
+            nbytes[owner, server.incarnation] += pieces.nbytes(piece)
+    by_incarnation = {server.incarnation: server for server in servers}
+    homes: dict[int, MemberInfo] = {}
+    for owner, who in sorted(nbytes, key=lambda key: (-nbytes[key], key)):
+        if owner not in homes and who in by_incarnation:
+            homes[owner] = by_incarnation.pop(who)
+    free = list(by_incarnation.values())
+    return [homes[shard] if shard in homes else free.pop(0) for shard in range(len(servers))]
+
+
+class Scales:
+    """Lets all jobs lie on another number of servers.
+
+    Parameters
+    ----------
+    fleet
+        The servers.
+    runs
+        The jobs by name; shared with the machine.
+    checkpoints
+        Nothing is cut while it is saved.
+    drains
+        Lets servers go that are too many.
+    endpoint
+        The coordinator's, for advice.
+    replicas
+        How many backups shards have.
+    hold_s
+        How long workers may be held.
+    changed
+        Called when something has changed that is kept.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        runs: Mapping[str, JobRun],
+        checkpoints: Checkpoints,
+        drains: Drains,
+        endpoint: str,
+        replicas: int,
+        hold_s: float,
+        changed: Changed = nothing,
+    ) -> None:
+        self._fleet = fleet
+        self._runs = runs
+        self._checkpoints = checkpoints
+        self._drains = drains
+        self._endpoint = endpoint
+        self._replicas = replicas
+        self._hold_s = hold_s
+        self._changed = changed
+        self._wanted: int | None = None  # None: all is as it is to be
+        self._shrinks = False
+        self._since = 0.0
+        self._nonces: set[bytes] = set()  # of those who have asked for it
+        self._ended: OrderedDict[bytes, ScaleError | str] = OrderedDict()  # by nonce: how it has ended
+        self._look_due = 0.0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether jobs are to lie on another number of servers."""
+        return self._wanted is not None
+
+    # --- who asks ------------------------------------------------------------------------------
+
+    def ask(self, message: Scale, now: float) -> tuple[Draining, list[Action]]:
+        """Let jobs lie on so many servers, or say how far that is.
+
+        Raises
+        ------
+        ScaleError
+            It cannot be, and nothing has changed; or it could not be done.
+        """
+        ended = self._ended.get(message.nonce)
+        if isinstance(ended, PSError):
+            raise ended.again()
+        if ended is not None:
+            return Draining(message.request, GONE, ended), []
+        actions: list[Action] = []
+        if self._wanted != message.servers:
+            actions = self._begin(message.servers, now)
+        self._changed()
+        if message.nonce:
+            self._nonces.add(message.nonce)
+        actions += self.look(now)
+        if message.nonce in self._ended:
+            answer, more = self.ask(message, now)
+            return answer, [*actions, *more]
+        return Draining(message.request, GOING, self._text()), actions
+
+    def _begin(self, servers: int, now: float) -> list[Action]:
+        staying = len(self._fleet.staying)
+        if not 1 <= servers <= MAX_SERVERS:
+            raise self._error(servers, "that is no number of servers", f"ask for 1 to {MAX_SERVERS:,}")
+        if self._replicas:
+            why = "its shards have copies, which cannot be cut anew yet"
+            raise self._error(servers, why, "drain servers one by one, or start the cluster with --replicas 0")
+        for run in self._runs.values():
+            job = run.startup.job
+            treatment = None if job is None else make_treatment(job.treatment)
+            if treatment is not None and treatment.needs_read:
+                why = f"job {run.name!r} has treatment={treatment.name!r}, for which shards cannot move"
+                raise self._error(servers, why, "wait until that job has ended")
+        if staying < servers:
+            raise self._too_few(servers)
+        actions = self._end(self._error(self._wanted, f"{servers} were asked for instead", "nothing is to be done"))
+        shown = counted(servers, "server")
+        self._wanted, self._since = servers, now
+        self._shrinks = servers < max(self._fleet.wanted, self._used)
+        self._fleet.wanted = self._fleet.most = servers
+        return [*actions, Log("info", f"jobs are to lie on {shown}, of {staying} that are there")]
+
+    @property
+    def _used(self) -> int:
+        """How many servers jobs lie on."""
+        return sum(any(run.is_on(server) for run in self._runs.values()) for server in self._fleet)
+
+    def _too_few(self, servers: int) -> ScaleError:
+        missing = servers - len(self._fleet.staying)
+        advice = f"start {missing} more (make server COORDINATOR={self._endpoint}), and ask again"
+        return self._error(servers, f"there are only {len(self._fleet.staying)}", advice)
+
+    def _error(self, servers: int | None, why: str, advice: str) -> ScaleError:
+        return ScaleError(servers=servers or 0, why=why, advice=advice)
+
+    # --- how it goes ---------------------------------------------------------------------------
+
+    @property
+    def _order(self) -> list[MemberInfo]:
+        """The servers that stay, those that jobs are to lie on first."""
+        return sorted(self._fleet.staying, key=lambda server: (server.is_spare, server.rank))
+
+    def look(self, now: float) -> list[Action]:
+        """Do what can be done now; called after every event while there is anything to do."""
+        if self._wanted is None:
+            return []
+        self._look_due = now + LOOK_S
+        if len(self._fleet.staying) < self._wanted:
+            return self._end(self._too_few(self._wanted))
+        servers = self._order[: self._wanted]
+        actions: list[Action] = []
+        done = True
+        for run in self._runs.values():
+            moved, is_done = self._move(run, servers, now)
+            actions += moved
+            done &= is_done
+            if (error := run.replication.recuts.error) is not None:
+                return [*actions, *self._give_up(f"{error}", now)]
+            if stuck := list(run.replication.handovers.stuck.values()):
+                return [*actions, *self._give_up(stuck[0], now)]
+        return [*actions, *self._finish(now)] if done else actions
+
+    def _move(self, run: JobRun, servers: Sequence[MemberInfo], now: float) -> tuple[list[Action], bool]:
+        """Go on with one job; return whether it lies as it is to."""
+        replication, handovers, recuts = run.replication, run.replication.handovers, run.replication.recuts
+        if run.startup.placement is None:
+            return [], True
+        if not run.is_whole:
+            handovers.goals.clear()
+            return [], run.lost_shard is not None
+        may_cut = not self._checkpoints.is_saving(run)
+        number = self._checkpoints.new_number
+        actions = recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)
+        if recuts.active:
+            return actions, False
+        if any(server.absent for server in servers):
+            return actions, False
+        to_do = plan(run, servers)
+        handovers.goals = dict(to_do.moves or {})
+        if to_do.cut is not None and replication.is_quiet:
+            actions += recuts.begin(to_do.cut, to_do.servers, now)
+            actions += recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)
+        if to_do.moves or handovers:
+            actions += run.move(now, may_cut=may_cut)
+        return actions, to_do.cut is None and not to_do.moves and replication.is_quiet
+
+    def _finish(self, now: float) -> list[Action]:
+        """All jobs lie as they are to: let those go that are too many."""
+        assert self._wanted is not None
+        too_many = self._order[self._wanted :] if self._shrinks else []
+        longest = max((run.replication.recuts.longest_s for run in self._runs.values()), default=0.0)
+        goes = f"; {listed([s.hello.name for s in too_many], MOST_NAMED)} may go" if too_many else ""
+        text = f"jobs lie on {counted(self._wanted, 'server')}, after {now - self._since:.1f} s{goes}"
+        text += f" (the longest pause of pushes {longest:.3f} s)" if longest else ""
+        actions = self._end(text)
+        for server in too_many:
+            actions += self._drains.let_go(server, now)
+        return actions
+
+    def _give_up(self, why: str, now: float) -> list[Action]:
+        return [
+            *self._end(self._error(self._wanted, why, "what was done is of use, and is gone on with when asked again"))
+        ]
+
+    def _end(self, how: ScaleError | str) -> list[Action]:
+        if self._wanted is None:
+            return []
+        self._changed()
+        self._wanted = None
+        for run in self._runs.values():
+            run.replication.handovers.goals.clear()
+            run.replication.recuts.error = None
+        for nonce in self._nonces:
+            self._ended[nonce] = how
+        self._nonces.clear()
+        while len(self._ended) > MAX_ASKED:
+            self._ended.popitem(last=False)
+        return [Log("info" if isinstance(how, str) else "warning", str(how))]
+
+    def stop(self, now: float) -> list[Action]:
+        """The cluster ends: nothing is cut any more."""
+        if self._wanted is None:
+            return []
+        taken_back = [a for run in self._runs.values() for a in run.replication.recuts.take_back(now)]
+        return [
+            *self._end(self._error(self._wanted, "the cluster ends", "start another one with so many")),
+            *taken_back,
+        ]
+
+    def next_deadline(self) -> float | None:
+        """Return when `look` is to be called at the latest."""
+        return None if self._wanted is None else self._look_due
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return how many servers there are to be, and who wants to know; None for nothing."""
+        ended = [
+            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed(Error.of(0, how))]
+            for nonce, how in self._ended.items()
+        ]
+        if self._wanted is None and not ended:
+            return None
+        return [self._wanted or 0, self._shrinks, self._since, sorted(self._nonces), ended, self._fleet.most]
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept."""
+        wanted, self._shrinks, since, nonces, ended, self._fleet.most = kept
+        self._wanted, self._since, self._nonces = wanted or None, min(since, now), set(nonces)
+        for nonce, text, error in ended:
+            self._ended[nonce] = _unpacked(error) if error else text
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def _text(self) -> str:
+        what = [f"job {run.name!r}: {text}" for run in self._runs.values() for text in self._texts_of(run)]
+        return f"jobs are to lie on {counted(self._wanted or 0, 'server')}: {listed(what, MOST_NAMED) or 'about to be'}"
+
+    def _texts_of(self, run: JobRun) -> list[str]:
+        replication = run.replication
+        if replication.recuts.active:
+            return [replication.recuts.text()]
+        moving = [text for server in self._fleet for text in replication.handovers.texts(server)]
+        if not moving and run.startup.placement is not None and not run.is_whole:
+            return ["it is to start, or to be whole again, first"]
+        return moving
+
+    def texts(self) -> list[str]:
+        """Return how far it is, if there is anything to do."""
+        return [] if self._wanted is None else [self._text()]
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the same as plain data, for the status."""
+        return {} if self._wanted is None else {"servers": self._wanted, "text": self._text()}
+
+    def validate(self) -> None:
+        """Assert that copies have goals only while there is something to do."""
+        assert len(self._ended) <= MAX_ASKED
+        if self._wanted is None:
+            assert not any(run.replication.handovers.goals for run in self._runs.values())
+
+
+def _unpacked(kept: bytes) -> ScaleError:
+    error = unpacked(kept)
+    found = from_wire(error.code, error.text, error.facts)
+    assert isinstance(found, ScaleError)
+    return found
