@@ -53,7 +53,7 @@ def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(staleness:
                 text = cluster.scale(servers, timeout=PATIENCE)
                 assert f"jobs lie on {servers} servers" in text
                 [job] = cluster.status()["jobs"].values()
-                shards.append([row["share"] for row in job["placement"]])
+                shards.append([row["share"] for row in job["job"]["placement"]])
         finally:
             over.set()
         for values in (result.result(PATIENCE) for result in results):

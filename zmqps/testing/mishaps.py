@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.testing.network import Faults
 from zmqps.testing.replicas import OneAtATime
+from zmqps.testing.resizing import Resizing
 from zmqps.testing.rolling import Rolling
 
 if TYPE_CHECKING:
@@ -30,15 +31,23 @@ class Mishaps:
         Says which servers may be lost, where shards have backups.
     rolling
         Asks servers to go.
+    resizing
+        Asks for another number of servers.
     """
 
     def __init__(
-        self, simulation: SimulatedCluster, faults: Faults, replicas: OneAtATime | None, rolling: Rolling | None
+        self,
+        simulation: SimulatedCluster,
+        faults: Faults,
+        replicas: OneAtATime | None,
+        rolling: Rolling | None,
+        resizing: Resizing | None,
     ) -> None:
         self._simulation = simulation
         self._faults = faults
         self._replicas = replicas
         self._rolling = rolling
+        self._resizing = resizing
 
     def schedule(self) -> None:
         """Draw when each of them happens first."""
@@ -47,6 +56,7 @@ class Mishaps:
             (f.crash, partial(crash, "worker")), (f.server_crash, partial(crash, "server")),
             (f.coordinator_crash, partial(crash, "coordinator")), (f.partition, self._cut_somebody),
             (f.stop, self._stop_somebody), (f.route, self._cut_route), (f.drain, self._drain_somebody),
+            (f.scale, self._scale),
         )  # fmt: skip
         for rate, do in rates:
             if rate:
@@ -79,6 +89,10 @@ class Mishaps:
     def _drain_somebody(self) -> None:
         if self._rolling is not None:
             self._rolling.ask()
+
+    def _scale(self) -> None:
+        if self._resizing is not None:
+            self._resizing.ask()
 
     def _cut_route(self) -> None:
         simulation = self._simulation

@@ -66,6 +66,8 @@ class Faults:
         The same where a job goes back to a checkpoint.
     drain
         How often a second some server is asked to go; another one comes in its place.
+    scale
+        How often a second another number of servers is asked for.
     """
 
     delay: float = 0.0
@@ -87,6 +89,7 @@ class Faults:
     saving: float = 0.0
     falling: float = 0.0
     drain: float = 0.0
+    scale: float = 0.0
 
     @property
     def may_lose(self) -> bool:

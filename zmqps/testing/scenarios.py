@@ -48,6 +48,14 @@ DRAINS = {
     "drains-lost": Faults(delay=0.004, drain=1.0, server_crash=0.15),
     "drains-everything": replace(EVERYTHING, drain=0.5),
 }
+SCALES = {
+    "scales": Faults(delay=0.01, scale=1.5),
+    "scales-breaks": Faults(delay=0.004, scale=1.0, loss=0.02),
+    "scales-drops": Faults(delay=0.004, scale=1.0, drop=0.02),
+    "scales-drains": Faults(delay=0.004, scale=0.5, drain=0.5),
+    "scales-crashes": Faults(delay=0.004, scale=1.0, crash=0.2),
+    "scales-twisted": Faults(delay=0.01, scale=1.0, duplication=0.15, reordering=0.15),
+}
 #: Bytes a second that a node sends.
 BANDWIDTH = 1.25e9
 #: The same where a slice takes longer than the longest silence before a server is asked what it has.
@@ -250,6 +258,14 @@ def _scenarios() -> Mapping[str, Scenario]:
                 found[f"{mode}-{kind}-replicas"] = Scenario(faults=faults, training=training, servers=3, replicas=1)
         found[f"{mode}-drains-returned"] = Scenario(
             faults=DRAINS["drains"], training=training, servers=3, workers=workers, journaled=True, calm_s=LATE_CALM_S
+        )
+    for mode, training in drained.items():
+        workers = 6 if mode == "jobs" else 3
+        for kind, faults in SCALES.items():
+            if mode != "jobs" or kind in ("scales", "scales-twisted"):
+                found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, workers=workers)
+        found[f"{mode}-scales-returned"] = Scenario(
+            faults=SCALES["scales"], training=training, workers=workers, journaled=True, calm_s=LATE_CALM_S
         )
     falling = {
         "falls": Faults(delay=0.004, server_crash=0.12),

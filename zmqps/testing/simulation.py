@@ -18,6 +18,7 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
@@ -33,6 +34,7 @@ from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
 from zmqps.testing.replicas import OneAtATime
+from zmqps.testing.resizing import Resizing
 from zmqps.testing.returns import Returns
 from zmqps.testing.rolling import Rolling
 from zmqps.testing.savers import Savers
@@ -207,7 +209,8 @@ class Simulation(SimulatedCluster):
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
-        self.copies_move |= faults.drain > 0
+        self._resizing = Resizing(self, faults, self._start_another, END_KEY) if faults.scale else None
+        self.copies_move |= faults.drain > 0 or faults.scale > 0
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
@@ -215,7 +218,7 @@ class Simulation(SimulatedCluster):
             self.at(rng.random() * 0.3, self.start_server)
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
-        Mishaps(self, faults, self.replicas, self._rolling).schedule()
+        Mishaps(self, faults, self.replicas, self._rolling, self._resizing).schedule()
         if calm_s < float("inf"):
             self.at(calm_s, self._calm)
 
@@ -376,6 +379,8 @@ class Simulation(SimulatedCluster):
                 self.note_copies()
             if node.role == "coordinator" and self._rolling is not None:
                 self._rolling.check()
+            if node.role == "coordinator" and self._resizing is not None:
+                self._resizing.check()
             check_told(node, self.now)
             self.training.check(self, node)
             if self.replicas is not None:
@@ -406,7 +411,7 @@ class Simulation(SimulatedCluster):
 
     def notified(self, node: Node, event: object) -> None:
         """A worker is told that its job has gone back to a checkpoint."""
-        if self._fallbacks is not None:
+        if self._fallbacks is not None and isinstance(event, Rollback):
             self._fallbacks.notified(node, event)
 
     def run_s(self) -> float:

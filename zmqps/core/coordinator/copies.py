@@ -90,6 +90,16 @@ class Copies:
         """Return the copy of a number, of those that are to be, too."""
         return self.by_epoch.get(epoch) or self.coming.get(epoch)
 
+    def __getitem__(self, epoch: int) -> Copy:
+        """Return the copy of a number that there is."""
+        found = self.find(epoch)
+        assert found is not None
+        return found
+
+    def are_on(self, server: MemberInfo) -> bool:
+        """Whether a server has any copy, or is to."""
+        return any(copy.server is server for copies in (self.by_epoch, self.coming) for copy in copies.values())
+
     def remove(self, copy: Copy) -> None:
         """A copy is gone, or is not wanted any more."""
         del self.by_epoch[copy.epoch]

@@ -153,7 +153,7 @@ class CoordinatorMachine:
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas, hold_s,
-            self.changes.of("scale"),
+            self._scaled,
         )  # fmt: skip
         self._partings = Partings(
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
@@ -170,6 +170,10 @@ class CoordinatorMachine:
     def title(self) -> str:
         """Who this coordinator is, for errors."""
         return f"the coordinator ({self.identity.name}, {self.identity.host}, pid {self.identity.pid})"
+
+    def _scaled(self) -> None:
+        self.changes.add("scale")
+        self.changes.add("drains")
 
     @property
     def ending(self) -> Exit | None:

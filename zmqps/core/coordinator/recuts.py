@@ -162,7 +162,7 @@ class Recuts:
         """Let nobody begin a step, and once one is over, no push."""
         if self._held_at is None:
             self._held_at = now
-            self._startup.held = "the shards are cut anew"
+            self._startup.cutting = "the shards are cut anew"
         if self._is_sync:
             self._steps.pauses.holding = True
             if not self._steps.is_between:
@@ -238,7 +238,7 @@ class Recuts:
         """Workers go on, and those who come are told."""
         self._changed()
         self._placement = self._held_at = None
-        self._cutting, self._number, self._startup.held = False, 0, ""
+        self._cutting, self._number, self._startup.cutting = False, 0, ""
         self._holding, self._awaited = {}, {}
         self._steps.pauses.closed.clear()
         return [*self._steps.let_go(), *self._startup.answer()]

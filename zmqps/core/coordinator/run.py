@@ -315,15 +315,13 @@ class JobRun:
     # --- servers -------------------------------------------------------------------------------
 
     def is_on(self, server: MemberInfo) -> bool:
-        """Whether a server has a shard of this job."""
-        coming = self.startup.copies.coming.values()
-        return bool(self.startup.copies.of(server)) or any(copy.server is server for copy in coming)
+        """Whether a server has a shard of this job, or is about to."""
+        return self.startup.copies.are_on(server)
 
     def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its copy of a shard, or has all its values."""
         self.waits.tell_soon(now)
-        copy = self.startup.copies.find(message.epoch)
-        assert copy is not None
+        copy = self.startup.copies[message.epoch]
         if self.fallback.concerns(copy):
             actions = self.fallback.ready(copy, bool(message.loaded), now)
             return [*actions, *self.move_on(now)] if actions else []
@@ -497,6 +495,6 @@ class JobRun:
         self.replication.validate()
         assert {incarnation for incarnation, _ in self.startup.parked} <= set(self.members)
         self.fallback.validate()
-        assert not (self.startup.ready and self.startup.parked) or self.startup.held
+        assert not (self.startup.ready and self.startup.parked) or self.startup.held or self.startup.cutting
         assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
         assert all(member.job == self.name for member in self.members.values())

@@ -166,6 +166,10 @@ class Scales:
             return answer, [*actions, *more]
         return Draining(message.request, GOING, self._text()), actions
 
+    def ended(self, nonce: bytes) -> ScaleError | str | None:
+        """Return how what somebody has asked for has ended; None: it has not, as far as is known."""
+        return self._ended.get(nonce)
+
     def _begin(self, servers: int, now: float) -> list[Action]:
         staying = len(self._fleet.staying)
         if not 1 <= servers <= MAX_SERVERS:
@@ -235,7 +239,7 @@ class Scales:
             return [], True
         if not run.is_whole:
             handovers.goals.clear()
-            return [], run.lost_shard is not None
+            return recuts.take_back(now), run.lost_shard is not None
         may_cut = not self._checkpoints.is_saving(run)
         number = self._checkpoints.new_number
         actions = recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)

@@ -109,6 +109,7 @@ class Startup:
         self._slice_nbytes = slice_nbytes
         self.given_up: list[Copy] = []  # what servers still have
         self.held = ""  # why those who come have to wait, though the job is under way
+        self.cutting = ""  # the same, while its shards are cut anew
         self._forget()
 
     def _forget(self) -> None:
@@ -383,7 +384,7 @@ class Startup:
 
     def answer(self) -> list[Action]:
         """Tell the job to those who wait for it, once it can be trained."""
-        if not self.ready or self.held:
+        if not self.ready or self.held or self.cutting:
             return []
         replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
         self.parked.clear()
@@ -419,8 +420,8 @@ class Startup:
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""
-        if self.held:
-            return self.held
+        if self.held or self.cutting:
+            return self.held or self.cutting
         if len(servers) < self.num_servers:
             return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
         if self.placement is not None and len(self.built) < len(self.copies):
