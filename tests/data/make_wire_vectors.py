@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import (
     Checkpointed,
     Commit,
     Committed,
+    Cut,
     Departed,
     Discard,
     Discarded,
@@ -38,6 +39,7 @@ from zmqps.core.protocol.messages import (
     Farewell,
     FileAnswer,
     FileAsk,
+    Followed,
     Forgotten,
     GoBack,
     GoOn,
@@ -63,6 +65,7 @@ from zmqps.core.protocol.messages import (
     Range,
     Ready,
     Recalled,
+    Recut,
     Released,
     Replicas,
     Replicate,
@@ -72,6 +75,7 @@ from zmqps.core.protocol.messages import (
     Retargeted,
     Save,
     Saved,
+    Scale,
     Shutdown,
     Status,
     StatusRequest,
@@ -299,6 +303,11 @@ MESSAGES: dict[str, Message] = {
     "yield": Yield(1, 4),
     "yielded": Yielded(1, 4, 0, {"5": 12, "6": 9}),
     "busy": Yielded(1, 4, 1),
+    "scale": Scale(1, 4, SECRET, PROOF),
+    "cut": Cut(7, {"1": 2, "2": 2}),
+    "cut of nothing": Cut(8, {}),
+    "recut": Recut(1, 3, {"cuts": [[0, 4, 8]], "slice_nbytes": 4096, "servers": [TO_REACH, TO_REACH]}),
+    "followed": Followed(1, 3),
 }
 
 MALFORMED: dict[str, list[bytes]] = {

@@ -108,13 +108,12 @@ class Nodes:
 
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
 
-    async def grow(self, servers: int) -> None:
-        """Start servers until so many run; return when they have joined."""
-        new: list[Process] = []
-        running = sum(server.popen.poll() is None for server in self.servers)
-        for index in range(len(self.servers), len(self.servers) + servers - running):
+    async def grow(self, servers: int, timeout: float) -> None:
+        """Start servers until so many run; return when they have joined, which takes no longer than ``timeout``."""
+        num_before, running = len(self.servers), sum(server.popen.poll() is None for server in self.servers)
+        for index in range(num_before, num_before + servers - running):
             self._add(f"server-{index}", self._server_command(index))
-            new.append(self.processes[-1])
+        new = self.servers[num_before:]
         for server in new:
             await server.announcement()
         names = {server.name for server in new}
@@ -122,7 +121,7 @@ class Nodes:
         def joined(status: Mapping[str, Any]) -> bool:
             return names <= {member["name"] for member in status["members"]}
 
-        await inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys)
+        await inquire(self.address, timeout=timeout, until=joined, keys=self.keys)
 
     async def restart(self, index: int) -> None:
         """Start a node again that has ended, by its place in `processes`: the coordinator, 0, at the address it had.
@@ -437,10 +436,8 @@ class LocalCluster:
 
         Raises
         ------
-        DeadlineError
-            It takes longer, and goes on nevertheless.
-        ScaleError
-            It cannot be done.
+        DeadlineError, ScaleError
+            It takes longer, and goes on nevertheless; it cannot be done.
         ConfigurationError, NodeFailedError
             What kept a server from starting; or this process was launched, and the cluster is not its own.
         """
@@ -450,18 +447,9 @@ class LocalCluster:
         seconds = self._timeout if timeout is None else checks.seconds("timeout", timeout)
         number = checks.whole("servers", servers, 1, 4096)
 
-        async def grow() -> None:
-            async with asyncio.timeout(seconds):
-                await self._nodes.grow(number)
-
-        try:
-            run_blocking(grow())
-        except TimeoutError:
-            waiting = "the servers to join"
-            raise DeadlineError(operation="the start of servers", seconds=seconds, waiting_for=waiting) from None
-        return scale_servers(
-            self.address, number, timeout=seconds, job_secret=self._nodes.job_secret, keys=self._nodes.keys
-        )
+        run_blocking(self._nodes.grow(number, seconds))
+        secret, keys = self._nodes.job_secret, self._nodes.keys
+        return scale_servers(self.address, number, timeout=seconds, job_secret=secret, keys=keys)
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None

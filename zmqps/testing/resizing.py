@@ -12,7 +12,7 @@ from zmqps.core.protocol.messages import Scale
 from zmqps.testing.network import Faults
 
 if TYPE_CHECKING:
-    from zmqps.testing.simulation import Simulation
+    from zmqps.testing.cluster import SimulatedCluster
 
 #: Who asks, over a connection of its own; what it is answered goes nowhere, so it asks again.
 OPERATOR = b"operator"
@@ -38,7 +38,9 @@ class Resizing:
         What shows that the operator may ask.
     """
 
-    def __init__(self, simulation: Simulation, faults: Faults, another: Callable[[], object], end_key: bytes) -> None:
+    def __init__(
+        self, simulation: SimulatedCluster, faults: Faults, another: Callable[[], object], end_key: bytes
+    ) -> None:
         self.num_done = 0
         self._simulation = simulation
         self._faults = faults
@@ -68,7 +70,7 @@ class Resizing:
 
     def _insist(self) -> None:
         simulation = self._simulation
-        if self._asked_at is None or simulation.finished:
+        if self._asked_at is None or not simulation.coordinator_alive:
             return
         if self._alive and len(simulation.coordinator.servers.staying) >= self._wanted:
             guard = scale_guard(self._end_key, str(self._wanted), self._nonce)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 GRACE_S = 1e6
 #: Where nobody is lost it takes no longer.
 LONGEST_S = 12.0
+#: The same where shards are cut anew, which waits for a step to end before, and again after.
+WHILE_SCALED_S = 30.0
 #: How long it takes until another server is started.
 AGAIN_S = 0.5, 5.0
 
@@ -75,8 +77,9 @@ class Rolling:
         if not (faults.server_crash or faults.partition or faults.coordinator_crash or impatient):
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
         if not faults.may_lose and simulation.coordinator.ending is None:
-            late = [n for n, at in self._asked.items() if simulation.nodes[n].alive and simulation.now > at + LONGEST_S]
-            assert not late, f"{late[0]} was asked to go {LONGEST_S:g} s ago, and is still there"
+            longest = WHILE_SCALED_S if faults.scale else LONGEST_S
+            late = [n for n, at in self._asked.items() if simulation.nodes[n].alive and simulation.now > at + longest]
+            assert not late, f"{late[0]} was asked to go {longest:g} s ago, and is still there"
 
 
 def _has_joined(server: Node) -> bool:

@@ -16,7 +16,7 @@ KEPT = {
     "Membership": "members _barred",
     "MemberInfo": "hello rank origin holder answered named must_leave leaving",
     "Roster": "_by_rank _claims",
-    "Fleet": "_by_rank _claims wanted",
+    "Fleet": "_by_rank _claims wanted most",
     "Claims": "_last",
     "Erasures": "_awaited _moved",
     "ClusterEnd": "ending",
@@ -28,7 +28,7 @@ KEPT = {
     "Losses": "_lost _here _elsewhere _finished",
     "Occupancy": "training idle_since _before _left_alone _returned",
     "Startup": "resumption epoch job owner placement built loaded ready loader told returning",
-    "Copies": "by_epoch",
+    "Copies": "by_epoch coming",
     "Copy": "shard epoch server backup generation built whole",
     "Fallback": "good _back _bad _target _tellings",
     "Tellings": "_number num_done _last _open",
@@ -36,6 +36,8 @@ KEPT = {
     "Handovers": "_of",
     "Handover": "old new made asked_at",
     "Drains": "_of _ended",
+    "Scales": "_wanted _shrinks _since _nonces _ended",
+    "Recuts": "_cutting _told _behind",
     "_Drain": "server since nonces moved",
     "Moves": "_moves",
     "_Move": "copy generation version lost awaited",
@@ -50,14 +52,14 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains holders _partings _reminder_due _lose_due _inquiries _news _telling"
+        "checkpoints ended files drains scales holders _partings _reminder_due _lose_due _inquiries _news _telling"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer"
     ),
     "Roster": "_free _next _names num_finished",
-    "Fleet": "_free _next _names num_finished most",
+    "Fleet": "_free _next _names num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
     "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",
@@ -72,7 +74,7 @@ NOT_KEPT = {
     "Occupancy": "_name _members _workers _lease",
     "Startup": (
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
-        "given_up _rows _wire _cuts copies parked _requests _falls_back held"
+        "given_up _rows _wire _cuts copies parked _requests _falls_back held cutting"
     ),
     "Copies": "_root _new_epoch",
     "Copy": "moved",
@@ -81,10 +83,15 @@ NOT_KEPT = {
         "_retry_due _unfit"
     ),
     "Tellings": "_changed _name _startup _members",
-    "Replication": "moves handovers _changed replicas _name _startup _steps _retry_due _num_retries",
-    "Handovers": "_name _startup _steps _unfit _change _give_up _changed stuck",
+    "Replication": "moves handovers recuts _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Handovers": "_name _startup _steps _unfit _change _give_up _changed stuck goals",
     "Handover": "not_before held_at again_at numbers",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
+    "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _changed _look_due",
+    "Recuts": (
+        "error num_done longest_s _name _startup _steps _members _keep _begun _changed _placement _not_before _held_at "
+        "_paused_at _number _holding _awaited _again_at _tell_due"
+    ),
     "_Drain": "told_at",
     "Moves": "_members _changed",
     "_Move": "due",
@@ -119,7 +126,7 @@ def parts() -> Iterator[Any]:
     kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()
     yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
-    yield from (machine.drains, *machine.drains._of.values())
+    yield from (machine.drains, *machine.drains._of.values(), machine.scales, run.replication.recuts)
     yield from machine.membership.members.values()
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)

@@ -195,8 +195,8 @@ class Checkpoints:
 
     def _next_wish(self) -> Wish | None:
         """Return the first that need not wait until the shards of its job are cut anew."""
-        cutting = {name for name, run in self._runs.items() if run.replication.recuts.is_cutting}
-        return next((wish for wish in self._waiting if wish.job not in cutting), None)
+        cut = {name for name, run in self._runs.items() if run.replication.recuts.is_cutting}
+        return next((wish for wish in self._waiting if wish.job not in cut), None)
 
     # --- how it is made -----------------------------------------------------------------------
 
@@ -406,11 +406,8 @@ class Checkpoints:
 
     def look(self, now: float) -> list[Action]:
         """Begin what is due by time or by steps; called after every event that may make it so."""
-        actions: list[Action] = []
-        if self._store is None or self._cadence == Cadence():
-            return self._next(now)
-        for run in self._runs.values():
-            if not self._wants(run):
+        for run in self._runs.values() if self._cadence != Cadence() else ():
+            if self._store is None or not self._wants(run):
                 continue
             if run.name not in self._last:
                 self._last[run.name] = now, self._steps_of(run)
@@ -421,7 +418,7 @@ class Checkpoints:
             by_steps = self._cadence.steps is not None and there >= steps + self._cadence.steps
             if by_time or by_steps:
                 self._waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
-        return [*actions, *self._next(now)]
+        return self._next(now)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""

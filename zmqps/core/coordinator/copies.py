@@ -147,7 +147,7 @@ class Copies:
     def epochs_by_server(self) -> dict[bytes, tuple[MemberInfo, frozenset[int]]]:
         """Return the servers that have copies, by incarnation, each with the numbers of these."""
         epochs: dict[bytes, tuple[MemberInfo, frozenset[int]]] = {}
-        for copy in self:
+        for copy in [*self, *self.coming.values()]:
             _, before = epochs.get(copy.server.incarnation, (copy.server, frozenset[int]()))
             epochs[copy.server.incarnation] = copy.server, before | {copy.epoch}
         return epochs

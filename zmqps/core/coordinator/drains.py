@@ -122,6 +122,10 @@ class Drains:
             self._changed()
         return self.look(now)
 
+    def note_fleet(self) -> None:
+        """Another number of servers is wanted."""
+        self._changed()
+
     def _named(self, name: str) -> MemberInfo:
         found = [s for s in self._fleet if name == s.hello.name] or [
             s for s in self._fleet if name in (f"server-{s.rank}", f"server {s.rank}", str(s.rank))

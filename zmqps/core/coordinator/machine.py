@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.admission import check_admission, check_draining, check_ending, check_saving, check_scaling
-from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints, Wish
+from zmqps.core.coordinator import operators
+from zmqps.core.coordinator.admission import check_admission
+from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
@@ -37,7 +38,6 @@ from zmqps.core.protocol.events import (
     Exit,
     Log,
     NetworkEvent,
-    Peer,
     Received,
     Returned,
     Send,
@@ -55,7 +55,6 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discarded,
     Drain,
-    EndJob,
     Enter,
     Error,
     Farewell,
@@ -76,7 +75,6 @@ from zmqps.core.protocol.messages import (
     Resumed,
     Retargeted,
     Saved,
-    Scale,
     Shutdown,
     Status,
     StatusRequest,
@@ -153,7 +151,7 @@ class CoordinatorMachine:
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas, hold_s,
-            self._scaled,
+            self.changes.of("scale"),
         )  # fmt: skip
         self._partings = Partings(
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
@@ -170,10 +168,6 @@ class CoordinatorMachine:
     def title(self) -> str:
         """Who this coordinator is, for errors."""
         return f"the coordinator ({self.identity.name}, {self.identity.host}, pid {self.identity.pid})"
-
-    def _scaled(self) -> None:
-        self.changes.add("scale")
-        self.changes.add("drains")
 
     @property
     def ending(self) -> Exit | None:
@@ -243,22 +237,10 @@ class CoordinatorMachine:
         if isinstance(message, StatusRequest):
             self._inquiries.check(len(self.membership.members), now)
             return [Send(event.peer, Status(message.request, self.status(now)))]
-        if isinstance(message, EndJob):
-            check_ending(self.identity, message, event.holder)
-            return self.jobs.end_asked(event.peer, message, now)
+        if (asked := operators.take(self, event, member, now)) is not None:
+            return asked
         if isinstance(message, Farewell):
             return self._farewell(event, message, now)
-        if isinstance(message, Checkpoint) and (member is None or message.job):
-            check_saving(self.identity, message, event.holder)
-            return self._save(event.peer, message, message.job, now)
-        if isinstance(message, Drain) and member is None and message.server:
-            check_draining(self.identity, message, event.holder)
-            answer, actions = self.drains.ask(None, message, now)
-            return [*actions, *self.jobs.discard_given_up(now), Send(event.peer, answer)]
-        if isinstance(message, Scale):
-            check_scaling(self.identity, message, event.holder)
-            answer, actions = self.scales.ask(message, now)
-            return [*actions, *self.jobs.discard_given_up(now), Send(event.peer, answer)]
         if member is None and isinstance(message, Leave) and not self.is_back:
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
@@ -421,24 +403,11 @@ class CoordinatorMachine:
     def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
         return self.checkpoints.saved(member, message, now)
 
-    def _file(self, member: MemberInfo, message: FileAsk, now: float) -> list[Action]:
-        return self.files.ask(member, message)
-
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         run = self.runs[member.job]
         return (
             [] if run.replication.recuts.holds(member, message.number) else self.checkpoints.holds(member, message, now)
         )
-
-    def _save_own(self, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
-        return self._save(member.peer, message, member.job, now)
-
-    def _save(self, peer: Peer, message: Checkpoint, job: str, now: float) -> list[Action]:
-        member = self.membership.find(peer)
-        who = message.nonce or (peer if member is None else member.incarnation)
-        wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
-        wish.askers[who, message.request] = peer
-        return self.checkpoints.ask(wish, now)
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -511,9 +480,9 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Forgotten): _of_holder(Holders.forgotten),
     ("server", Error): _of_holder(Holders.failed),
     ("server", Saved): CoordinatorMachine._saved,
-    ("server", FileAsk): CoordinatorMachine._file,
+    ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
     ("worker", Holding): CoordinatorMachine._holds,
-    **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
+    **{(role, Checkpoint): operators.save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},

@@ -86,7 +86,6 @@ class Recuts:
         self._told = 0  # the number of the last `Recut`
         self._behind: set[bytes] = set()  # who does not go by it yet
         self._tell_due = 0.0
-        self._taken_back: set[int] = set()  # shards whose primaries are to keep their places
 
     @property
     def active(self) -> bool:

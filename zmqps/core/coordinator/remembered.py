@@ -97,10 +97,10 @@ def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
     for who, data in records["answers"].items():
         membership.members[bytes.fromhex(who)].restore_answers(data)
     machine.ended.restore(records["ended"], now)
-    if (drains := records["drains"].get("")) is not None:
-        machine.drains.restore(drains, now)
     if (scale := records["scale"].get("")) is not None:
         machine.scales.restore(scale, now)
+    if (drains := records["drains"].get("")) is not None:
+        machine.drains.restore(drains, now)
     _restore_jobs(machine, records, now)
     for who, data in records["erase"].items():
         machine.erasures.restore(membership.members[bytes.fromhex(who)], data, now)

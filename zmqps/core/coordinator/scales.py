@@ -23,7 +23,6 @@ from zmqps.core.job.recut import owners, pieces_of
 from zmqps.core.protocol.events import Action, Log
 from zmqps.core.protocol.messages import Draining, Error, Scale
 from zmqps.core.protocol.resizing import GOING, GONE
-from zmqps.core.treatments import make_treatment
 from zmqps.errors import PSError, ScaleError, counted, from_wire, listed
 
 #: So often it is looked whether what a job waits for, before it is cut, is over.
@@ -179,9 +178,8 @@ class Scales:
             raise self._error(servers, why, "drain servers one by one, or start the cluster with --replicas 0")
         for run in self._runs.values():
             job = run.startup.job
-            treatment = None if job is None else make_treatment(job.treatment)
-            if treatment is not None and treatment.needs_read:
-                why = f"job {run.name!r} has treatment={treatment.name!r}, for which shards cannot move"
+            if job is not None and not job.may_move:
+                why = f"shards of job {run.name!r} cannot move, for its treatment needs what each worker has read"
                 raise self._error(servers, why, "wait until that job has ended")
         if staying < servers:
             raise self._too_few(servers)
@@ -190,6 +188,7 @@ class Scales:
         self._wanted, self._since = servers, now
         self._shrinks = servers < max(self._fleet.wanted, self._used)
         self._fleet.wanted = self._fleet.most = servers
+        self._drains.note_fleet()
         return [*actions, Log("info", f"jobs are to lie on {shown}, of {staying} that are there")]
 
     @property
@@ -317,7 +316,8 @@ class Scales:
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept."""
-        wanted, self._shrinks, since, nonces, ended, self._fleet.most = kept
+        wanted, self._shrinks, since, nonces, ended, most = kept
+        self._fleet.wanted = self._fleet.most = most
         self._wanted, self._since, self._nonces = wanted or None, min(since, now), set(nonces)
         for nonce, text, error in ended:
             self._ended[nonce] = _unpacked(error) if error else text
