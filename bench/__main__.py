@@ -10,6 +10,7 @@ from bench.cases import (
     checkpoint,
     codecs,
     core,
+    drain,
     fairness,
     latency,
     members,
@@ -35,7 +36,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
-    *(checkpoint, saving),
+    *(checkpoint, saving, drain),
 )
 for module in (*cases, suite, compare, peers):
     main.add_command(module.command)

@@ -12,7 +12,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
-from zmqps.errors import ClosedError, DeadlineError, UnknownParameterError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
 PARAMS = {"w": np.zeros((4, 3), np.float32)}
 GRADS = {"w": np.ones((4, 3), np.float32)}
@@ -50,6 +50,24 @@ def test_everything_of_a_worker_can_be_awaited(address) -> None:
             with pytest.raises(ClosedError):
                 await worker.pull()
             await worker.close()
+
+    asyncio.run(main())
+
+
+def test_a_rollback_is_told_in_the_loop_before_values_that_went_back(address) -> None:
+    async def main() -> None:
+        said: list[tuple[object, int]] = []
+        async with zmqps.aio.connect(address) as worker:
+            await start(worker)
+            worker.on_rollback(lambda rollback: said.append((rollback, threading.get_ident())))
+            (listener,) = worker._worker._listeners
+            background = worker._worker.pull_async()
+            background.add_done_callback(lambda _: listener("gone back"))  # as the session's background thread does
+            await asyncio.wrap_future(background)
+            await asyncio.sleep(0)
+            assert said == [("gone back", threading.get_ident())]
+            with pytest.raises(ConfigurationError, match="callback"):
+                worker.on_rollback(3)  # type: ignore[arg-type]
 
     asyncio.run(main())
 

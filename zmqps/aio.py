@@ -29,6 +29,7 @@ from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError
 from zmqps.worker import DRAINED, Worker
@@ -122,6 +123,17 @@ class AsyncWorker:
         finally:
             for future in futures.values():  # of a loop that was left early
                 future.cancel()
+
+    def on_rollback(self, callback: Callable[[Rollback], object]) -> None:
+        """Let a function be called in the running loop whenever the job goes back, as `zmqps.Worker.on_rollback` does.
+
+        It is called before any ``await`` returns values that have gone back.
+        """
+        loop = asyncio.get_running_loop()
+        if callable(callback):
+            self._worker.on_rollback(lambda rollback: loop.call_soon_threadsafe(callback, rollback))
+        else:
+            self._worker.on_rollback(callback)  # which refuses it
 
     async def _ask(self, call: Callable[[], T]) -> T:
         """Return what a call of the worker returns, in its turn."""

@@ -1,14 +1,18 @@
-"""Workers that `zmqps up` starts again when they die, and those that go in order when they are asked to."""
+"""Workers and servers that `zmqps up` starts again when they die, and workers that go in order when they are asked."""
 
 from __future__ import annotations
 
 import re
 import signal
+import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import hosts
+from tests.cli.conftest import Running
 from zmqps.core.protocol import exits
 
 UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy")
@@ -129,3 +133,72 @@ def test_sigterm_lets_workers_complete_what_they_do(start) -> None:
     up.popen.send_signal(signal.SIGTERM)
     assert up.exit_code() == exits.TERMINATED
     assert len(re.findall(r"worker \d \(w\d, .*\) drained", up.output)) == 2, up.output
+
+
+# --- servers ------------------------------------------------------------------------------------
+
+SERVERS = (
+    "--kernels", "numpy", "--timeout", "90", "--servers", "2", "--slice-size", "64KiB",
+    "--heartbeat-interval", "0.3", "--heartbeat-timeout", "3",
+)  # fmt: skip
+#: Kills a server after its 20th step, ten steps after a checkpoint; knows nothing of what follows.
+LOSES = """
+import os, signal, numpy as np, zmqps
+with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], timeout=60) as worker:
+    worker.on_rollback(lambda back: print("back at", back.version, "lost", back.lost, "steps"))
+    zeros = {"w": np.zeros(20_000, np.float32), "b": np.zeros(7, np.float32)}  # a slice for each server
+    worker.init(zeros, optimizer=zmqps.optim.sgd(1.0), staleness=0)
+    params, steps = worker.pull(), 0
+    while params.version < 30:
+        params = worker.push_pull({name: np.full_like(value, -1) for name, value in zeros.items()})
+        steps += 1
+        if steps == 10:
+            worker.checkpoint(timeout=60)
+        if steps == 20:
+            (pid,) = (m["pid"] for m in worker.status()["members"] if m["name"].startswith("server-1"))
+            os.kill(pid, signal.SIGKILL)
+    print("values", *np.unique(np.concatenate(list(params.values()))))
+    worker.finish()
+"""
+
+
+def with_servers(tmp_path: Path, *more: str) -> tuple[str, ...]:
+    return *SERVERS, *more, "--checkpoint", str(tmp_path / "saved"), "--", sys.executable, "-c", LOSES
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("how", ["up", "launch", "run"])
+def test_a_server_that_is_killed_starts_again_and_the_script_just_goes_on(
+    how: str, start: Callable[..., Running], tmp_path: Path
+) -> None:
+    if how == "up":
+        cluster = start("up", "--address", "tcp://127.0.0.1:0", *with_servers(tmp_path, "--workers", "1"))
+    elif how == "launch":
+        cluster = start("launch", "--ssh", hosts.stand_in(tmp_path), "-H", "127.0.0.11:1", *with_servers(tmp_path))
+    else:
+        where = ("--address", f"127.0.0.1:{free_port()}", "--size", "1", "--rank", "0")
+        cluster = start("run", *where, *with_servers(tmp_path))
+    code = cluster.exit_code()
+    said = cluster.output
+    assert code == exits.OK, said
+    assert re.search(
+        r"server-1\S* failed with signal SIGKILL and is started again \(1 of 3\): shards that nobody", said
+    )
+    assert "back at 10 lost 10 steps" in said or "back at 10 lost 11 steps" in said, said
+    assert "values 30.0" in said
+
+
+def test_a_server_that_does_not_start_again_is_replaced_by_the_other_one(
+    start: Callable[..., Running], tmp_path: Path
+) -> None:
+    told = with_servers(tmp_path, "--workers", "1", "--restart-servers", "0")
+    cluster = start("up", "--address", "tcp://127.0.0.1:0", *told)
+    code = cluster.exit_code()
+    assert code == exits.OK, cluster.output
+    assert "it does not start again" in cluster.output
+    assert "values 30.0" in cluster.output

@@ -31,7 +31,7 @@ def test_the_coordinator_dies_and_servers_are_lost_meanwhile() -> None:
         simulation = SCENARIOS["async-returned-replicas"].simulation(seed)
         simulation.run()
         returns += simulation.comebacks.times
-        promotions += simulation.replicas.promotions
+        promotions += simulation.losses.promotions
     assert returns > 12
     assert promotions > 12
 
@@ -124,23 +124,23 @@ def forgotten(patch: Patch, number: int) -> None:
 
 def test_a_coordinator_that_forgets_a_promotion_under_way(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 0)
-    caught("async-returned-replicas", "waits although all is well")
+    caught("async-returned-replicas", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_that_a_primary_waits_for_a_lost_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 1)
-    caught("async-returned-replicas", "waits although all is well")
+    caught("sync-returned-both", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 2)
-    caught("async-returned-replicas", "one server at a time was lost, and yet")
+    caught("sync-returned-both", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_who_has_not_followed_a_move(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Moves, "restore", lambda self, kept, *rest: None)
     monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
-    caught("async-returned-replicas", "waits although all is well")
+    caught("async-returned-both", "waits although all is well")
 
 
 def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monkeypatch: Patch) -> None:
@@ -148,7 +148,7 @@ def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monk
         original(self, {**kept, "moved": [], "moving": []}, *others)
 
     wrap(monkeypatch, Steps, "restore", forget)
-    caught("sync-returned-replicas", "is not the sequential reference")
+    caught("sync-returned-replicas", "differs from uninterrupted training")
 
 
 def test_a_server_that_says_a_step_is_over_while_its_backups_lack_it(monkeypatch: Patch) -> None:
@@ -156,4 +156,4 @@ def test_a_server_that_says_a_step_is_over_while_its_backups_lack_it(monkeypatch
         return [*original(self, tenant, message, now), Send(COORDINATOR, message)]
 
     wrap(monkeypatch, Copies, "committed", committed)
-    caught("sync-returned-replicas", "and its backup has")
+    caught("sync-returned-replicas", "has confirmed step")

@@ -23,7 +23,7 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
-from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
@@ -62,7 +62,9 @@ class Fleet:
         self._hosts: dict[str, RemoteHost] = {}
         self._addresses: dict[str, str] = {}
         self._processes: list[RemoteProcess] = []
+        self._servers: dict[RemoteProcess, tuple[Place, int]] = {}  # where each of them is, and which it is
         self._logs: contextlib.ExitStack = contextlib.ExitStack()
+        self._node_logs: dict[str, LogFile] = {}  # by name
         self._first = asyncio.Event()  # something has failed
         self._code = exits.OK
         self._drained: list[str] = []  # workers that were asked to go, and have gone in order
@@ -251,13 +253,7 @@ class Fleet:
         coordinator = self._start_node(place, name, "coordinator", cluster.coordinator(name))
         self._address = await self._while_all_run(coordinator.announcement())
         self._missing = "the servers to start"
-        servers = []
-        for place in config.places:
-            for index in place.servers:
-                name = f"server-{index}@{place.host.name}"
-                cluster = self._cluster(place, 0)
-                flags = cluster.server(index, self._address, bind=cluster.address, name=name)
-                servers.append(self._start_node(place, name, "server", flags))
+        servers = [self._start_server(place, index) for place in config.places for index in place.servers]
         await self._each("servers started", [self._while_all_run(server.announcement()) for server in servers])
         all_joined = asyncio.Event()
 
@@ -271,6 +267,13 @@ class Fleet:
         coordinator.host.tell({"do": "joined", "address": self._address, "servers": len(servers)})
         await self._while_all_run(all_joined.wait())
         self._progress("")
+
+    def _start_server(self, place: Place, index: int) -> RemoteProcess:
+        name, cluster = f"server-{index}@{place.host.name}", self._cluster(place, 0)
+        flags = cluster.server(index, self._address, bind=cluster.address, name=name)
+        process = self._start_node(place, name, "server", flags)
+        self._servers[process] = place, index
+        return process
 
     def _cluster(self, place: Place, port: int) -> ClusterConfig:
         """Return what the nodes of a host are told."""
@@ -288,7 +291,9 @@ class Fleet:
         return process
 
     def _begin(self, place: Place, name: str, role: str, facts: Mapping[str, Any]) -> RemoteProcess:
-        log = self._new_log(name, f"{name}.log")
+        if name not in self._node_logs:
+            self._node_logs[name] = self._new_log(name, f"{name}.log")
+        log = self._node_logs[name]
         return self._hosts[place.host.name].start(name, role, log.path, log.take, facts)
 
     async def _while_all_run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -374,9 +379,20 @@ class Fleet:
             self._processes.remove(process)
 
     async def _watch_node(self, node: RemoteProcess) -> None:
-        code = await node.exited()
-        if code not in (exits.OK, exits.HOST_LOST) and not self._ending:
-            self._fail(code, str(node.failure(code)))
+        """Wait for a node's failure, which ends everything unless jobs go on without it: such servers start again."""
+        cluster = self._config.cluster
+        lives = Restarts(cluster.restart_servers)
+        while (code := await node.exited()) not in (exits.OK, exits.HOST_LOST) and not self._ending:
+            if node not in self._servers or not cluster.outlives_servers:
+                return self._fail(code, str(node.failure(code)))
+            if not lives.may_follow(code):
+                return self._log.say("error", f"{node.failure(code)}\n  it does not start again")
+            again = f"is started again ({lives.num + 1} of {cluster.restart_servers}): {cluster.why_servers_return}"
+            self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {again}")
+            lives.begin()
+            place, index = self._servers.pop(node)
+            self._processes.remove(node)
+            node = self._start_server(place, index)
 
     def _fail(self, code: int, text: str) -> None:
         """Note a failure; the first one ends everything."""
@@ -403,7 +419,7 @@ class Fleet:
         grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
         await end(by_role["worker"], number, grace)
         await end(by_role["coordinator"], signal.SIGTERM, GRACE_S)
-        await end(by_role["server"], signal.SIGTERM, GRACE_S)
+        await end(by_role["server"], AT_ONCE, GRACE_S)
         if directory := os.environ.get(TRACE):
             used = {process.host for process in self._processes}  # others have nothing, and may not even be reached
             works = [self._fetch(host, Path(directory)) for host in used if not host.gone.is_set()]

@@ -58,6 +58,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB")
 )
 @setting("--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync).")
 @settings.restart_workers
+@settings.restart_servers
 @settings.drain_timeout
 @setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
 @setting(
@@ -131,7 +132,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         log_json=told["log_json"], apply_threads=told["apply_threads"], devices=(told["device"],),
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
-        checkpoints=settings.checkpoint_config(told),
+        checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)

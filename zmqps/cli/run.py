@@ -41,6 +41,7 @@ ASK_S = 1.0
 @settings.cluster_settings
 @setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
 @settings.restart_workers
+@settings.restart_servers
 @settings.drain_timeout
 @setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
 @setting(
@@ -142,7 +143,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         log_level=told["log_level"], log_json=told["log_json"], apply_threads=told["apply_threads"],
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
-        checkpoints=settings.checkpoint_config(told),
+        checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),

@@ -22,7 +22,7 @@ import click
 
 from zmqps.errors import ConfigurationError
 from zmqps.launch.logs import LEVELS
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTARTS
 
 if TYPE_CHECKING:
     from zmqps.nodes.checkpoints import CheckpointConfig
@@ -216,6 +216,10 @@ def _names(told: tuple[str, ...]) -> dict[str, str]:
 restart_workers = setting(
     "--restart-workers", type=click.IntRange(min=0), default=0, metavar="N",
     help="How often each worker that fails is started again; it rejoins its job under its name and rank.",
+)  # fmt: skip
+restart_servers = setting(
+    "--restart-servers", type=click.IntRange(min=0), default=RESTARTS, metavar="N",
+    help="How often each server that fails is started again, where jobs go on without it: --replicas, --checkpoint.",
 )  # fmt: skip
 drain_timeout = setting(
     "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",

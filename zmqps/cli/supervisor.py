@@ -35,16 +35,13 @@ from zmqps.launch.processes import (
     worker_command,
     worker_environment,
 )
-from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
+from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
-#: How often a node that fails is started again, and how long that may take.
-RESTARTS = 3
-RESTART_S = 30.0
 #: How long the coordinator may take to say which workers were lost.
 STATUS_S = 3.0
 
@@ -268,7 +265,7 @@ class Supervisor:
     async def _watch_coordinator(self) -> int:
         """Start the coordinator again when it fails and can go on; return how it has ended."""
         code = await self._watch_node(
-            0, lambda: self._has_journal, "it goes on from its journal, the others wait for it"
+            0, RESTARTS, lambda: self._has_journal, "it goes on from its journal, the others wait for it"
         )
         await self._judge(self._nodes.coordinator, code)
         return code
@@ -276,27 +273,26 @@ class Supervisor:
     async def _watch_server(self, index: int) -> int:
         """Start a server again when it fails, where its shards can be had without it; return how it has ended."""
         cluster = self._config.cluster
-        code = await self._watch_node(
-            index, lambda: cluster.outlives_servers, "it gets copies of shards that are missing"
-        )
+        outlived, most = cluster.outlives_servers, cluster.restart_servers
+        code = await self._watch_node(index, most, lambda: outlived, cluster.why_servers_return)
         server = self._nodes.processes[index]
-        if cluster.outlives_servers and not self._has_ended(code):
+        if outlived and not self._has_ended(code):
             await self._said(server.name)
             self._log.say("error", f"{server.failure(code)}\n  it does not start again")
         else:
             await self._judge(server, code)
         return code
 
-    async def _watch_node(self, index: int, returns: Callable[[], bool], what: str) -> int:
+    async def _watch_node(self, index: int, most: int, returns: Callable[[], bool], what: str) -> int:
         """Start a node again when it fails, as often as may be; return how its last life has ended."""
-        life = Restarts(RESTARTS)
+        life = Restarts(most)
         while True:
             node = self._nodes.processes[index]
             code = await node.exited()
             if self._has_ended(code) or not life.may_follow(code) or not returns():
                 return code
             await self._said(node.name)
-            again = f"is started again ({life.num + 1} of {RESTARTS})"
+            again = f"is started again ({life.num + 1} of {most})"
             self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {again}: {what}")
             life.begin()
             try:

@@ -22,7 +22,7 @@ from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.keys import load_node_keys
-from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.handout import worker_keys
 from zmqps.launch.processes import (
@@ -114,6 +114,7 @@ class Task:
         self._config = config
         self._terminal = terminal
         self._nodes: list[Process] = []
+        self._servers: dict[str, int] = {}  # their numbers, by name
         self._workers: dict[int, Process] = {}  # by number: the life under way, or the last one
         self._shown: dict[str, str] = {}  # where they find the key that they show
         self._pumps: dict[str, Pump] = {}
@@ -160,9 +161,9 @@ class Task:
             coordinator = self._spawn_node("coordinator", "coordinator", config.cluster.coordinator(name))
             await coordinator.announcement()
         for index in config.roles.servers:
-            role = f"server-{index}"
-            flags = config.cluster.server(index, config.address, bind=f"tcp://{config.own}:0", name=self._name(role))
-            await self._spawn_node(role, "server", flags).announcement()
+            server = self._spawn_server(index)
+            self._servers[server.name] = index
+            await server.announcement()
 
         def ready(status: Mapping[str, Any]) -> bool:
             here: int = sum(member["role"] == "server" for member in status["members"])
@@ -201,6 +202,11 @@ class Task:
         process = self._spawn(role, node_command(kind, *flags), node_environment(), is_node=True)
         self._nodes.append(process)
         return process
+
+    def _spawn_server(self, index: int) -> Process:
+        role, config = f"server-{index}", self._config
+        flags = config.cluster.server(index, config.address, bind=f"tcp://{config.own}:0", name=self._name(role))
+        return self._spawn_node(role, "server", flags)
 
     def _spawn(self, role: str, command: Sequence[str], env: Mapping[str, str], *, is_node: bool = False) -> Process:
         name, as_json = self._name(role), self._config.cluster.log_json
@@ -246,13 +252,23 @@ class Task:
         self._observers.append(observer)
 
     async def _watch(self, process: Process) -> int:
-        """Wait for the end of a process; return what it means for this task."""
-        code = await process.exited()
-        lost = code == exits.COORDINATOR_LOST and process in self._nodes  # what `_watch_others` says better
-        if not code or lost:
-            return exits.OK
-        await self._say_failure(process, code)
-        return code if code > 0 else 128 - code
+        """Wait for the end of a node; return what it means for this task: servers may start again."""
+        cluster = self._config.cluster
+        lives = Restarts(cluster.restart_servers)
+        while True:
+            code = await process.exited()
+            if not code or code == exits.COORDINATOR_LOST:  # what `_watch_others` says better
+                return exits.OK
+            outlived = process.name in self._servers and cluster.outlives_servers
+            if not outlived or not lives.may_follow(code):
+                await self._say_failure(process, code, "it does not start again" if outlived else "")
+                return exits.OK if outlived else code if code > 0 else 128 - code
+            again = f"is started again ({lives.num + 1} of {cluster.restart_servers}): {cluster.why_servers_return}"
+            self._log.say("warning", f"{process.name} failed with {describe_exit(code)} and {again}")
+            lives.begin()
+            self._nodes.remove(process)
+            process.close()
+            process = self._spawn_server(self._servers[process.name])
 
     async def _watch_worker(self, index: int) -> int:
         """Run a worker, and again as often as it may fail; return what its end means for this task."""
@@ -332,7 +348,7 @@ class Task:
             with contextlib.suppress(PSError):
                 await asyncio.to_thread(observer.close)
         await end(self._nodes[:1], signal.SIGTERM, GRACE_S)
-        await end(self._nodes, signal.SIGTERM, GRACE_S)
+        await end(self._nodes, AT_ONCE, GRACE_S)
         for pump in self._pumps.values():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(pump.ended.wait(), DRAIN_S)

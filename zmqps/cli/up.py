@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     help="Number of servers on each GPU of this host, in place of --servers and --device.",
 )  # fmt: skip
 @settings.restart_workers
+@settings.restart_servers
 @settings.drain_timeout
 @setting("--pin-workers", is_flag=True, help="Show each worker one GPU, in turn (CUDA_VISIBLE_DEVICES).")
 @settings.job_secret
@@ -124,6 +125,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         io_threads=told["io_threads"],
         journal=told["directory"].absolute() / FOLDER / "journal",
         checkpoints=settings.checkpoint_config(told),
+        restart_servers=told["restart_servers"],
     )
     config = UpConfig(
         cluster=cluster,

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 from zmqps.keys import Keys, load_node_keys
-from zmqps.launch.cluster import GRACE_S
+from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.far import (
     FILES,
     GREETING,
@@ -288,7 +288,7 @@ class Agent:
         """End workers, coordinator and servers, in this order."""
         for role in ("worker", "coordinator", "server"):
             found = [process for name, process in self._processes.items() if self._roles[name] == role]
-            await end(found, signal.SIGTERM, GRACE_S)
+            await end(found, AT_ONCE if role == "server" else signal.SIGTERM, GRACE_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 #: How long a node may take to end when asked to. The coordinator says goodbye first.
 GRACE_S = GOODBYE_S + 2.0
+#: Ends a server without a coordinator at once: at SIGTERM it would hand over what it has first.
+AT_ONCE = signal.SIGINT
 START_TIMEOUT = 30.0
 
 log = logging.getLogger("zmqps.cluster")
@@ -168,7 +170,7 @@ class Nodes:
     async def stop(self) -> None:
         """End all: the coordinator tells the servers (and any worker), then what is left is ended."""
         await end(self.processes[:1], signal.SIGTERM, GRACE_S)
-        await end(self.servers, signal.SIGTERM, GRACE_S)
+        await end(self.servers, AT_ONCE, GRACE_S)
 
     async def ended_by_themselves(self) -> bool:
         """Give the servers of a coordinator that has ended the time to follow it."""
@@ -429,10 +431,8 @@ class LocalCluster:
 
         Parameters
         ----------
-        servers : int
-            How many.
-        timeout : float, optional
-            Seconds; by default as for the start.
+        servers, timeout
+            How many, and the seconds that it may take; by default as for the start.
 
         Raises
         ------
@@ -447,9 +447,9 @@ class LocalCluster:
         seconds = self._timeout if timeout is None else checks.seconds("timeout", timeout)
         number = checks.whole("servers", servers, 1, 4096)
 
-        run_blocking(self._nodes.grow(number, seconds))
-        secret, keys = self._nodes.job_secret, self._nodes.keys
-        return scale_servers(self.address, number, timeout=seconds, job_secret=secret, keys=keys)
+        nodes = self._nodes
+        run_blocking(nodes.grow(number, seconds))
+        return scale_servers(self.address, number, timeout=seconds, job_secret=nodes.job_secret, keys=nodes.keys)
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None

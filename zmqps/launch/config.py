@@ -7,6 +7,7 @@ from pathlib import Path
 
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
+from zmqps.launch.restarts import RESTARTS
 from zmqps.nodes.checkpoints import CheckpointConfig
 from zmqps.nodes.server import IO_THREADS
 
@@ -49,6 +50,8 @@ class ClusterConfig:
         Where jobs are saved, when, and what they begin from.
     journal
         The directory of the coordinator's journal, from which it goes on if it is started again; None: it keeps none.
+    restart_servers
+        How often each server that fails is started again, where jobs outlive it.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -67,6 +70,7 @@ class ClusterConfig:
     io_threads: int = IO_THREADS
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     journal: Path | None = None
+    restart_servers: int = RESTARTS
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -105,7 +109,15 @@ class ClusterConfig:
     @property
     def outlives_servers(self) -> bool:
         """Whether jobs go on when a server is lost: from copies of its shards, or from a checkpoint."""
-        return bool(self.options.replicas) or self.checkpoints.directory is not None
+        saved = self.checkpoints.directory is not None or self.checkpoints.restore is not None
+        return bool(self.options.replicas) or (saved and self.options.fallback_timeout > 0)
+
+    @property
+    def why_servers_return(self) -> str:
+        """Say what becomes of the shards of a server that is started again."""
+        if self.options.replicas:
+            return "it gets copies of shards that are missing"
+        return "shards that nobody has go back to their last checkpoint"
 
     @property
     def is_local(self) -> bool:

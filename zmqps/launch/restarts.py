@@ -15,6 +15,9 @@ from zmqps.errors import counted
 
 #: In the environment of a worker that is started again.
 TOKEN, RESTART = "ZMQPS_WORKER_TOKEN", "ZMQPS_WORKER_RESTART"
+#: How often a node that fails is started again, where the user does not say, and how long that may take.
+RESTARTS = 3
+RESTART_S = 30.0
 #: How long to wait before a process is started again: so long at first, and twice as long each time up to the most.
 PAUSE_S, MOST_PAUSE_S = 0.5, 30.0
 #: How long workers may take to end after SIGTERM, where the user does not say.

@@ -74,7 +74,9 @@ class AsyncTraining(Training):
         # of each life of the job, by worker
         self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
-        self._checked: dict[tuple[str, int, Life], int] = {}  # server, epoch and job -> updates of its shard
+        self._num_acknowledged = 0
+        # server, epoch and job -> updates of its shard, and how many pushes were acknowledged
+        self._checked: dict[tuple[str, int, Life], tuple[int, int]] = {}
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
         # of each shard that has gone back to a checkpoint: what may be missing there, by worker
         self._lost: dict[tuple[Life, int], Any] = defaultdict(lambda: np.zeros(lives, np.int64))
@@ -150,6 +152,7 @@ class AsyncTraining(Training):
 
     def acknowledge(self, worker: Node, push: int) -> None:
         """A push was acknowledged by all servers: from now on it must be applied."""
+        self._num_acknowledged += 1
         self._applied[life_of(worker)][worker.number] += int(self._base**push)
 
     def acknowledged(self, worker: Node) -> Any:
@@ -179,15 +182,16 @@ class AsyncTraining(Training):
         return lost[shards[parameter]].T
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
-        """Assert that the server's values are made of the pushes there were, each once at most."""
+        """Assert that each copy has pushes there were, each once at most, and all that were acknowledged."""
         for epoch, shard in copies_on(simulation, node, self.name):
-            updates = sum(state.version for state in shard.slices)
+            now = sum(state.version for state in shard.slices), self._num_acknowledged
             life = life_on(simulation, node, self.name)
-            if self._checked.get((node.name, epoch, life)) != updates:
-                self._checked[node.name, epoch, life] = updates
-                attempted = self._attempted[life]
+            if self._checked.get((node.name, epoch, life)) != now:
+                self._checked[node.name, epoch, life] = now
                 for values, owners in self._values(shard):
-                    self._check_values(values, attempted[owners])
+                    self._check_values(values, self._attempted[life][owners])
+                if simulation.is_live(node, epoch):
+                    self._check_acknowledged(shard, life)
 
     def _values(self, shard: Shard) -> Iterator[tuple[Any, Any]]:
         """Yield the values of each slice, as integers, and whose they are."""
@@ -208,11 +212,14 @@ class AsyncTraining(Training):
         """Assert that every push that was acknowledged has been applied."""
         for epoch, shard in copies_on(simulation, server, self.name):
             if simulation.is_live(server, epoch):
-                life = life_on(simulation, server, self.name)
-                due = self._applied[life] & ~self._lost[life, shard.index]
-                for values, owners in self._values(shard):
-                    applied = due[owners]
-                    assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
+                self._check_acknowledged(shard, life_on(simulation, server, self.name))
+
+    def _check_acknowledged(self, shard: Shard, life: Life) -> None:
+        """Assert that a shard has every push that was acknowledged and is not lost by going back to a checkpoint."""
+        due = self._applied[life] & ~self._lost[life, shard.index]
+        for values, owners in self._values(shard):
+            applied = due[owners]
+            assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:
         there = values >= applied if self._base == 1.0 else values & applied == applied
@@ -247,8 +254,10 @@ class AsyncTraining(Training):
 
     def fall(self, simulation: SimulatedCluster, life: Life, shards: Collection[int], saved: SavedJob) -> None:
         """Expect of a shard that goes back what the checkpoint has, until workers say what they have lost."""
-        for shard in shards:
-            self._lost[life, shard] |= self._attempted[life] & ~self._has(saved, shard)
+        placement = simulation.coordinator.runs[self.name].startup.placement
+        assert placement is not None
+        for shard in shards:  # which the checkpoint may have cut otherwise
+            self._lost[life, shard] |= self._attempted[life] & ~self._has(saved, placement, shard)
 
     def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
         """Expect of a worker's pushes all but those that are lost."""
@@ -257,9 +266,9 @@ class AsyncTraining(Training):
         unanswered = self._lost[life, shard][who] & ~self._applied[life][who]
         self._lost[life, shard][who] = self._gone[life, shard][who] | unanswered
 
-    def _has(self, saved: SavedJob, shard: int) -> Any:
-        """Return by worker which pushes are in all of a shard in a checkpoint."""
-        where = shards_of(saved.placement)
+    def _has(self, saved: SavedJob, placement: Placement, shard: int) -> Any:
+        """Return by worker which pushes a checkpoint has in all of a shard."""
+        where = shards_of(placement)
         marks = np.full(self.lives, -1, np.int64)
         for values, there in zip(self._saved_values(saved), where, strict=True):
             owners = np.arange(values.size) % self.lives

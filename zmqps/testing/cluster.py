@@ -8,7 +8,7 @@ from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.protocol.messages import Assign, Message
+from zmqps.core.protocol.messages import Assign, Message, Moved
 from zmqps.core.server.machine import ServerMachine
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
@@ -44,11 +44,16 @@ class SimulatedCluster(Engine):
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
-            run, who = self.coordinator.runs.get(message.name), sender.identity.incarnation
-            if run is not None:  # else it has just ended
-                self._jobs_of_copies[who, message.epoch] = run.startup.epoch
-                going = run.fallback.active and run.mode == "sync"
-                self._tracks.setdefault((who, message.epoch), self.num_back[who, run.startup.epoch] + going)
+            machine, name, who = self.coordinator, message.name, sender.identity.incarnation
+            run = machine.runs.get(name)  # which may have ended in the same breath
+            job = run.startup.epoch if run is not None else machine.ended.by_name[name].epoch
+            self._jobs_of_copies[who, message.epoch] = job
+            back = self.num_back[who, job]
+            if run is not None and run.mode == "sync":  # which has perhaps gone back in the same breath
+                back = run.fallback.times + run.fallback.active
+            self._tracks.setdefault((who, message.epoch), back)
+        elif isinstance(message, Moved) and self.copies_move:
+            self.note_copies()  # it may die before it is looked at again
 
     def note_copies(self) -> None:
         """Note which copies of shards there are, as the coordinator sees it: what was acknowledged must be in them."""

@@ -21,7 +21,7 @@ from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.operations import Operation
 from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError
 from zmqps.testing.engine import Node, as_kept
-from zmqps.testing.replicas import OneAtATime
+from zmqps.testing.replicas import LostServers
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -57,14 +57,14 @@ class Comebacks:
     ----------
     simulation
         Whose; it starts the coordinator again, from its journal.
-    replicas
+    losses
         Where shards have copies, which servers may die with it.
     """
 
-    def __init__(self, simulation: SimulatedCluster, replicas: OneAtATime | None) -> None:
+    def __init__(self, simulation: SimulatedCluster, losses: LostServers | None) -> None:
         self._simulation = simulation
-        self._replicas = replicas
-        self._moments = MOMENTS if replicas is None else COPY_MOMENTS
+        self._losses = losses
+        self._moments = MOMENTS if losses is None else COPY_MOMENTS
         self._left = simulation.rng.randint(*DEATHS)
         self._moment = ""  # at what it dies next; empty: not yet
         self._events = 0
@@ -115,13 +115,13 @@ class Comebacks:
         if self._events < 0:
             self._moment, simulation = "", self._simulation
             simulation.kill(node)
-            if self._replicas is not None and simulation.rng.random() < SERVER_TOO:
+            if self._losses is not None and simulation.rng.random() < SERVER_TOO:
                 simulation.at(simulation.now + simulation.rng.uniform(*SOON_S), self._lose_server)
 
     def _lose_server(self) -> None:
-        simulation, replicas = self._simulation, self._replicas
-        assert replicas is not None
-        alive = [server for server in simulation.servers if server.alive and replicas.may_lose(server)]
+        simulation, losses = self._simulation, self._losses
+        assert losses is not None
+        alive = [server for server in simulation.servers if server.alive and losses.may_lose(server)]
         if alive and not simulation.network.quiet:
             simulation.kill(simulation.rng.choice(alive))
 

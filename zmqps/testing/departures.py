@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 #: A server has forgotten who has gone so long after it can be told: it is told every second.
 FORGETTING_S = 3.0
 
-#: Of a copy that is about to be assigned.
-LATER = float("inf")
-
 
 class Departures:
     """Who has gone, which servers were told, and which have confirmed it.
@@ -78,8 +75,8 @@ class Departures:
             run = epochs.get(self._reached.get(who, 0))
             copies = [] if run is None else [c for c in run.startup.copies if not c.server.absent]  # when they return
             names = [(copy.server.hello.name, copy.epoch) for copy in copies]
-            assigned = [(name, self._assigned.get((name, epoch), LATER)) for name, epoch in names]
-            there = [name for name, at in assigned if at < departure.at]  # others need not be
+            assigned = {name: self._assigned.get((name, epoch), departure.at) for name, epoch in names}
+            there = [name for name, at in assigned.items() if at < departure.at]  # others need not be
             for name in {*servers} & {*there}:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 
@@ -93,7 +90,7 @@ class Departures:
         if server.identity.incarnation not in simulation.coordinator.membership.members or not coordinator.alive:
             return
         connection = self._connection(coordinator, server.name)
-        since = max(self._calm_s, connection.up_at, connection.blocked_until) + FORGETTING_S
+        since = max(self._calm_s, server.stopped_until, connection.up_at, *connection.blocked_until) + FORGETTING_S
         for who in machine.clients.by_incarnation.keys() & told.keys():
             assert simulation.now < max(since, told[who] + FORGETTING_S), f"{server.name} keeps a client that has gone"
 

@@ -117,6 +117,8 @@ class Engine:
         self.on_written: list[Callable[[Node], None]] = []
         #: What the journals of nodes hold, by name and key, as it lies on a disk.
         self.journals: dict[str, dict[str, bytes]] = defaultdict(dict)
+        #: Whether a message is lost, and nothing else: ``hook(sender, receiver's name, message)``.
+        self.swallows: list[Callable[[Node, str, Message], bool]] = []
         self._message_s = message_s
         #: Seconds that a node computes for each message it sends, before it takes the next event.
         self.send_s = 0.0
@@ -327,6 +329,9 @@ class Engine:
             hook(node, connection.ends[receiver], message)
             if not node.alive:
                 return
+        if any([swallows(node, connection.ends[receiver], message) for swallows in self.swallows]):
+            self.network.lost += 1
+            return
         packet = Packet.of(encode(message), readers)
         self.counters["messages"] += 1
         self.counters["coordinator messages"] += connection.control

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.protocol.events import Peer, Reader
 
@@ -45,13 +45,19 @@ class Faults:
         How often a second some node is cut off from all others.
     route
         How often a second the way between some worker and some server is cut; both reach all others.
+    ways
+        How often a second some node is cut off from some others, in one direction or both.
+    deaf
+        How often a second the heartbeats of some server are lost, and nothing else.
+    veil
+        How often a second that happens while what the coordinator says to that server and all workers is late.
     partition_s
         For how many seconds a node or a way is cut off, on average.
     crash, server_crash, coordinator_crash
         How often a second some worker, some server or the coordinator dies without a word. Whoever
         supervises them starts another one.
-    stop
-        How often a second some worker is stopped, as by SIGSTOP.
+    stop, server_stop
+        How often a second some worker, or some server, is stopped, as by SIGSTOP.
     stop_s
         For how many seconds, on average.
     memory
@@ -68,6 +74,8 @@ class Faults:
         How often a second some server is asked to go; another one comes in its place.
     scale
         How often a second another number of servers is asked for.
+    copying
+        Probability that a server dies as it sends or takes a message about copies of shards.
     """
 
     delay: float = 0.0
@@ -77,11 +85,15 @@ class Faults:
     reordering: float = 0.0
     partition: float = 0.0
     route: float = 0.0
+    ways: float = 0.0
+    deaf: float = 0.0
+    veil: float = 0.0
     partition_s: float = 4.0
     crash: float = 0.0
     server_crash: float = 0.0
     coordinator_crash: float = 0.0
     stop: float = 0.0
+    server_stop: float = 0.0
     stop_s: float = 4.0
     memory: float = 0.0
     departure: float = 0.0
@@ -90,11 +102,13 @@ class Faults:
     falling: float = 0.0
     drain: float = 0.0
     scale: float = 0.0
+    copying: float = 0.0
 
     @property
     def may_lose(self) -> bool:
         """Whether members may fall silent."""
-        return any((self.loss, self.partition, self.crash, self.server_crash, self.coordinator_crash, self.stop))
+        silent = self.loss, self.partition, self.ways, self.deaf, self.veil, self.stop, self.server_stop
+        return any((*silent, self.crash, self.server_crash, self.coordinator_crash, self.copying))
 
 
 class Reading:
@@ -144,11 +158,19 @@ class Connection:
     control: bool  # to the coordinator
     life: int = 0  # a packet of an earlier life is lost
     up_at: float = 0.0
-    blocked_until: float = 0.0
+    blocked_until: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
     blocked_loses: bool = False
     last_arrival: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
     missed: bool = False  # the one who accepted it knows that it has ended, and has heard nothing since
     missed_since: float | None = None  # the same of the one that opened it: since when
+
+
+class Cut(NamedTuple):
+    """A partition under way: which ways carry nothing, until when, and whether what is sent meanwhile is lost."""
+
+    blocks: Callable[[str, str], bool]  # of sender and receiver
+    until: float
+    loses: bool
 
 
 class Network:
@@ -170,6 +192,8 @@ class Network:
         self.lost = 0
         #: Called when a connection has ended, for both ends to notice; it is back at its ``up_at``.
         self.ended: Callable[[Connection], None] = lambda connection: None
+        #: Whether a connection may be lost now.
+        self.may_break: Callable[[Connection], bool] = lambda connection: True
         #: Does something at a simulated time.
         self.at: Callable[[float, Callable[[], object]], None] = lambda time, do: None
         self._rng = rng
@@ -178,25 +202,26 @@ class Network:
         self._of: dict[str, list[Connection]] = {}
         self._orphans: dict[str, list[Connection]] = {}  # by acceptor that is gone
         self._sent_by: dict[str, float] = {}  # when a node's last byte has left
-        self._cut: list[tuple[frozenset[str], float, bool]] = []
+        self._cuts: list[Cut] = []
 
     def connect(self, opener: str, acceptor: str, names: tuple[Peer, Peer], control: bool, now: float) -> Connection:
         """Open a connection."""
         connection = Connection(ends=(opener, acceptor), names=names, control=control)
         for end in connection.ends:
             self._of.setdefault(end, []).append(connection)
-        for inside, until, loses in self._cut:
-            if now < until and (opener in inside) != (acceptor in inside):
-                connection.blocked_until, connection.blocked_loses = until, loses
-                connection.up_at = until + self._rng.uniform(*RECONNECT_S)
+        for cut in self._cuts:
+            for receiver in self._blocked(connection, cut) if now < cut.until else ():
+                connection.blocked_until[receiver], connection.blocked_loses = cut.until, cut.loses
+                connection.up_at = cut.until + self._rng.uniform(*RECONNECT_S)
         return connection
 
     def arrivals(self, connection: Connection, receiver: int, nbytes: int, now: float) -> list[float]:
         """Return when a packet sent now arrives: never, once, or as often as duplication has it."""
         sender = connection.ends[1 - receiver]
-        if now < connection.up_at or (now < connection.blocked_until and connection.blocked_loses):
+        blocked_until = connection.blocked_until[receiver]
+        if now < connection.up_at or (now < blocked_until and connection.blocked_loses):
             return self._none()
-        if self.happens(self.faults.loss):
+        if self.happens(self.faults.loss) and self.may_break(connection):
             self.reset(connection, now)
             return self._none()
         if connection.control:  # which is little, and has its share of a link beside other connections
@@ -205,7 +230,7 @@ class Network:
             leaves = self._sent_by[sender] = max(now, self._sent_by.get(sender, 0.0)) + nbytes / self._bandwidth
             if self.happens(self.faults.drop):
                 return self._none()
-        arrival = max(leaves, connection.blocked_until) + self._latency + self._extra()
+        arrival = max(leaves, blocked_until) + self._latency + self._extra()
         if connection.control or not self.happens(self.faults.reordering):
             arrival = connection.last_arrival[receiver] = max(arrival, connection.last_arrival[receiver])
         else:
@@ -217,26 +242,46 @@ class Network:
     def reset(self, connection: Connection, now: float) -> None:
         """Break a connection; it comes back after a while."""
         connection.life += 1
-        connection.up_at = max(now, connection.blocked_until) + self._rng.uniform(*RECONNECT_S)
+        connection.up_at = max(now, *connection.blocked_until) + self._rng.uniform(*RECONNECT_S)
         connection.last_arrival[:] = [0.0, 0.0]
         self.ended(connection)
 
     def partition(self, inside: Collection[str], seconds: float, now: float) -> None:
         """Cut nodes off from all others: what is sent meanwhile arrives later, or is lost as connections break."""
-        until, loses = now + seconds, self._rng.random() < 0.5
-        self._cut = [cut for cut in self._cut if now < cut[1]] + [(frozenset(inside), until, loses)]
-        for connection in dict.fromkeys(c for name in inside for c in self._of.get(name, ())):
-            if (connection.ends[0] in inside) != (connection.ends[1] in inside):
-                self._block(connection, until, loses, now)
+        there = frozenset(inside)
+        loses = self._rng.random() < 0.5
+        self._begin(Cut(lambda sender, receiver: (sender in there) != (receiver in there), now + seconds, loses), now)
 
-    def cut_route(self, connection: Connection, seconds: float, now: float) -> None:
-        """Let one connection carry nothing for some time, while both its ends reach all others."""
-        self._block(connection, now + seconds, self._rng.random() < 0.5, now)
+    def cut_ways(
+        self, ways: Collection[tuple[str, str]], seconds: float, now: float, *, loses: bool | None = None
+    ) -> None:
+        """Cut the ways from some nodes to others, pairs of sender and receiver; back they may reach them."""
+        there = frozenset(ways)
+        loses = self._rng.random() < 0.5 if loses is None else loses
+        self._begin(Cut(lambda sender, receiver: (sender, receiver) in there, now + seconds, loses), now)
 
-    def _block(self, connection: Connection, until: float, loses: bool, now: float) -> None:
-        connection.blocked_until, connection.blocked_loses = max(connection.blocked_until, until), loses
-        if loses:
-            noticed_at = min(until, now + SILENCE_S)
+    @property
+    def cut_until(self) -> float:
+        """When the last cut ends, and connections are back that it has broken."""
+        return max((cut.until + RECONNECT_S[1] for cut in self._cuts), default=0.0)
+
+    def _begin(self, cut: Cut, now: float) -> None:
+        self._cuts = [other for other in self._cuts if now < other.until] + [cut]
+        for connection in dict.fromkeys(c for connections in self._of.values() for c in connections):
+            if receivers := self._blocked(connection, cut):
+                self._block(connection, receivers, cut, now)
+
+    def _blocked(self, connection: Connection, cut: Cut) -> list[int]:
+        """Return which ends of a connection hear nothing."""
+        ends = connection.ends
+        return [receiver for receiver in (0, 1) if cut.blocks(ends[1 - receiver], ends[receiver])]
+
+    def _block(self, connection: Connection, receivers: Sequence[int], cut: Cut, now: float) -> None:
+        for receiver in receivers:
+            connection.blocked_until[receiver] = max(connection.blocked_until[receiver], cut.until)
+        connection.blocked_loses = cut.loses
+        if cut.loses:
+            noticed_at = min(cut.until, now + SILENCE_S)
             self.at(noticed_at, partial(self._break, connection, connection.life, noticed_at))
 
     def _break(self, connection: Connection, life: int, now: float) -> None:
@@ -262,7 +307,7 @@ class Network:
         there = [c for c in self._orphans.pop(name, ()) if c.ends[0] in self._of]
         for connection in there:
             self.reset(connection, now)
-            connection.blocked_until = 0.0
+            connection.blocked_until[:] = [0.0, 0.0]
             for end in connection.ends:
                 self._of.setdefault(end, []).append(connection)
         return {connection.names[1]: connection for connection in there}

@@ -1,107 +1,148 @@
-"""Servers that die one at a time, and what must hold where shards have backups: nothing is lost by it."""
+"""Servers that are lost where shards have backups: at any moment, but never the last one that has what was trained."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from zmqps.core.protocol.messages import Ack, Assign, Committed, Message, Promote, Push, Values
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol.messages import (
+    Assign,
+    Commit,
+    Committed,
+    Heartbeat,
+    Message,
+    Moved,
+    Promote,
+    Promoted,
+    Ready,
+    Replicas,
+    Replicate,
+    Replicated,
+    Replicating,
+    Retargeted,
+    Save,
+    Saved,
+    Yield,
+    Yielded,
+)
 from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import JobError
 from zmqps.testing.engine import Node
+from zmqps.testing.network import RECONNECT_S, Connection
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
+#: What is said of copies, and what must be in them: any of these may be the last that a server hears or says.
+MESSAGES = (
+    Assign, Ready, Replicas, Replicating, Replicate, Replicated, Promote, Promoted, Moved, Retargeted, Commit,
+    Committed, Save, Saved, Yield, Yielded,
+)  # fmt: skip
+#: A server that could not be heard is there again so many heartbeat timeouts after that, or known to be lost.
+DOUBT = 3.0
 
-class OneAtATime:
-    """Lets a server be lost only when the loss before it is made good, and asserts that no job notices.
+
+def replicated(options: CoordinatorOptions, replicas: int) -> CoordinatorOptions:
+    """Return what a coordinator is told that keeps so many backups, and soon notices that a server is lost."""
+    if not replicas:
+        return options
+    return replace(options, replicas=replicas, heartbeat_interval=0.5, heartbeat_timeout=2.0)
+
+
+class LostServers:
+    """Lets a server be lost whenever others have all that it has, and asserts that no job notices.
 
     Parameters
     ----------
     simulation
-        Which it watches.
+        Whose servers.
+    copying
+        Probability that a server dies as it sends or takes a message about copies.
     """
 
-    def __init__(self, simulation: SimulatedCluster) -> None:
+    def __init__(self, simulation: SimulatedCluster, copying: float) -> None:
         self.promotions = 0
-        self._cut_until = 0.0
         self._simulation = simulation
-        self._shards: dict[tuple[bytes, int], tuple[bytes, int, int]] = {}  # of copies: the job's life, and the shard
-        self._generations: dict[tuple[bytes, int], int] = {}  # in which copies were promoted
-        self._pushed: dict[tuple[str, bytes, int], int] = {}  # epoch, by server, worker and request
-        self._acknowledged: dict[tuple[bytes, int, int], int] = {}  # the newest generation that has, by shard
+        self._copying = copying
+        self._absent: dict[str, float] = {}  # servers that may be presumed lost, until when
+        self._deaf: dict[str, float] = {}  # whose heartbeats are lost, until when
+        self._promoted: set[tuple[bytes, int, int]] = set()
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
+        simulation.swallows.append(self._swallows)
+        simulation.network.may_break = self._may_break
 
     def may_lose(self, server: Node) -> bool:
-        """Whether all that this server has is elsewhere, too, and nobody else is missing."""
+        """Whether the coordinator knows another place of all that this server has, which is there to be heard."""
         simulation = self._simulation
         if not simulation.coordinator_alive or (simulation.restarting and not simulation.options.patience):
             return False  # else: as it was when the coordinator died
-        machine = simulation.coordinator
-        there = {other.incarnation for other in machine.servers}
-        alive = {node.identity.incarnation for node in simulation.servers if node.alive}
-        if simulation.now < self._cut_until or there != alive or len(there) < machine.options.servers:
-            return False
-        runs = [run for run in machine.runs.values() if run.startup.placement is not None]
-        return all(run.startup.ready and run.replication.settled for run in runs)
+        there = {
+            node.identity.incarnation
+            for node in simulation.servers
+            if node.alive and node is not server and self._absent.get(node.name, 0.0) <= simulation.now
+        }
+        for run in simulation.coordinator.runs.values():
+            copies = list(run.startup.copies)
+            shards = {copy.shard for copy in copies if copy.server.incarnation == server.identity.incarnation}
+            if copies and not run.startup.ready:
+                return False
+            kept = {copy.shard for copy in copies if copy.whole and copy.server.incarnation in there}
+            for copy in copies:
+                if copy.server.incarnation == server.identity.incarnation and run.replication.awaits(copy):
+                    # if it has taken over, and its word of that is on its way, the others count no more
+                    assert isinstance(server.machine, ServerMachine)
+                    tenant = server.machine.tenants.get(copy.epoch)
+                    kept -= {copy.shard} if tenant is not None and tenant.backup is None else set()
+            if not shards <= kept:
+                return False
+        return True
 
-    def cut(self, seconds: float) -> None:
-        """A server is cut off for so long: it counts as lost until it can be back."""
-        self._cut_until = self._simulation.now + seconds + 3 * self._simulation.options.heartbeat_timeout
+    def absent(self, server: Node, seconds: float) -> None:
+        """A server is not heard for so long, by somebody: it counts as lost until it can be back."""
+        until = self._simulation.now + seconds + DOUBT * self._simulation.options.heartbeat_timeout
+        self._absent[server.name] = max(self._absent.get(server.name, 0.0), until)
+
+    def deafen(self, server: Node, seconds: float) -> None:
+        """The heartbeats of a server are lost for so long, and nothing else is."""
+        self._deaf[server.name] = self._simulation.now + seconds
+        self.absent(server, seconds)
+
+    def _may_break(self, connection: Connection) -> bool:
+        """Whether it does no harm if this connection is away for so long that a server is presumed lost."""
+        opener = self._simulation.nodes[connection.ends[0]]
+        if not connection.control or opener.role != "server":
+            return True
+        may = self.may_lose(opener)
+        if may:
+            self.absent(opener, RECONNECT_S[1])
+        return may
 
     def check(self, node: Node) -> None:
         """Assert that no job has failed, unless a worker was lost together with a server."""
         if node.role == "coordinator" and not self._simulation.restarting:
             for run in self._simulation.coordinator.runs.values():
                 torn = isinstance(run.lost_shard, JobError)  # by a step whose gradients are lost with a worker
-                assert torn or run.lost_shard is None, f"one server at a time was lost, and yet: {run.lost_shard}"
+                assert torn or run.lost_shard is None, f"all was on two servers, and yet: {run.lost_shard}"
 
     # --- what travels --------------------------------------------------------------------------
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
-        life, simulation = sender.identity.incarnation, self._simulation
-        if isinstance(message, Assign):
-            self._shards[life, message.epoch] = *simulation.life_of_copy(life, message.epoch), message.shard
-            self._generations.setdefault((life, message.epoch), -1 if message.backup else 0)
-        elif isinstance(message, Promote):
-            self.promotions += self._generations.get((life, message.epoch)) != message.generation
-            self._generations[life, message.epoch] = message.generation
-        elif isinstance(message, (Ack, Values)) and sender.role == "server":
-            self._check_acknowledged(sender, receiver, message.request)
-        elif isinstance(message, Committed) and sender.role == "server":
-            self._check_committed(sender, message)
+        if isinstance(message, Promote):
+            promoted = sender.identity.incarnation, message.epoch, message.generation
+            self.promotions += promoted not in self._promoted
+            self._promoted.add(promoted)
+        self._perhaps(sender, message)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
-        if (
-            isinstance(message, Push) and receiver.role == "server" and not message.attempt
-        ):  # of a step: kept till its end
-            self._pushed[receiver.name, sender.encode(), message.request] = message.epoch
+        self._perhaps(receiver, message)
 
-    def _check_acknowledged(self, server: Node, worker: str, request: int) -> None:
-        """Assert that no other copy has been promoted since and has acknowledged a push."""
-        epoch = self._pushed.get((server.name, worker.encode(), request))
-        coordinator = self._simulation.nodes["coordinator"].identity.incarnation
-        shard = self._shards.get((coordinator, epoch or 0))
-        if epoch is None or shard is None:
-            return
-        generation = self._generations[coordinator, epoch]
-        newest = self._acknowledged.get(shard, 0)
-        assert generation >= newest, f"{server.name} acknowledges a push, and has another primary of shard {shard[2]}"
-        self._acknowledged[shard] = max(newest, generation)
+    def _perhaps(self, node: Node, message: Message) -> None:
+        if node.role == "server" and isinstance(message, MESSAGES) and self._simulation.network.happens(self._copying):
+            if self.may_lose(node):
+                self._simulation.kill(node)
 
-    def _check_committed(self, server: Node, message: Committed) -> None:
-        """Assert that the backups of a shard have a step that its primary says is over."""
-        simulation = self._simulation
-        runs = simulation.coordinator.runs.values()
-        copies = next((run.startup.copies for run in runs if message.epoch in run.startup.copies.by_epoch), None)
-        if copies is None:
-            return
-        alive = {node.identity.incarnation: node.machine for node in simulation.servers if node.alive}
-        for backup in copies.backups(copies.by_epoch[message.epoch].shard):
-            machine = alive.get(backup.server.incarnation)
-            if not backup.whole or not isinstance(machine, ServerMachine):
-                continue
-            shard = machine.tenants[backup.epoch].built()
-            has = shard.version > message.step
-            assert has, f"{server.name} says that step {message.step} is over, and its backup has {shard.version} steps"
+    def _swallows(self, sender: Node, receiver: str, message: Message) -> bool:
+        deaf = self._simulation.now < self._deaf.get(sender.name, 0.0) and not self._simulation.network.quiet
+        return deaf and receiver == "coordinator" and isinstance(message, Heartbeat)

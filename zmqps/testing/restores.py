@@ -8,6 +8,7 @@ from random import Random
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.testing.comebacks import PATIENCE_S
 from zmqps.testing.network import Faults
+from zmqps.testing.replicas import replicated
 from zmqps.testing.simulation import Report, Simulation
 from zmqps.testing.stores import Disk
 from zmqps.testing.training import Training
@@ -25,7 +26,7 @@ class Restored:
     ----------
     seed
         Of both.
-    servers, workers, faults, training, calm_s, journaled
+    servers, workers, faults, training, calm_s, replicas, journaled
         As for `Simulation`; the second has another number of servers.
     """
 
@@ -38,6 +39,7 @@ class Restored:
         training: Training,
         *,
         calm_s: float,
+        replicas: int = 0,
         journaled: bool = False,
     ) -> None:
         self.seed = seed
@@ -45,7 +47,7 @@ class Restored:
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
-        self._journaled = journaled
+        self._replicas = replicas
         self._servers, self._workers, self._faults, self._calm_s = servers, workers, faults, calm_s
 
     def run(self) -> Report:
@@ -62,17 +64,20 @@ class Restored:
         # as if found by its manifest
         saved = self.disk.published[-1] if self.disk.published else None
         second = self._simulation(
-            self.seed + (1 << 32), rng.randint(1, MOST_SERVERS), resumed=saved, first_worker=first.num_started
+            self.seed + (1 << 32),
+            rng.randint(1 + self._replicas, MOST_SERVERS),
+            resumed=saved,
+            first_worker=first.num_started,
         )
         after = second.run()
         return replace(after, seed=self.seed, digest=before.digest ^ after.digest)
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
-        options_of = saved_often(self._rng, self.training, servers, self._workers, self._faults)
-        options_of = replace(options_of, patience=PATIENCE_S if self._journaled else 0.0)
+        often = saved_often(self._rng, self.training, servers, self._workers, self._faults)
+        often = replace(often, patience=PATIENCE_S if self._journaled else 0.0)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
-            options=options_of, disk=self.disk, journaled=self._journaled,
+            options=replicated(often, self._replicas), disk=self.disk, journaled=self._journaled,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -83,7 +88,7 @@ def saved_often(rng: Random, training: Training, servers: int, workers: int, fau
     return CoordinatorOptions(
         servers=servers,
         workers=workers,
-        once=not faults.server_crash and not faults.saving,  # else it ends with the first server
+        once=not (faults.server_crash or faults.saving or faults.copying),  # else it ends with the first server
         slice_nbytes=training.slice_nbytes,
         checkpoint_seconds=seconds,
         checkpoint_steps=steps,

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a server may take to hand over what it has: more than any run takes.
 GRACE_S = 1e6
-#: Where nobody is lost it takes no longer.
-LONGEST_S = 12.0
+#: Where nobody is lost it takes no longer; where messages are lost with their connections, or a coordinator is away.
+LONGEST_S, LONGEST_OF_ALL_S = 12.0, 60.0
 #: The same where shards are cut anew, which waits for a step to end before, and again after.
 WHILE_SCALED_S = 30.0
 #: How long it takes until another server is started.
@@ -77,9 +77,10 @@ class Rolling:
         if not (faults.server_crash or faults.partition or faults.coordinator_crash or impatient):
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
         if not faults.may_lose and simulation.coordinator.ending is None:
-            longest = WHILE_SCALED_S if faults.scale else LONGEST_S
-            late = [n for n, at in self._asked.items() if simulation.nodes[n].alive and simulation.now > at + longest]
-            assert not late, f"{late[0]} was asked to go {longest:g} s ago, and is still there"
+            rough = faults.loss or faults.drop or simulation.options.patience
+            before = simulation.now - (LONGEST_OF_ALL_S if rough else WHILE_SCALED_S if faults.scale else LONGEST_S)
+            late = [name for name, at in self._asked.items() if simulation.nodes[name].alive and at < before]
+            assert not late, f"{late[0]} was asked to go at {self._asked[late[0]]:.1f}, and is still there"
 
 
 def _has_joined(server: Node) -> bool:

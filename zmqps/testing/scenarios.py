@@ -31,11 +31,13 @@ EVERYTHING = Faults(
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
-LOST_SERVERS = Faults(delay=0.004, server_crash=0.5)
-CUT_SERVERS = Faults(delay=0.003, partition=0.4, partition_s=3.0)
+LOST_SERVERS = Faults(delay=0.004, server_crash=0.2, copying=0.01)
+CUT_SERVERS = Faults(delay=0.003, partition=0.1, ways=0.3, partition_s=3.0)
+SILENT_SERVERS = Faults(delay=0.003, deaf=0.1, veil=0.3, server_stop=0.2, partition_s=3.0, stop_s=3.0)
 LOST_NODES = Faults(
-    delay=0.004, duplication=0.05, reordering=0.05, server_crash=0.3, crash=0.1, partition=0.1, partition_s=2.0
-)
+    delay=0.004, loss=0.002, duplication=0.05, reordering=0.05, server_crash=0.1, copying=0.003, crash=0.1,
+    partition=0.05, ways=0.1, server_stop=0.05, partition_s=2.0, stop_s=3.0,
+)  # fmt: skip
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
@@ -60,8 +62,12 @@ SCALES = {
 BANDWIDTH = 1.25e9
 #: The same where a slice takes longer than the longest silence before a server is asked what it has.
 SLOW_BANDWIDTH = 1e3
+#: What may wait for backups where that is little: two or three pushes.
+LITTLE_NBYTES = 8 << 10
 #: Seconds after which nothing goes wrong any more: whatever is still to do must then be possible.
 CALM_S = 8.0
+#: The same where a server is lost again and again, each time when the loss before it is made good.
+LONG_CALM_S = 12.0
 #: The same where it takes as long as a timeout until what matters goes wrong.
 LATE_CALM_S = 25.0
 
@@ -98,6 +104,10 @@ class Scenario:
         Whether it is saved while it trains, loses its power, and goes on from the disk.
     replicas
         How many backups each shard has.
+    spares
+        Servers beyond those.
+    unconfirmed_nbytes
+        What may wait for the backups of a server; None: as much as really may.
     """
 
     faults: Faults
@@ -114,19 +124,21 @@ class Scenario:
     bandwidth: float = BANDWIDTH
     saved: bool = False
     replicas: int = 0
+    spares: int = 0
+    unconfirmed_nbytes: int | None = None
 
     def simulation(self, seed: int) -> Simulation | Restored:
         """Return the run of a seed."""
         if self.saved:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
-                journaled=self.journaled,
+                replicas=self.replicas, journaled=self.journaled,
             )  # fmt: skip
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
             claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
-            journaled=self.journaled,
+            spares=self.spares, unconfirmed_nbytes=self.unconfirmed_nbytes, journaled=self.journaled,
         )  # fmt: skip
 
 
@@ -322,6 +334,35 @@ def _scenarios() -> Mapping[str, Scenario]:
             found[f"{mode}-returned-{kind}"] = Scenario(
                 faults=faults, training=training, servers=3, replicas=1, journaled=True, calm_s=LATE_CALM_S
             )
+    replicated = {
+        "async": lambda: AsyncTraining(steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
+        "ssp": lambda: BoundedTraining(1, steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
+        "sync": _synchronous(steps=8, parameters=6, size=48, lives=30, compute_s=0.8, timeout=60.0),
+    }
+    losing = {
+        "replicas": LOST_SERVERS, "replicas-cut": CUT_SERVERS, "replicas-silent": SILENT_SERVERS,
+        "replicas-both": LOST_NODES,
+    }  # fmt: skip
+    for mode, training in replicated.items():
+        for kind, faults in losing.items():
+            found[f"{mode}-{kind}"] = Scenario(
+                faults=faults, training=training, servers=3, replicas=1, calm_s=LONG_CALM_S
+            )
+        found[f"{mode}-replicas-two"] = replace(found[f"{mode}-replicas-both"], servers=4, replicas=2, spares=1)
+        found[f"{mode}-replicas-memory"] = replace(
+            found[f"{mode}-replicas"],
+            faults=replace(LOST_SERVERS, memory=0.01, ways=0.1),
+            unconfirmed_nbytes=LITTLE_NBYTES,
+        )
+        found[f"{mode}-replicas-saves"] = replace(
+            found[f"{mode}-replicas"],
+            training=saved[mode],
+            faults=replace(LOST_SERVERS, disk=0.02),
+            saved=True,
+        )
+    exact = _synchronous(steps=8, plain=True, parameters=6, size=48, deterministic=True, compute_s=0.8, timeout=60.0)
+    found["sync-exact-replicas"] = replace(found["sync-replicas"], training=exact)
+    found["jobs-replicas"] = replace(found["async-replicas"], training=_several, workers=6, calm_s=CALM_S)
     found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
     found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -25,15 +26,15 @@ from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.comebacks import PATIENCE_S, Comebacks
+from zmqps.testing.copies import CopyWitness
 from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.fallbacks import Fallbacks
 from zmqps.testing.memory import ScarceMemory
-from zmqps.testing.mishaps import LONGEST_S, Mishaps
 from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
-from zmqps.testing.replicas import OneAtATime
+from zmqps.testing.replicas import LostServers, replicated
 from zmqps.testing.resizing import Resizing
 from zmqps.testing.returns import Returns
 from zmqps.testing.rolling import Rolling
@@ -42,6 +43,7 @@ from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
 from zmqps.testing.training import Training
+from zmqps.testing.troubles import LONGEST_S, Troubles
 
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
@@ -127,6 +129,10 @@ class Simulation(SimulatedCluster):
         When everything dies at once, and nothing comes after it.
     replicas
         How many backups each shard has.
+    spares
+        Servers beyond those.
+    unconfirmed_nbytes
+        What may wait for the backups of a server; None: as much as really may.
 
     Examples
     --------
@@ -162,6 +168,8 @@ class Simulation(SimulatedCluster):
         first_worker: int = 0,
         power_fails_s: float = float("inf"),
         replicas: int = 0,
+        spares: int = 0,
+        unconfirmed_nbytes: int | None = None,
     ) -> None:
         self.seed = seed
         self._claimed = claimed
@@ -169,16 +177,14 @@ class Simulation(SimulatedCluster):
         self.faults = faults
         self.training = training or AsyncTraining()
         rng = Random(seed)
-        options = options or CoordinatorOptions(
+        plain = CoordinatorOptions(
             servers=servers,
             workers=workers // self.training.num_jobs,
             once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
             slice_nbytes=self.training.slice_nbytes,
-            replicas=replicas,
-            heartbeat_interval=0.5 if replicas else 1.0,
-            heartbeat_timeout=2.0 if replicas else 10.0,
             patience=PATIENCE_S if journaled else 0.0,
         )
+        options = options or replicated(plain, replicas)
         super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
         self._supervised = supervised and not orphaned
         self._calm_s = calm_s
@@ -204,21 +210,24 @@ class Simulation(SimulatedCluster):
             self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
-        self.replicas = OneAtATime(self) if options.replicas else None
-        self.comebacks = Comebacks(self, self.replicas) if journaled else None
+        self.copies = CopyWitness(self) if options.replicas and validate else None
+        self.losses = LostServers(self, faults.copying) if options.replicas else None
+        self.comebacks = Comebacks(self, self.losses) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
         self._resizing = Resizing(self, faults, self._start_another, END_KEY) if faults.scale else None
         self.copies_move |= faults.drain > 0 or faults.scale > 0
+        self._unconfirmed_nbytes = unconfirmed_nbytes
+        self._spares = spares
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
         self.at(rng.random() * 0.3, self.start_coordinator)
-        for _ in range(servers):
-            self.at(rng.random() * 0.3, self.start_server)
+        for number in range(servers + spares):
+            self.at(rng.random() * 0.3, partial(self.start_server, number >= servers))
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
-        Mishaps(self, faults, self.replicas, self._rolling, self._resizing).schedule()
+        Troubles(self, faults, self.losses, self._rolling, self._resizing)
         if calm_s < float("inf"):
             self.at(calm_s, self._calm)
 
@@ -307,12 +316,14 @@ class Simulation(SimulatedCluster):
             self.comebacks.started(node)
         return node
 
-    def start_server(self) -> Node:
+    def start_server(self, spare: bool = False) -> Node:
         """Start one more server."""
         name = f"server-{len(self.servers)}"
-        identity = self._identity("server", name)
+        identity = replace(self._identity("server", name), spare=spare)
         make_shard = self._shard if self.faults.memory else self.training.shard
         machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
+        if self._unconfirmed_nbytes is not None:
+            machine.replication.unconfirmed.limit = self._unconfirmed_nbytes
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
 
     def _start_another(self) -> None:
@@ -369,6 +380,10 @@ class Simulation(SimulatedCluster):
             keyed=self._keyed,
         )
 
+    def _calm(self) -> None:
+        self.note("the network", "has no faults any more")
+        self.network.quiet = True
+
     # --- what the engine asks ------------------------------------------------------------------
 
     def check(self, node: Node) -> None:
@@ -383,8 +398,10 @@ class Simulation(SimulatedCluster):
                 self._resizing.check()
             check_told(node, self.now)
             self.training.check(self, node)
-            if self.replicas is not None:
-                self.replicas.check(node)
+            if self.copies is not None:
+                self.copies.check(node)
+            if self.losses is not None:
+                self.losses.check(node)
             if self._attackers is not None:
                 self._attackers.check(node)
             if self._orphans is not None and node.role == "worker":
@@ -433,7 +450,8 @@ class Simulation(SimulatedCluster):
         elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well
-            start = self.start_server if node.role == "server" else self.start_coordinator
+            is_server = node.role == "server"
+            start = partial(self.start_server, node.identity.spare) if is_server else self.start_coordinator
             self.restarting |= node.role == "coordinator"
             self.at(self.now + self.rng.uniform(0.5, 5.0), lambda: None if self.finished else start())
 
@@ -448,14 +466,10 @@ class Simulation(SimulatedCluster):
             self._successors.resolved(node, operation, value)
         if self.comebacks is not None:
             f = self.faults
-            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.stop or f.loss))
+            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.loss))
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
         began, settled_at = operation.started_at, self._calm_s + SETTLED_S
         long = began > settled_at or (self.now > settled_at and self.now - began > LONGEST_S + SETTLED_S)
         if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
-
-    def _calm(self) -> None:
-        self.note("the network", "has no faults any more")
-        self.network.quiet = True

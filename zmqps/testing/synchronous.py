@@ -50,6 +50,8 @@ class SyncTraining(Training):
         As in `zmqps.core.job.spec.JobSpec`.
     data
         Examples handed out by the coordinator: a step a range, until there are no more.
+    deterministic
+        As in `zmqps.core.job.spec.JobSpec`.
     plain
         Whether every step is one pull and one push, nothing else.
     eager
@@ -69,6 +71,7 @@ class SyncTraining(Training):
     on_straggler: str = "wait"
     retain: int = 0
     data: DataSpec | None = None
+    deterministic: bool = False
     plain: bool = False
     eager: float = 0.0
     compute_s: float = 0.02
@@ -95,12 +98,14 @@ class SyncTraining(Training):
             aggregate=self.aggregate,
             on_straggler=self.on_straggler,
             retain=self.retain,
+            deterministic=self.deterministic,
         )
         return job, [np.zeros(self.size, t) for t in dtypes]
 
     def watch(self, simulation: SimulatedCluster) -> None:
         """Note what is pushed, arrived and committed."""
-        self.witness = StepWitness(simulation, *self.job(), self.name, expected=simulation.options.workers or 0)
+        expected, exact = simulation.options.workers or 0, simulation.options.replicas > 0
+        self.witness = StepWitness(simulation, *self.job(), self.name, expected=expected, exact=exact)
         if self.data is not None:
             self.ranges = RangeWitness(simulation, self.data)
 
@@ -131,7 +136,12 @@ class SyncTraining(Training):
             except ServerMemoryError:
                 yield RETRY_S
             simulation.counters["steps"] += 1
-        yield Finish(0.0), t
+        try:
+            yield Finish(0.0), t
+        except DeadlineError:
+            if failed < RETRIES:
+                raise
+            # else the others had finished before it came, and nobody comes any more
 
     def _seconds(self, simulation: SimulatedCluster) -> float:
         rng = simulation.rng
@@ -213,6 +223,8 @@ class SyncTraining(Training):
                 continue
             self._checked[node.name, epoch, life] = shard.version
             assert self.witness is not None
+            if (exact := self.witness.exactly(life, simulation.track_of_copy(life[0], epoch))) is not None:
+                exact.compare(shard, node.name)
             reference = self.witness.of_copy(life[0], epoch)
             for state in shard.slices:
                 for s in state.slice.segments:

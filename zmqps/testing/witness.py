@@ -27,9 +27,11 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.plain import unpack
+from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
+from zmqps.testing.exact import ExactReference
 from zmqps.testing.reference import Gradient, Reference
 from zmqps.testing.training import Life, copies_on, life_of, life_on
 
@@ -61,18 +63,29 @@ class StepWitness:
         The job's.
     expected
         How many workers the first step waits for.
+    exact
+        Whether servers must have the same bits as uninterrupted training, and not only about the same values.
     """
 
     def __init__(
-        self, simulation: SimulatedCluster, job: JobSpec, values: Sequence[Array], name: str, expected: int
+        self,
+        simulation: SimulatedCluster,
+        job: JobSpec,
+        values: Sequence[Array],
+        name: str,
+        expected: int,
+        *,
+        exact: bool = False,
     ) -> None:
         self._simulation = simulation
         self._job = job
         self._values = values
         self._name = name
         self._expected = expected
+        self._exact = exact
         # by life of the job, and how often it has gone back to a checkpoint
         self._references: dict[Track, Reference] = {}
+        self._exactly: dict[Life, ExactReference] = {}
         self._commits: dict[Track, list[tuple[Contributor, ...]]] = defaultdict(list)  # by step
         self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
         self._counted: set[tuple[bytes, int]] = set()
@@ -92,6 +105,17 @@ class StepWitness:
         if (life, back) not in self._references:
             self._references[life, back] = Reference(self._values)
         return self._references[life, back]
+
+    def exactly(self, life: Life, back: int) -> ExactReference | None:
+        """Return what servers must have to the bit; None where that is not known."""
+        run = self._simulation.coordinator.runs.get(self._name)
+        if not self._exact or life in self._exactly or back:
+            return None if back else self._exactly.get(life)
+        if run is None or run.startup.placement is None or run.startup.epoch != life[1]:
+            return None
+        if self.reference(life, back).first:
+            return None
+        return self._exactly.setdefault(life, ExactReference(self._job, run.startup.placement, self._values))
 
     def of_copy(self, coordinator: bytes, epoch: int) -> Reference:
         """Return what the values of a copy of a shard must be."""
@@ -199,7 +223,31 @@ class StepWitness:
                 gradients.append(push.gradient)
         assert len({who for who, _ in contributors}) == len(contributors), f"a worker counts twice in step {step}"
         self._check_quorum(coordinator, step, contributors, back)
+        self._check_there(step, contributors)
+        if (exact := self.exactly(life, back)) is not None:
+            exact.step(contributors, gradients)
         self.reference(life, back).step(gradients)
+
+    def _check_there(self, step: int, contributors: tuple[Contributor, ...]) -> None:
+        """Assert that all that the step is made of is where it is to be applied, if nothing happens from now on."""
+        simulation = self._simulation
+        run = simulation.coordinator.runs[self._name]
+        nodes = {node.identity.incarnation: node for node in simulation.servers if node.alive}
+        for _, epoch, server in run.startup.primaries():
+            machine = nodes[server.incarnation].machine if server.incarnation in nodes else None
+            tenant = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) else None
+            if tenant is None or tenant.shard is None or tenant.shard.steps is None or tenant.shard.version > step:
+                continue
+            shard, stage = tenant.shard, tenant.shard.steps.stage
+            here = {segment.parameter for state in shard.slices for segment in state.slice.segments}
+            for who, attempts in contributors:
+                for attempt in attempts:
+                    source, _ = self._pushes[who, attempt].gradient
+                    if any(source[parameter] is not None for parameter in here):
+                        there = stage.has(step, (who, attempt))
+                        assert there, (
+                            f"step {step} is decided, and the primary of shard {shard.index} lacks a gradient of it"
+                        )
 
     def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:
         """Assert that the step has waited for whom the job says."""

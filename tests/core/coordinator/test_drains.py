@@ -349,17 +349,24 @@ def test_between_two_steps_a_primary_gives_up_its_place_and_then_workers_go_on()
     assert receivers(cluster.step(1, "w0", "w1"), Commit) == [peer("s0"), peer("s2"), peer("s0")]
 
 
-def test_a_primary_with_gradients_of_the_next_step_keeps_its_place_and_workers_go_on() -> None:
+def test_a_primary_with_gradients_of_the_step_keeps_its_place_until_that_is_over() -> None:
     cluster = Synchronous()
     asked = cluster.fill(cluster.drain())
     assert receivers(asked, Yield) == [peer("s1")], "nobody has arrived: the server knows whether it has gradients"
     cluster.give_up(asked, busy=1)
-    step = cluster.step(0, "w0", "w1")
-    assert receivers(step, Proceed) == [peer("w0"), peer("w1")], "it is asked again a little later"
-    assert sent(step, Yield) == []
-    cluster.take("w0", Arrive(11, 1, (2,)))
+    cluster.take("w0", Arrive(10, 0, (1,)))
     assert sent(cluster.again(), Yield) == [], "the step is open"
-    assert receivers(cluster.step(1, "w1"), Yield) == [peer("s1")]
+    step = cluster.step(0, "w1")
+    assert (receivers(step, Yield), receivers(step, Proceed)) == ([peer("s1")], []), "and nobody begins the next one"
+    assert receivers(cluster.take_over(cluster.give_up(step), 1), Proceed) == [peer("w0"), peer("w1")]
+
+
+def test_a_step_that_all_have_brought_is_committed_when_a_primary_keeps_its_place() -> None:
+    cluster = Synchronous()
+    asked = cluster.fill(cluster.drain())
+    for name in ("w0", "w1"):
+        assert sent(cluster.take(name, Arrive(10, 0, (1,))), Commit) == [], "the primary may have given up its place"
+    assert len(sent(cluster.give_up(asked, busy=1), Commit)) == 3
 
 
 @pytest.mark.parametrize("saving", [False, True])
@@ -418,3 +425,19 @@ def test_with_a_copy_on_every_server_one_stays_unless_it_goes_in_any_case() -> N
     cluster.take_over(given_up)
     assert cluster.places() == {0: "s0", 1: "s0"}
     assert len(cluster.machine.status(0.0)["jobs"]["default"]["replicas"]["degraded"]) == 2
+
+
+def test_a_copy_that_was_to_move_once_more_stays_as_long_as_it_is_the_only_backup() -> None:
+    cluster = Cluster(servers=4, replicas=1)
+    cluster.take("s2", Leave("closed"))  # the backup of shard 1 was there
+    asked = cluster.drain("s1")
+    ((to, assign),) = [
+        (to[1:].decode(), assign)
+        for to, assign in zip(receivers(asked, Assign), sent(asked, Assign), strict=True)
+        if assign.shard == 1
+    ]
+    for loaded in (0, 1):  # s1 has not said that it knows this backup, and so is not asked to give up its place yet
+        cluster.take(to, Ready(assign.epoch, loaded))
+    discarded = sent(cluster.take(to, Drain(1, "", 0)), Discard)
+    assert assign.epoch not in {discard.epoch for discard in discarded}
+    assert any(copy.epoch == assign.epoch for copy in cluster.run().startup.copies.backups(1))

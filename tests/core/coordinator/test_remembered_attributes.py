@@ -84,8 +84,8 @@ NOT_KEPT = {
     ),
     "Tellings": "_changed _name _startup _members",
     "Replication": "moves handovers recuts _changed replicas _name _startup _steps _retry_due _num_retries",
-    "Handovers": "_name _startup _steps _unfit _change _give_up _changed stuck goals",
-    "Handover": "not_before held_at again_at numbers",
+    "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck goals",
+    "Handover": "not_before held_at again_at numbers busy",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _changed _look_due",
     "Recuts": (

@@ -48,6 +48,7 @@ class Handover:
     held_at: float | None = None  # since when nobody begins the next step
     asked_at: float | None = None  # since when it is asked
     again_at: float = 0.0  # when it is asked again
+    busy: bool = False  # it had gradients of the step when it was asked: the step is to end first
     numbers: Mapping[int, int] | None = None  # it has; by epoch the last record of each backup
 
 
@@ -66,6 +67,8 @@ class Handovers:
         Why servers, by incarnation, cannot keep a copy of a shard; shared.
     change, give_up
         See `Change` and `GiveUp`.
+    replicas
+        How many backups a shard should have.
     changed
         Called when something has changed that is kept.
     """
@@ -78,8 +81,10 @@ class Handovers:
         unfit: Mapping[tuple[bytes, int], str],
         change: Change,
         give_up: GiveUp,
+        replicas: int,
         changed: Changed = nothing,
     ) -> None:
+        self._replicas = replicas
         self._name = name
         self._startup = startup
         self._steps = steps
@@ -170,7 +175,9 @@ class Handovers:
 
     def _cancel(self, handover: Handover, now: float) -> list[Action]:
         """A copy stays where it is, or goes elsewhere."""
-        if handover.made:
+        backups = [copy for copy in self._startup.copies.backups(handover.old.shard) if copy.whole]
+        needed = handover.new in backups and len(backups) <= self._replicas  # it stays a backup
+        if handover.made and not needed:
             self._startup.drop(handover.new)
         return [*self._forget(handover), *self._change(handover.old.shard, now)]
 
@@ -252,7 +259,7 @@ class Handovers:
             if handover.held_at is None:
                 handover.held_at = now
                 steps.pauses.holding = True
-            if not steps.is_between:
+            if not (steps.is_held if handover.busy else steps.is_between):
                 return []
         handover.asked_at, handover.again_at = now, now + RETRY_S
         handover.old.generation += 1
@@ -269,7 +276,7 @@ class Handovers:
         return Send(new.server.peer, Promote(new.epoch, old.generation + 1, equals))
 
     def _put_off(self, handover: Handover, seconds: float, now: float) -> list[Action]:
-        handover.not_before = now + seconds
+        handover.not_before, handover.busy = now + seconds, False
         return self._let_go(handover)
 
     def _chase(self, handover: Handover, now: float) -> list[Action]:
@@ -291,8 +298,13 @@ class Handovers:
         handover = self._of.get(copy.epoch)
         if handover is None or handover.asked_at is None or message.generation != copy.generation:
             return []
-        if message.busy:
+        if message.busy and handover.held_at is None:
             return self._put_off(handover, RETRY_S, now)
+        if message.busy:
+            handover.busy, handover.asked_at = True, None
+            self._steps.pauses.closed.discard(copy.shard)
+            self._changed()
+            return []
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
         if handover.numbers is not None:
             return []

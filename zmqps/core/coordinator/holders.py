@@ -76,9 +76,10 @@ class Holders:
         copy = None if run is None else run.startup.copies.by_epoch.get(message.epoch)
         if run is None or copy is None:
             return []
-        if (actions := run.replication.recuts.yielded(copy, message, now)) is not None:
-            return actions
-        return run.replication.handovers.yielded(copy, message, now)
+        actions = run.replication.recuts.yielded(copy, message, now)
+        if actions is None:
+            actions = run.replication.handovers.yielded(copy, message, now)
+        return [*actions, *run.steps.advance(run.num_missing, now)]  # it may be committed now
 
     def discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         """It keeps nothing of a copy any more."""

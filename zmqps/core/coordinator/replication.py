@@ -74,7 +74,14 @@ class Replication:
         self._num_retries = 0
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
         self.handovers = Handovers(
-            name, startup, steps, self._unfit, self._backups_changed, self._give_up, lambda: changed("copies")
+            name,
+            startup,
+            steps,
+            self._unfit,
+            self._backups_changed,
+            self._give_up,
+            replicas,
+            lambda: changed("copies"),
         )
         self.recuts = Recuts(name, startup, steps, members, self._backups_changed, self._recut, self._recut_changed)
 
@@ -390,6 +397,10 @@ class Replication:
             self._retry_due = now + RETRY_S
 
     # --- what others may look at ---------------------------------------------------------------
+
+    def awaits(self, copy: Copy) -> bool:
+        """Whether a copy is to be the primary of its shard, and has not said that it is."""
+        return self._promoting.get(copy.shard) is copy
 
     @property
     def settled(self) -> bool:

@@ -263,6 +263,11 @@ class Steps:
         """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
         return self.settled and not self._blocked and (bool(self._granted) or not self._requests)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
+        return self.settled and not self._blocked and bool(self._granted)
+
     def move(self, old: int, heir: Copy, told: Iterable[bytes] | None) -> None:
         """A shard's primary is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
 

@@ -156,6 +156,10 @@ class Stage:
             raise
         return brought
 
+    def has(self, step: int, push: PushId) -> bool:
+        """Whether a push has brought something to an open step."""
+        return push in self._steps.get(step, {})
+
     def mean(self, step: int, index: int, pushes: Sequence[PushId]) -> list[tuple[int, Array]]:
         """Return the mean of the gradients that some pushes brought to a slice, added in their order.
 

@@ -10,8 +10,6 @@ from zmqps.core.protocol.resizing import GOING, GONE
 
 #: So often the coordinator is asked again, how far it is.
 AGAIN_S = 1.0
-#: One that has said nothing for so long does not move anything, unless it may be started again.
-ANSWER_S = 3.0
 REQUEST = 1
 
 
@@ -34,7 +32,6 @@ class Leaving:
         self._member = member
         self._reason = ""
         self._ends_at: float | None = None  # whatever has moved by then
-        self._answer_by = 0.0
         self._text = ""  # how far it was when last heard
         self._gone = False
 
@@ -44,7 +41,7 @@ class Leaving:
             return self._end(event.reason, now)
         if self._ends_at is not None:
             return []
-        self._reason, self._ends_at, self._answer_by = event.reason, now + event.drain_s, now + ANSWER_S
+        self._reason, self._ends_at = event.reason, now + event.drain_s
         text = f"{event.reason}: handing over what is here, for {event.drain_s:g} s at most; once more to end at once"
         return [Log("info", text), *self._ask(now)]
 
@@ -58,11 +55,10 @@ class Leaving:
         if self._ends_at is None:
             self.due = None
             return []
-        hopes = self._text or self._member.may_return or now < self._answer_by
-        if now < self._ends_at and hopes:
+        if now < self._ends_at:  # a coordinator that does not answer is lost before, and this server ends with it
             return self._ask(now)
-        left = f" ({self._text})" if self._text else ", for the coordinator does not answer"
-        return [Log("warning", f"not everything could be handed over in time{left}"), *self._end(self._reason, now)]
+        left = self._text or "the coordinator does not answer"
+        return [Log("warning", f"not everything could be handed over in time ({left})"), *self._end(self._reason, now)]
 
     def told(self, message: Draining, now: float) -> list[Action]:
         """The coordinator says how far it is, whether this process or somebody else has asked for it."""
