@@ -63,4 +63,4 @@ def test_jobs_that_lie_on_more_servers_and_then_on_fewer_lose_nothing(staleness:
         status = cluster.status()
     assert [len(rows) for rows in shards] == [4, 3]
     assert all(max(rows) - min(rows) < 0.05 for rows in shards)
-    assert [row["name"] for row in status["gone"] if row["role"] == "server"] == ["server-3"]
+    assert [row["how"] for row in status["gone"] if row["role"] == "server"] == ["drained"]

@@ -90,7 +90,7 @@ NOT_KEPT = {
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _changed _look_due",
     "Recuts": (
         "error num_done longest_s _name _startup _steps _members _keep _begun _changed _placement _not_before _held_at "
-        "_paused_at _number _holding _awaited _again_at _tell_due"
+        "_paused_at _cut_at _number _holding _awaited _again_at _tell_due"
     ),
     "_Drain": "told_at",
     "Moves": "_members _changed",

@@ -37,7 +37,7 @@ def job(*endpoints: str, **changed: Any) -> Job:
 
 def connected(*endpoints: str) -> tuple[Links, list[Action]]:
     links = Links(Member(identity("worker"), "tcp://c:1", dict), CODING)
-    return links, links.connect(WHERE, job(*endpoints), 0.0)
+    return links, links.connect(WHERE, job(*endpoints).placement, 0.0)
 
 
 def test_one_link_a_shard_by_rank_and_by_connection() -> None:
@@ -51,7 +51,7 @@ def test_one_link_a_shard_by_rank_and_by_connection() -> None:
 
 def test_a_connection_that_is_open_is_used_again_for_whoever_is_there_now() -> None:
     links, _ = connected("tcp://a:1", "tcp://b:1")
-    actions = links.connect(WHERE, job("tcp://b:1", "tcp://c:1"), 1.0)
+    actions = links.connect(WHERE, job("tcp://b:1", "tcp://c:1").placement, 1.0)
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S2, "tcp://c:1")]
     assert len(sent(actions, Hello)) == 2
     assert [link.peer for link in links.by_shard] == [S1, S2]
@@ -66,7 +66,7 @@ def test_a_connection_that_is_open_is_used_again_for_whoever_is_there_now() -> N
 )  # fmt: skip
 def test_a_job_that_does_not_name_its_servers_is_refused(wrong: Job) -> None:
     with pytest.raises(ProtocolError):
-        connected("tcp://a:1", "tcp://b:1")[0].connect(WHERE, wrong, 0.0)
+        connected("tcp://a:1", "tcp://b:1")[0].connect(WHERE, wrong.placement, 0.0)
 
 
 def test_two_servers_at_one_endpoint_are_refused() -> None:
@@ -78,7 +78,7 @@ def test_links_to_shards_of_one_server_share_a_connection_and_are_told_apart() -
     links = Links(Member(identity("worker"), "tcp://c:1", dict), CODING)
     message = job("tcp://a:1", "tcp://a:1", rank=3)
     message.placement["servers"][1]["proof"] = (b"q" * 16).hex()
-    actions = links.connect(WHERE, message, 0.0)
+    actions = links.connect(WHERE, message.placement, 0.0)
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S0, "tcp://a:1")]
     assert [m.epoch for m in sent(actions, Hello, S0)] == [1, 2], "a ticket for each"
     first, second = links.by_peer[S0]

@@ -77,7 +77,7 @@ class Recuts:
         self._placement: Placement | None = None  # that is to be
         self._not_before = 0.0
         self._held_at: float | None = None  # since when steps, or pushes, are held
-        self._paused_at = 0.0  # since when pushes are
+        self._paused_at = self._cut_at = 0.0  # since when pushes are; since when none is under way
         self._number = 0  # of the pause
         self._holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self._awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
@@ -191,7 +191,7 @@ class Recuts:
         """Let servers fill the copies."""
         if self._is_sync and not self._steps.is_between:
             return self._put_off("a step has begun meanwhile", now)
-        self._cutting = True
+        self._cutting, self._cut_at = True, now
         for copy in self._startup.copies:
             copy.generation += 1
             self._steps.pauses.closed.add(copy.shard)
@@ -231,7 +231,11 @@ class Recuts:
         self.longest_s = max(self.longest_s, pause_s)
         self.num_done += 1
         text = f"job {self._name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
-        return [Log("info", f"{text} (after a pause of {pause_s:.3f} s)"), *told, *self._let_go()]
+        return [
+            Log("info", f"{text} (after a pause of {pause_s:.3f} s, of which it took {now - self._cut_at:.3f} s)"),
+            *told,
+            *self._let_go(),
+        ]
 
     def _let_go(self) -> list[Action]:
         """Workers go on, and those who come are told."""
