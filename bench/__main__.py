@@ -7,6 +7,7 @@ import click
 from bench import compare, suite
 from bench.cases import (
     apply,
+    changes,
     checkpoint,
     codecs,
     core,
@@ -36,7 +37,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
-    *(checkpoint, saving, drain),
+    *(checkpoint, saving, changes, drain),
 )
 for module in (*cases, suite, compare, peers):
     main.add_command(module.command)

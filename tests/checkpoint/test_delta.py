@@ -30,10 +30,16 @@ JOB = "/ckpt/default"
 
 
 def save_changes(
-    storage: Storage, model: Model, placement: Placement, base: str, version: int, changed: list[list[int]]
+    storage: Storage,
+    model: Model,
+    placement: Placement,
+    base: str,
+    version: int,
+    changed: list[list[int]],
+    begun: Save | None = None,
 ) -> str:
     """Change slices of a model, by shard, and save them as what has changed since a checkpoint."""
-    one = Save.begin(storage, "/ckpt", "default", version, "me", NOW)
+    one = begun or Save.begin(storage, "/ckpt", "default", version, "me", NOW)
     shards = []
     for index, numbers in enumerate(changed):
         writer = ShardWriter(storage, one.directory, placement, index, model.slots, only=numbers)

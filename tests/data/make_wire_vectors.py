@@ -244,7 +244,7 @@ MESSAGES: dict[str, Message] = {
         KEY,
         {"path": "/data/resnet/ckpt-000000000500-0001", "version": 500, "optimizer": True, "names": {"w": "old.w"}},
     ),
-    "save": Save(7, 1, 1, 500, "/data/resnet/tmp-000000000500-0001-a"),
+    "save": Save(7, 2, 1, 500, "/data/resnet/tmp-000000000500-0002-a", 1),
     "saved": Saved(7, 1, 2, {"nbytes": 12, "files": [["a", 12, "00"]]}),
     "save that has failed": Saved(7, 1, 3, {"why": "the disk is full"}),
     "unsave": Unsave(7, 1),

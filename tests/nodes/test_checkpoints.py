@@ -100,6 +100,7 @@ def save(tmp_path: Path, job: JobSpec, shards: list[Shard], store: CheckpointSto
     manifest = {
         "name": "default", "job": job.to_wire(), "placement": shards[0].placement.to_wire(), "version": 3,
         "consistent": True, "state": {"epoch": 3}, "data": [[["d", 10, 4, 1, None], 0, 2, [1]]], "shards": written,
+        "base": None,
         **facts,
     }  # fmt: skip
     return store.publish(path, manifest)

@@ -129,12 +129,12 @@ def test_a_coordinator_that_forgets_a_promotion_under_way(monkeypatch: Patch) ->
 
 def test_a_coordinator_that_forgets_that_a_primary_waits_for_a_lost_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 1)
-    caught("sync-returned-both", "and all servers are there")
+    caught("ssp-returned-replicas", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 2)
-    caught("sync-returned-both", "and all servers are there")
+    caught("sync-returned-replicas", "and all servers are there")
 
 
 def test_a_coordinator_that_forgets_who_has_not_followed_a_move(monkeypatch: Patch) -> None:

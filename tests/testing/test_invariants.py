@@ -12,14 +12,12 @@ import pytest
 
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
-from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.partings import Partings
-from zmqps.core.coordinator.replication import Replication as CopiesOfJob
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
@@ -35,36 +33,27 @@ from zmqps.core.protocol.messages import (
     Lost,
     Message,
     Proceed,
-    Promote,
-    Replicate,
     Save,
 )
-from zmqps.core.server import stream
 from zmqps.core.server.aggregate import Stage
-from zmqps.core.server.backup import Backup
 from zmqps.core.server.clients import Clients
-from zmqps.core.server.follower import Follower
-from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.orders import HANDLERS, Orders
-from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.snapshot import Snapshot
 from zmqps.core.server.steps import Steps as ShardSteps
-from zmqps.core.server.stream import Stream, Unconfirmed
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import Moves
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Load, Pull, Push, Target
 from zmqps.core.worker.transfers import Transfers
-from zmqps.errors import DeadlineError, DeposedError, PeerLostError, ServerMemoryError
+from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.departures import Departures
 from zmqps.testing.restores import Restored
@@ -729,132 +718,3 @@ def test_a_restored_shard_that_forgets_its_step(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Shard, "begin_at", lambda shard, version: None)
     monkeypatch.setattr(ShardSteps, "validate", lambda steps, missing: None)  # which would notice it first
     caught("sync-saves", "is at version 0, which was never committed")
-
-
-# --- replicas ------------------------------------------------------------------------------------
-
-
-def test_a_primary_that_acknowledges_what_its_backups_lack(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Stream, "is_behind", False)
-    caught("async-replicas", "may not know soon")
-
-
-def test_a_primary_that_confirms_a_step_that_its_backups_lack(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Stream, "is_behind", False)
-    caught("sync-replicas", "has confirmed step")
-
-
-def test_a_primary_that_waits_for_one_of_its_backups(monkeypatch: Patch) -> None:
-    def confirmed(self: Stream) -> int:
-        return max([f.confirmed(self.position) for f in self.followers.values()], default=self.position)
-
-    monkeypatch.setattr(Stream, "confirmed", property(confirmed))
-    caught("async-replicas-two", "may not know soon")
-
-
-def test_a_deposed_primary_that_goes_on_alone(monkeypatch: Patch) -> None:
-    def refused(original: Any, copies: Replication, follower: Follower, message: Error, now: float) -> list[Action]:
-        tenant = copies._tenant_behind(follower.epoch)
-        if message.code != DeposedError.code or tenant is None or tenant.stream is None:
-            return original(copies, follower, message, now)  # type: ignore[no-any-return]
-        copies._lose(tenant.stream, follower.epoch)
-        return copies._released(tenant, tenant.stream)
-
-    wrap(monkeypatch, Replication, "_refused", refused)
-    caught("ssp-replicas-silent", "may not know soon")
-
-
-def test_a_promoted_copy_that_takes_what_its_old_primary_says(monkeypatch: Patch) -> None:
-    def promote(original: Any, copies: Replication, message: Promote, now: float) -> list[Action]:
-        tenant = copies._host.tenant_of(message.epoch)
-        before = tenant.backup
-        actions: list[Action] = original(copies, message, now)
-        tenant.backup = before
-        return actions
-
-    wrap(monkeypatch, Replication, "promote", promote)
-    monkeypatch.setattr(Replication, "check_role", lambda *rest: None)
-    caught("ssp-replicas-silent", "a push was applied twice")
-
-
-def test_a_backup_that_does_not_remember_what_its_primary_was_pushed(monkeypatch: Patch) -> None:
-    def note(original: Any, backup: Backup, ledger: Ledger, record: Replicate, *rest: Any) -> None:
-        original(backup, Ledger(), record, *rest)
-
-    wrap(monkeypatch, Backup, "_note", note)
-    caught("async-replicas", "may not know soon")
-
-
-def test_a_backup_that_is_not_told_what_was_pushed_before_it_came(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(stream, "ledgers_of", lambda ledgers: [])
-    caught("async-replicas", "has another ledger")
-
-
-def test_a_backup_that_goes_on_behind_a_record_that_it_lacks(monkeypatch: Patch) -> None:
-    def take(original: Any, backup: Backup, shard: Shard, record: Replicate) -> Any:
-        backup.number = max(backup.number, record.number - 1)
-        return original(backup, shard, record)
-
-    wrap(monkeypatch, Backup, "take", take)
-    caught("async-replicas-both", "may not know soon")
-
-
-def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
-    def ready(original: Any, replication: Any, copy: Copy, loaded: bool) -> Any:
-        return original(replication, copy, True)
-
-    def promote(original: Any, copies: Replication, message: Promote, now: float) -> list[Action]:
-        shard = copies._host.tenant_of(message.epoch).built()
-        shard.loaded = True
-        return original(copies, message, now)  # type: ignore[no-any-return]
-
-    wrap(monkeypatch, CopiesOfJob, "ready", ready)
-    wrap(monkeypatch, Replication, "promote", promote)
-    caught("async-replicas", "an acknowledged push is missing")
-
-
-def test_a_worker_that_numbers_its_pushes_anew_for_a_new_server(monkeypatch: Patch) -> None:
-    def retarget(original: Any, link: Link, *rest: Any) -> None:
-        original(link, *rest)
-        for request in link.in_flight.values():
-            if request.seq:
-                request.seq, link._next_seq = link._next_seq, link._next_seq + 1
-
-    wrap(monkeypatch, Link, "retarget", retarget)
-    caught("async-replicas", "a push was applied twice")
-
-
-def test_a_worker_that_brings_nothing_again_to_a_new_server(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Moves, "_again", lambda moves, *rest: [])
-    caught("sync-replicas", "differs from uninterrupted training")
-
-
-def test_a_coordinator_that_commits_before_gradients_are_brought_again(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Steps, "_blocked", False)
-    caught("sync-replicas-silent", "lacks a gradient of it")
-
-
-def test_a_coordinator_that_says_a_commit_again_to_a_server_that_has_just_taken_over(monkeypatch: Patch) -> None:
-    def move(original: Any, steps: Steps, old: int, heir: Copy, told: Any) -> None:
-        original(steps, old, heir, ())
-        steps._moving.clear()
-        steps._behind_moves.clear()
-
-    wrap(monkeypatch, Steps, "move", move)
-    caught("sync-replicas", "differs from uninterrupted training")
-
-
-def test_a_primary_that_takes_pushes_without_a_bound(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Unconfirmed, "check", lambda self, nbytes: None)
-    caught("async-replicas-memory", "bytes wait for backups")
-
-
-def test_a_coordinator_that_builds_no_new_backups(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(CopiesOfJob, "fill", lambda self, servers, now: [])
-    caught("async-replicas", "and all servers are there")
-
-
-def test_a_coordinator_that_says_nothing_again_of_copies(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(CopiesOfJob, "on_deadline", lambda self, now: [])
-    monkeypatch.setattr(CopiesOfJob, "next_deadline", lambda self: None)
-    caught("async-replicas-two", "and all servers are there")

@@ -107,8 +107,13 @@ def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Chec
     )
 
 
-def look(storage: Storage, path: str, depth: int = 0) -> Checkpoint:
-    """Return a checkpoint, after a look at its manifest and at the sizes of its files."""
+def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint] | None = None) -> Checkpoint:
+    """Return a checkpoint, after a look at its manifest and at the sizes of its files.
+
+    ``seen`` are checkpoints that were looked at just before; what others build upon is looked at once then.
+    """
+    if seen is not None and path in seen:
+        return seen[path]
     file = join(path, manifests.NAME)
     with naming_the_disk(file, "read"):
         try:
@@ -125,13 +130,17 @@ def look(storage: Storage, path: str, depth: int = 0) -> Checkpoint:
                 advice="use another one",
             ) from error
     manifest = Manifest.from_bytes(path, data)
-    base = None if manifest.base is None else _base(storage, path, manifest, depth)
+    base = None if manifest.base is None else _base(storage, path, manifest, depth, seen)
     checkpoint = Checkpoint(storage, path, manifest, base)
     checkpoint.check_files()
+    if seen is not None:
+        seen[path] = checkpoint
     return checkpoint
 
 
-def _base(storage: Storage, path: str, manifest: Manifest, depth: int) -> Checkpoint:
+def _base(
+    storage: Storage, path: str, manifest: Manifest, depth: int, seen: dict[str, Checkpoint] | None
+) -> Checkpoint:
     """Return what a checkpoint builds upon, which lies beside it; with all that that builds upon."""
     assert manifest.base is not None
     name, digest = manifest.base
@@ -139,7 +148,7 @@ def _base(storage: Storage, path: str, manifest: Manifest, depth: int) -> Checkp
     if depth >= MOST_BASES:
         raise corrupt(path, f"it builds upon more than {MOST_BASES} others")
     try:
-        base = look(storage, place, depth + 1)
+        base = look(storage, place, depth + 1, seen)
     except CheckpointError as error:
         raise corrupt(path, f"it builds upon {place}, which cannot be used: {error.what}") from error
     theirs = base.manifest
@@ -151,9 +160,10 @@ def _base(storage: Storage, path: str, manifest: Manifest, depth: int) -> Checkp
 
 def good_ones(storage: Storage, job_path: str) -> Iterator[Checkpoint]:
     """Yield a job's checkpoints that look whole, the latest first."""
+    seen: dict[str, Checkpoint] = {}
     for entry in reversed(entries(storage, job_path)):
         try:
-            yield look(storage, entry.path)
+            yield look(storage, entry.path, seen=seen)
         except CheckpointError:
             continue
 

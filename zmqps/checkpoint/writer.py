@@ -129,6 +129,11 @@ class ShardWriter:
         self._versions[index] = int(version)
         self._steps[index] = counts
 
+    def keep(self, index: int, *, version: int, steps: Sequence[int]) -> None:
+        """Note of a slice that is not written, as it has not changed, what its version and step counts are by now."""
+        self._versions[index] = int(version)
+        self._steps[index] = [int(step) for step in steps]
+
     def close(self, state: Mapping[str, Any] | None = None) -> list[FileFact]:
         """Wait until all is on the disk; return what the manifest is to say of the shard's files.
 

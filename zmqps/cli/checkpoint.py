@@ -133,9 +133,39 @@ def export(path: str, file: str, job: str | None, optimizer: bool, force: bool) 
 @checkpoint.command()
 @click.argument("path", metavar="PATH")
 @job_option
+def compact(path: str, job: str | None) -> int:
+    """Write a checkpoint that builds upon others anew as a whole one, which is the latest of its job then.
+
+    Not while the job is being trained: what is saved meanwhile would be taken for an earlier one.
+    """
+    import secrets
+    import time
+
+    from zmqps.checkpoint import compact, job_directory, open_checkpoint, with_advice
+    from zmqps.errors import CheckpointCorruptError, ConfigurationError
+
+    one = open_checkpoint(path, job)
+    if one.base is None:
+        click.echo(f"{one.path} builds upon no other")
+        return exits.OK
+    job_path, job_name = one.path.rpartition("/")[0], one.manifest.job_name
+    directory = job_path.rpartition("/")[0]
+    if job_directory(directory, job_name) != job_path:  # a checkpoint that was copied elsewhere
+        raise ConfigurationError(f"{job_path} is no directory of checkpoints of the job {job_name!r}, by its name")
+    try:
+        whole = compact(one, directory, secrets.token_hex(8), time.time())
+    except CheckpointCorruptError as error:
+        raise with_advice(one.storage, one.path, error) from error
+    click.echo(f"wrote {whole}: version {one.version} of {one.path}")
+    return exits.OK
+
+
+@checkpoint.command()
+@click.argument("path", metavar="PATH")
+@job_option
 @click.option("--keep", type=click.IntRange(1), required=True, help="How many of the latest to keep.")
 def prune(path: str, job: str | None, keep: int) -> int:
-    """Remove all but the latest checkpoints of a job, and what dead saves have left."""
+    """Remove all but the latest checkpoints of a job and what these build upon, and what dead saves have left."""
     import time
 
     from zmqps.checkpoint import clean, find_job, good_ones, prune, storage_of

@@ -84,7 +84,7 @@ def coordinator(**told: Any) -> int:
 @settings.device
 @settings.memory
 @settings.io_threads
-@settings.drain_shards
+@settings.handover_timeout
 @setting(
     "--spare", is_flag=True, help="Be a spare from the first: get the copies that a lost server had, and jobs last."
 )
@@ -105,7 +105,7 @@ def server(
     device: str,
     memory: int | None,
     io_threads: int,
-    drain_timeout: float,
+    handover_timeout: float,
     spare: bool,
     name: str | None,
     job_secret: Path | None,
@@ -137,7 +137,7 @@ def server(
                 keys=keys,
                 io_threads=io_threads,
                 spare=spare,
-                drain_timeout=drain_timeout,
+                handover_timeout=handover_timeout,
             ),
             parent_fd,
         ),

@@ -32,7 +32,7 @@ def drain(
 ) -> int:
     """Let the server NAME hand over all that it has to others, and end; training goes on.
 
-    NAME is that of `zmqps status`, or server-0, server-1, ... The command returns when the server has gone; if it takes
+    NAME is that of `zmqps status`, or its number there. The command returns when the server has gone; if it takes
     longer than --timeout, it goes on nevertheless.
     """
     from zmqps.keys import find_keys

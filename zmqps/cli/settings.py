@@ -163,6 +163,10 @@ def cluster_settings(
             "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
         ),
         setting(
+            "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
+            help="Every N-th checkpoint of a job is whole; those between hold what has changed since the one before.",
+        ),
+        setting(
             "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
             help="coordinator: its host alone has the directory; servers send it what they write.",
         ),
@@ -197,6 +201,7 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
     return CheckpointConfig(
         directory=told["checkpoint"],
         every=told["checkpoint_every"] or "",
+        full_every=told["checkpoint_full_every"],
         keep=told["keep"],
         via=told["checkpoint_via"],
         restore=told["restore"],
@@ -225,8 +230,8 @@ drain_timeout = setting(
     "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
     help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
 )  # fmt: skip
-drain_shards = setting(
-    "--drain-timeout", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
+handover_timeout = setting(
+    "--handover-timeout", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
     help="How long it may take after SIGTERM to hand over what it has to other servers; 0: not at all.",
 )  # fmt: skip
 insecure = setting(

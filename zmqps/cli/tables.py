@@ -117,7 +117,8 @@ def checkpoints_table(found: Sequence[tuple[str, Checkpoint | CheckpointError]])
             _add(table, name, "", "", "", Text(printable(one.what), "red"))
         else:
             saved = moment(one.manifest.created_at)
-            _add(table, name, one.version, saved, num_bytes(one.manifest.nbytes), "looks whole")
+            upon = f", builds upon {one.manifest.base[0]}" if one.manifest.base else ""
+            _add(table, name, one.version, saved, num_bytes(one.manifest.nbytes), f"looks whole{upon}")
     return table
 
 

@@ -211,8 +211,10 @@ class LocalCluster:
         Where jobs are saved; by default nowhere.
     checkpoint_every : str
         Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default only when asked (`Worker.checkpoint`).
+    checkpoint_full_every : int
+        Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
     keep : int
-        How many checkpoints of a job are kept.
+        How many checkpoints of a job are kept, with those that they build upon.
     checkpoint_via : {"shared", "coordinator"}
         Whether servers write to the directory themselves, or send what they write to the coordinator.
     restore : path, optional
@@ -270,6 +272,7 @@ class LocalCluster:
         replicas: int = 0,
         checkpoint: str | Path | None = None,
         checkpoint_every: str = "",
+        checkpoint_full_every: int = 1,
         keep: int = KEEP,
         checkpoint_via: str = "shared",
         restore: str | Path | None = None,
@@ -298,6 +301,7 @@ class LocalCluster:
         checkpoints = CheckpointConfig(
             directory=_path("checkpoint", checkpoint),
             every=checkpoint_every,
+            full_every=checkpoint_full_every,
             keep=keep,
             via=checkpoint_via,
             restore=_path("restore", restore),

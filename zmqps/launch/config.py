@@ -101,6 +101,7 @@ class ClusterConfig:
         c = self.checkpoints
         flags = [f"--checkpoint={_absolute(c.directory)}"] if c.directory is not None else []
         flags += [f"--checkpoint-every={c.every}"] if c.every else []
+        flags += [f"--checkpoint-full-every={c.full_every}"] if c.full_every > 1 else []
         flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
         flags += [f"--restore-name={name}={there}" for name, there in c.restore_names.items()]
         flags += [f"--keep={c.keep}", f"--checkpoint-via={c.via}"]

@@ -15,12 +15,14 @@ from zmqps import checks
 from zmqps.checkpoint import (
     CONSISTENT,
     PER_SLICE,
+    Checkpoint,
     FileFact,
     Manifest,
     Save,
     ShardWriter,
     good_ones,
     job_directory,
+    look,
     open_checkpoint,
     prune,
     storage_of,
@@ -30,9 +32,10 @@ from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
+from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
-from zmqps.errors import CheckpointError, ConfigurationError
+from zmqps.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
 
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("zmqps.coordinator")
 
 KEEP = 3
+#: Whoever reads a checkpoint opens all that it builds upon; it is refused with 100 of them.
+MAX_FULL_EVERY = 50
 MAX_PATH_CHARS = 4096
 VIA = ("shared", "coordinator")
 #: What ``--checkpoint-every`` takes, in seconds.
@@ -58,8 +63,10 @@ class CheckpointConfig:
         Where checkpoints are kept, which all hosts of the cluster share; None: nowhere.
     every
         When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
+    full_every
+        Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
     keep
-        How many checkpoints of a job are kept.
+        How many checkpoints of a job are kept, with those that they build upon.
     via
         ``shared``: all hosts have the directory; ``coordinator``: only the coordinator's host has, and servers send it
         what they write and ask it for what they read.
@@ -73,6 +80,7 @@ class CheckpointConfig:
 
     directory: str | None = None
     every: str = ""
+    full_every: int = 1
     keep: int = KEEP
     via: str = "shared"
     restore: str | None = None
@@ -88,6 +96,7 @@ class CheckpointConfig:
         names = checks.mapping("restore_names", self.restore_names, "names")
         for name in (*names, *names.values()):
             checks.text("a name in restore_names", name, MAX_NAME_CHARS)
+        checks.whole("checkpoint_full_every", self.full_every, 1, MAX_FULL_EVERY)
         checks.whole("keep", self.keep, 1)
         checks.one_of("checkpoint_via", self.via, VIA)
         if self.every != "" and self.directory is None:
@@ -116,10 +125,12 @@ def cadence(every: str) -> tuple[float | None, int | None]:
 class _Writer:
     """A shard's part of a checkpoint (`zmqps.core.server.saves.Writer`)."""
 
-    def __init__(self, writer: ShardWriter, slots: tuple[str, ...]) -> None:
+    def __init__(self, writer: ShardWriter, slots: tuple[str, ...], unchanged: Unchanged) -> None:
         self._writer = writer
         self._slots = slots
-        self._lowest: int | None = None
+        self._lowest = min((version for version, _ in unchanged.values()), default=None)
+        for index, (version, steps) in unchanged.items():
+            writer.keep(index, version=version, steps=steps)
 
     def write(self, piece: Piece) -> None:
         """Write a slice."""
@@ -154,11 +165,20 @@ class ShardFiles:
             return self._relay, path.removeprefix(SCHEME)
         return storage_of(path)
 
-    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
-        """Open the files of a shard."""
+    def open(
+        self,
+        path: str,
+        job: Mapping[str, Any],
+        placement: Placement,
+        index: int,
+        unchanged: Unchanged | None = None,
+    ) -> _Writer:
+        """Open the files of a shard; of one that builds upon another, with all slices but those that are unchanged."""
         slots = _slots_of(JobSpec.from_wire(job))
         storage, directory = self._storage_of(path)
-        return _Writer(ShardWriter(storage, directory, placement, index, slots), slots)
+        numbers = range(len(placement.slices[index]))
+        only = None if unchanged is None else [number for number in numbers if number not in unchanged]
+        return _Writer(ShardWriter(storage, directory, placement, index, slots, only), slots, unchanged or {})
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill a shard from a checkpoint; return what was kept with this very shard, if there was one.
@@ -213,7 +233,7 @@ class CheckpointStore:
     via
         How servers reach it, see `CheckpointConfig`.
     restore
-        What may be read there besides.
+        What may be read there besides: paths of directories.
 
     Raises
     ------
@@ -221,12 +241,12 @@ class CheckpointStore:
         fsspec is not installed, or does not know the address.
     """
 
-    def __init__(self, directory: str, keep: int, via: str = "shared", restore: str = "") -> None:
+    def __init__(self, directory: str, keep: int, via: str = "shared", restore: Sequence[str] = ()) -> None:
         self._storage, self._directory = storage_of(directory)
         self._scheme = _scheme_of(directory)
         self._keep = keep
         self.serves = via == "coordinator"
-        self._restore = restore
+        self._restore = list(restore)
         self._open: dict[str, File] = {}  # by path: what servers write
         self._owner = secrets.token_hex(8)
         self._saves: dict[str, Save] = {}  # by path
@@ -259,6 +279,7 @@ class CheckpointStore:
             kind=CONSISTENT if manifest["consistent"] else PER_SLICE,
             data=list(manifest["data"]),
             state=manifest["state"],
+            base=self._base(manifest["base"], placement),
         )
         path = path.removeprefix(SCHEME)
         published = self._saves[path].commit(whole)
@@ -269,6 +290,16 @@ class CheckpointStore:
         except CheckpointError as error:  # the new one is there all the same
             LOG.warning("older checkpoints of job %r stay: %s", manifest["name"], error)
         return self._scheme + published, whole.nbytes, whole.version
+
+    def _base(self, path: str | None, placement: Placement) -> tuple[str, str] | None:
+        """Return name and checksum of what is built upon, which must be there with all that it builds upon itself."""
+        if path is None:
+            return None
+        place = path.removeprefix(self._scheme)
+        base = look(self._storage, place).manifest
+        if base.placement.to_wire() != placement.to_wire():  # nobody could read it
+            raise CheckpointMismatchError(path=place, what="its shards are cut otherwise", good="", advice="save all")
+        return place.rpartition("/")[2], base.digest
 
     def abandon(self, path: str) -> None:
         """Remove what was written of one that failed."""
@@ -295,7 +326,7 @@ class CheckpointStore:
         if what not in SERVED or ".." in path.split("/"):
             raise PermissionError(errno.EPERM, f"no server may {what[:40]} {path[:200]}")
         saves = [save.directory for save in self._saves.values()]
-        readable = [self._directory, self._restore] if self._restore else [self._directory]
+        readable = [self._directory, *self._restore]
         if not any(path == place or path.startswith(place + "/") for place in (saves if SERVED[what] else readable)):
             raise PermissionError(errno.EPERM, f"{path[:200]} is no file of a checkpoint that is made, or restored")
         return self._serve(what, path, offset, nbytes, payload)
@@ -329,6 +360,23 @@ def _scheme_of(path: str) -> str:
     """Return what an address begins with; nothing for a path."""
     scheme, found, _ = path.partition("://")
     return f"{scheme}://" if found else ""
+
+
+def restored_from(path: str) -> list[str]:
+    """Return the directories that servers read which begin from a checkpoint: also of those that it builds upon.
+
+    Raises
+    ------
+    CheckpointError
+        There is no usable checkpoint.
+    """
+    storage, place = storage_of(path)
+    one: Checkpoint | None = open_checkpoint(place, storage=storage)
+    found = [place]
+    while one is not None:
+        found.append(one.path)
+        one = one.base
+    return found
 
 
 def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:

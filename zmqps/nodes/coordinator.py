@@ -19,7 +19,7 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, resumptions
+from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, restored_from, resumptions
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
@@ -156,13 +156,17 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
 def _store(config: CoordinatorConfig) -> CheckpointStore | None:
     saved = config.checkpoints
     place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
-    return None if place is None else CheckpointStore(place, saved.keep, saved.via, saved.restore or "")
+    read = restored_from(saved.restore) if saved.restore and saved.via == "coordinator" else ()
+    return None if place is None else CheckpointStore(place, saved.keep, saved.via, read)
 
 
 def _options(config: CoordinatorConfig) -> CoordinatorOptions:
     seconds, steps = cadence(config.checkpoints.every)
     patience = config.options.patience if config.journal is not None else 0.0  # else nobody comes back
-    return replace(config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience)
+    return replace(
+        config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience,
+        checkpoint_full_every=config.checkpoints.full_every,
+    )  # fmt: skip
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def save_job(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     question = Checkpoint(1, name, int(consistent), {}, nonce, save_guard(secret, name, nonce))
     machine = Inquiry(address, question=question)
-    ask_status(address, timeout=min(timeout, ANSWER_S), keys=keys)
+    run_blocking(_run(Inquiry(address), "checkpoint", min(timeout, ANSWER_S), keys))
     run_blocking(_run(machine, "checkpoint", timeout, keys))
     assert machine.made is not None
     return machine.made
@@ -180,7 +180,7 @@ def drain_server(
     Parameters
     ----------
     server
-        Its name, or ``server-`` and its number.
+        Its name, or its number in the status.
     stay
         Let one stay that was to go.
     timeout
@@ -203,7 +203,7 @@ def drain_server(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     question = Drain(1, name, int(stay), nonce, drain_guard(secret, name, nonce, int(stay)))
     machine = Inquiry(address, question=question, progress=progress)
-    ask_status(address, timeout=min(timeout, ANSWER_S), keys=keys)
+    run_blocking(_run(Inquiry(address), "drain", min(timeout, ANSWER_S), keys))
     run_blocking(_run(machine, "drain", timeout, keys))
     return machine.text
 

@@ -51,7 +51,7 @@ IO_THREADS = 2
 MAX_IO_THREADS = 64
 KERNELS = ("numba", "numpy")
 #: A spot instance has a minute or two from its notice to its end.
-DRAIN_TIMEOUT_S = 60.0
+HANDOVER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class ServerConfig:
         How many threads read and write sockets, and encrypt what goes through them.
     spare
         Join beyond those that the cluster waits for, to get the copies of shards that a lost server had.
-    drain_timeout
+    handover_timeout
         Seconds that it may take after SIGTERM to hand over what it has to other servers; 0: it ends at once.
     """
 
@@ -106,7 +106,7 @@ class ServerConfig:
     keys: str | os.PathLike[str] | None = None
     io_threads: int = IO_THREADS
     spare: bool = False
-    drain_timeout: float = DRAIN_TIMEOUT_S
+    handover_timeout: float = HANDOVER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
@@ -120,7 +120,7 @@ class ServerConfig:
         checks.one_of("kernels", self.kernels, KERNELS)
         checks.whole("memory_nbytes", self.memory_nbytes, 1, optional=True)
         checks.whole("apply_threads", self.apply_threads, 1, MAX_APPLY_THREADS)
-        checks.number("drain_timeout", self.drain_timeout, at_least=0)
+        checks.number("handover_timeout", self.handover_timeout, at_least=0)
 
     @property
     def place(self) -> Place:
@@ -307,7 +307,7 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     driver.data_header_nbytes = lambda: largest_header
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
     try:
-        return await run_node(driver, endpoint, parent_fd, config.drain_timeout)
+        return await run_node(driver, endpoint, parent_fd, config.handover_timeout)
     finally:
         relay.end()
 

@@ -51,6 +51,8 @@ class AsyncTraining(Training):
         Seconds that a step computes (a fourth to the double of it, drawn), and may wait.
     restart
         Whether workers that die are started again.
+    partly
+        Whether a push is made in two, a half of the parameters later than the other.
     """
 
     #: As in `zmqps.core.job.spec.JobSpec`.
@@ -60,8 +62,10 @@ class AsyncTraining(Training):
 
     def __init__(
         self, steps: int = 5, parameters: int = 6, size: int = 40, lives: int = 8, compute_s: float = 0.02,
-        timeout: float = 20.0, restart: bool = True, slice_nbytes: int = 256,
+        timeout: float = 20.0, restart: bool = True, slice_nbytes: int = 256, partly: bool = False,
     ) -> None:  # fmt: skip
+        self._partly = partly
+        self.halves = 2 if partly else type(self).halves
         self.steps = steps
         self.lives = lives
         self.slice_nbytes = slice_nbytes
@@ -135,10 +139,23 @@ class AsyncTraining(Training):
             self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
         self.attempt(worker, push)
+        if self._partly:
+            yield from self._push_halves(attached, gradients, push)
+            self.acknowledge(worker, push)
+            return
         whole = Push(cargoes=cargoes, source=Source(arrays=gradients), atomic=rng.random() < 0.2)
         self.mark(whole, push)
         yield Exchange(push=whole, pull=Pull(cargoes=cargoes, target=Target(arrays=out)) if both else None), t
         self.acknowledge(worker, push)
+
+    def _push_halves(self, attached: Attached, gradients: Sequence[Array], push: int) -> Program:
+        for first in range(2):
+            half = frozenset(range(first, self._num, 2))
+            part = Push(cargoes=plan(attached.placement, half), source=Source(arrays=gradients))
+            self.mark(part, push)
+            yield Exchange(push=part), self._timeout
+            if self._partly and not first:
+                yield self._compute_s
 
     # --- what must hold ------------------------------------------------------------------------
 

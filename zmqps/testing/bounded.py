@@ -61,18 +61,14 @@ class BoundedTraining(AsyncTraining):
         self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 4.0))
         self.attempt(worker, push)
-        way = 0.0 if self._plain else rng.random()
+        way = 1.0 if self._partly else 0.0 if self._plain else rng.random()
         if way < 0.7:
             pull = None if way < 0.5 else Pull(cargoes=cargoes, target=Target(arrays=out))
             whole = Push(cargoes=cargoes, source=Source(arrays=source), whole=True)
             self.mark(whole, push)
             yield Exchange(push=whole, pull=pull), t
         else:
-            for first in range(2):
-                half = frozenset(range(first, len(source), 2))
-                part = Push(cargoes=plan(attached.placement, half), source=Source(arrays=source))
-                self.mark(part, push)
-                yield Exchange(push=part), t
+            yield from self._push_halves(attached, source, push)
             yield Advance(0.0), t
         self.acknowledge(worker, push)
 

@@ -28,6 +28,8 @@ class Restored:
         Of both.
     servers, workers, faults, training, calm_s, replicas, journaled
         As for `Simulation`; the second has another number of servers.
+    chained
+        Whether most checkpoints hold only what has changed since the one before.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class Restored:
         calm_s: float,
         replicas: int = 0,
         journaled: bool = False,
+        chained: bool = False,
     ) -> None:
         self.seed = seed
-        self._journaled = journaled
+        self._journaled, self._chained = journaled, chained
         self.disk = Disk()
         self.training = training
         self._rng = Random(seed)
@@ -64,7 +67,7 @@ class Restored:
         # as if found by its manifest
         saved = self.disk.published[-1] if self.disk.published else None
         second = self._simulation(
-            self.seed + (1 << 32),
+            self.seed + (1 << 32) + (self.seed == 2),  # 2 and 2 + (1 << 32) are one seed to Python's generator
             rng.randint(1 + self._replicas, MOST_SERVERS),
             resumed=saved,
             first_worker=first.num_started,
@@ -74,6 +77,7 @@ class Restored:
 
     def _simulation(self, seed: int, servers: int, **options: object) -> Simulation:
         often = saved_often(self._rng, self.training, servers, self._workers, self._faults)
+        often = chained(self._rng, often) if self._chained else often
         often = replace(often, patience=PATIENCE_S if self._journaled else 0.0)
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
@@ -93,3 +97,10 @@ def saved_often(rng: Random, training: Training, servers: int, workers: int, fau
         checkpoint_seconds=seconds,
         checkpoint_steps=steps,
     )
+
+
+def chained(rng: Random, options: CoordinatorOptions) -> CoordinatorOptions:
+    """Return what a coordinator is told whose checkpoints mostly hold only what has changed since the one before."""
+    seconds, steps = rng.choice(((0.3, None), (0.7, None), (None, 1), (None, 2)))
+    every = rng.choice((2, 3, 9))
+    return replace(options, checkpoint_seconds=seconds, checkpoint_steps=steps, checkpoint_full_every=every)

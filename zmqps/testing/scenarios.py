@@ -31,9 +31,9 @@ EVERYTHING = Faults(
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
-LOST_SERVERS = Faults(delay=0.004, server_crash=0.2, copying=0.01)
-CUT_SERVERS = Faults(delay=0.003, partition=0.1, ways=0.3, partition_s=3.0)
-SILENT_SERVERS = Faults(delay=0.003, deaf=0.1, veil=0.3, server_stop=0.2, partition_s=3.0, stop_s=3.0)
+LOST_SERVERS = Faults(delay=0.004, server_crash=0.3, copying=0.02)
+CUT_SERVERS = Faults(delay=0.003, partition=0.15, ways=0.6, partition_s=3.0)
+SILENT_SERVERS = Faults(delay=0.003, deaf=0.15, veil=0.4, server_stop=0.3, partition_s=3.0, stop_s=3.0)
 LOST_NODES = Faults(
     delay=0.004, loss=0.002, duplication=0.05, reordering=0.05, server_crash=0.1, copying=0.003, crash=0.1,
     partition=0.05, ways=0.1, server_stop=0.05, partition_s=2.0, stop_s=3.0,
@@ -104,6 +104,8 @@ class Scenario:
         Whether it is saved while it trains, loses its power, and goes on from the disk.
     replicas
         How many backups each shard has.
+    chained
+        Whether most of its checkpoints hold only what has changed since the one before.
     spares
         Servers beyond those.
     unconfirmed_nbytes
@@ -124,6 +126,7 @@ class Scenario:
     bandwidth: float = BANDWIDTH
     saved: bool = False
     replicas: int = 0
+    chained: bool = False
     spares: int = 0
     unconfirmed_nbytes: int | None = None
 
@@ -132,7 +135,7 @@ class Scenario:
         if self.saved:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
-                replicas=self.replicas, journaled=self.journaled,
+                replicas=self.replicas, journaled=self.journaled, chained=self.chained,
             )  # fmt: skip
         return Simulation(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
@@ -322,6 +325,21 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-returned-saves"] = Scenario(
             faults=saving["saves-crashes"], training=training, saved=True, journaled=True
         )
+    failing = Faults(delay=0.004, saving=0.004, disk=0.05)
+    changing = {
+        "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),
+        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
+        "sync": _synchronous(steps=12, parameters=6, partly=True),
+    }
+    for mode, training in changing.items():
+        workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
+        for kind, faults in (("saves", failing), ("falls", falling["falls-crashes"])):
+            found[f"{mode}-{kind}-chained"] = Scenario(
+                faults=faults, training=training, saved=True, chained=True, workers=workers
+            )
+        found[f"{mode}-returned-chained"] = Scenario(
+            faults=saving["saves-crashes"], training=training, saved=True, chained=True, workers=workers, journaled=True
+        )
     copied = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
@@ -359,6 +377,9 @@ def _scenarios() -> Mapping[str, Scenario]:
             training=saved[mode],
             faults=replace(LOST_SERVERS, disk=0.02),
             saved=True,
+        )
+        found[f"{mode}-replicas-chained"] = replace(
+            found[f"{mode}-replicas-saves"], training=changing[mode], chained=True
         )
     exact = _synchronous(steps=8, plain=True, parameters=6, size=48, deterministic=True, compute_s=0.8, timeout=60.0)
     found["sync-exact-replicas"] = replace(found["sync-replicas"], training=exact)

@@ -180,7 +180,7 @@ class Simulation(SimulatedCluster):
         plain = CoordinatorOptions(
             servers=servers,
             workers=workers // self.training.num_jobs,
-            once=self.training.num_jobs == 1 and not faults.server_crash,  # else it ends with the first server
+            once=self.training.num_jobs == 1 and not (faults.server_crash or replicas),  # else it ends with a server
             slice_nbytes=self.training.slice_nbytes,
             patience=PATIENCE_S if journaled else 0.0,
         )

@@ -15,6 +15,7 @@ from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
 from zmqps.errors import CheckpointStorageError
@@ -37,6 +38,7 @@ class Part:
     """What one server has written."""
 
     slices: dict[int, SavedSlice] = field(default_factory=dict)
+    unchanged: Unchanged | None = None  # what is in its base only; None: it is whole
     whole: bool = False
     state: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,6 +50,8 @@ class SavedJob:
     ----------
     path, manifest
         As the coordinator names it, and what it says of it.
+    parts
+        By shard, with the slices of what it builds upon.
     values, slots, steps
         By parameter: flat arrays, those of each slot, and how many updates it has had, in each segment.
     """
@@ -55,6 +59,7 @@ class SavedJob:
     def __init__(self, path: str, manifest: Mapping[str, Any], parts: Mapping[int, Part]) -> None:
         self.path = path
         self.manifest = manifest
+        self.parts = parts
         self.job = JobSpec.from_wire(manifest["job"])
         self.placement = Placement.from_wire(KeySpace(self.job.parameters), manifest["placement"])
         self.versions: set[int] = set()
@@ -109,6 +114,7 @@ class Disk:
         self.published: list[SavedJob] = []  # the latest last
         #: Called with each checkpoint that is published.
         self.on_publish: Callable[[SavedJob], None] = lambda saved: None
+        self.num_unchanged = 0  # slices that were not written, as they are in what is built upon
         self._parts: dict[str, dict[int, Part]] = {}  # of those on their way
         self._numbers = count(1)
 
@@ -122,14 +128,16 @@ class Disk:
 
     # --- what servers do ----------------------------------------------------------------------
 
-    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
+    def open(
+        self, path: str, job: Mapping[str, Any], placement: Placement, index: int, unchanged: Unchanged | None
+    ) -> _Writer:
         """Open the files of a shard; each only once."""
         self._work(path)
         parts = self._parts.get(path)
         if parts is None:
             raise CheckpointStorageError(path=path, what="it was removed", good="", advice="try again")
         assert index not in parts, f"shard {index} is written twice to {path}"
-        part = parts[index] = Part()
+        part = parts[index] = Part(unchanged=unchanged)
         return _Writer(self, path, part)
 
     def read_at(self, path: str) -> str:
@@ -163,11 +171,30 @@ class Disk:
         """Let what was written be the newest checkpoint."""
         self._work(path)
         parts = self._parts.pop(path)
+        written = [saved for part in parts.values() for saved in part.slices.values()]
+        nbytes = sum([array.nbytes for saved in written for array in saved.arrays])
         assert all(part.whole for part in parts.values()), f"{path} is published before all is written"
-        saved = SavedJob(path, manifest, parts)
+        saved = SavedJob(path, manifest, self._with_base(path, manifest["base"], parts))
         self.on_publish(saved)
         self.published.append(saved)
-        return path, sum(value.nbytes for value in saved.values), saved.version
+        return path, nbytes, saved.version
+
+    def _with_base(self, path: str, base: str | None, parts: Mapping[int, Part]) -> Mapping[int, Part]:
+        """Return parts with the slices that are in what they build upon."""
+        if base is None:
+            assert all(part.unchanged is None for part in parts.values()), (
+                f"{path} builds upon nothing, and lacks a part"
+            )
+            return parts
+        there = next((saved for saved in self.published if saved.path == base), None)
+        assert there is not None, f"{path} builds upon {base}, which was never published"
+        for shard, part in parts.items():
+            assert part.unchanged is not None, f"{path} builds upon {base}, and is written as a whole"
+            self.num_unchanged += len(part.unchanged)
+            for index, (version, steps) in part.unchanged.items():
+                before = there.parts[shard].slices[index]
+                part.slices[index] = SavedSlice(version, list(steps), before.arrays)
+        return parts
 
     def abandon(self, path: str) -> None:
         """Remove what was written."""
@@ -193,7 +220,9 @@ class _Writer:
         """Bring all to the disk."""
         self._disk._work(self._path)
         self._part.whole, self._part.state = True, deepcopy(state)
-        return {"lowest": min((saved.version for saved in self._part.slices.values()), default=None)}
+        versions = [saved.version for saved in self._part.slices.values()]
+        versions += [version for version, _ in (self._part.unchanged or {}).values()]
+        return {"lowest": min(versions, default=None)}
 
     def abandon(self) -> None:
         """Close the files."""

@@ -54,6 +54,8 @@ class SyncTraining(Training):
         As in `zmqps.core.job.spec.JobSpec`.
     plain
         Whether every step is one pull and one push, nothing else.
+    partly
+        Whether a step has gradients of every third parameter only, in turn.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
     compute_s, hiccup
@@ -73,6 +75,7 @@ class SyncTraining(Training):
     data: DataSpec | None = None
     deterministic: bool = False
     plain: bool = False
+    partly: bool = False
     eager: float = 0.0
     compute_s: float = 0.02
     hiccup: float = 0.0
@@ -129,7 +132,7 @@ class SyncTraining(Training):
                     used = found.data_pass, found.number
                 yield from self._read(simulation, worker, attached, out)
                 yield self._seconds(simulation)
-                yield from self._push(simulation, attached, out)
+                yield from self._push(simulation, worker, attached, out)
                 done += 1
             except DeadlineError:
                 failed += 1  # the next attempt may do better
@@ -172,22 +175,27 @@ class SyncTraining(Training):
         assert versions == {older}, f"asked for version {older}, got {versions}"
         self._check_read(worker, exact, out)
 
-    def _push(self, simulation: SimulatedCluster, attached: Attached, out: list[Array]) -> Program:
+    def _push(self, simulation: SimulatedCluster, worker: Node, attached: Attached, out: list[Array]) -> Program:
         """Push a whole gradient, or two halves, or push and pull."""
         rng, t = simulation.rng, self.timeout
         source = self._gradients(simulation)
         examples = rng.choice((1, 1, 4))
         way = 0.0 if self.plain else rng.random()
         cargoes, atomic = plan(attached.placement), not self.plain and rng.random() < 0.2
+        pushed = cargoes
+        if self.partly:
+            assert isinstance(worker.machine, SessionMachine)
+            first = worker.machine.transfers.pace.clock % 3
+            pushed, way = plan(attached.placement, frozenset(range(first, self.parameters, 3))), 0.7 * way
 
         def push(cargoes: tuple[tuple[Cargo, ...], ...], *, whole: bool) -> Push:
             sent = Source(arrays=source)
             return Push(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
 
         if way < 0.5:
-            yield Exchange(push=push(cargoes, whole=True)), t
+            yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:
-            yield Exchange(push=push(cargoes, whole=True), pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+            yield Exchange(push=push(pushed, whole=True), pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
         else:
             for first in range(2):
                 half = frozenset(range(first, self.parameters, 2))

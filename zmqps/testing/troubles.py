@@ -52,6 +52,7 @@ class Troubles:
     ) -> None:
         self._simulation = simulation
         self._losses = losses
+        self._veiled_until = 0.0
         self._faults = faults
         self._rng = simulation.rng
         self._network = simulation.network
@@ -116,11 +117,12 @@ class Troubles:
     def _veil_somebody(self) -> None:
         """Let a server be presumed lost when nobody who talks to it can know that yet."""
         losses, node = self._losses, self._choose("server")
-        if node is None or losses is None:
-            return
+        if node is None or losses is None or self._simulation.now < self._veiled_until:
+            return  # twice in a row everybody would lose the coordinator
         late = self._simulation.options.heartbeat_timeout * self._rng.uniform(*VEILED)
         self._simulation.note(node.name, f"loses its heartbeats, and hears nothing of that for {late:.3f} s")
         losses.deafen(node, 2 * late)
+        self._veiled_until = self._simulation.now + 2 * late
         others = [node, *(worker for worker in self._simulation.workers if worker.alive)]
         ways = [("coordinator", other.name) for other in others]
         self._network.cut_ways(ways, late, self._simulation.now, loses=False)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.checkpoints import AGAIN_S, HOLD_S, MAX_WAITING, STUCK_S, Storing
+from zmqps.core.coordinator.checkpoints import AGAIN_S, HOLD_S, MAX_WAITING, STUCK_S
+from zmqps.core.coordinator.making import Storing
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -57,7 +58,7 @@ class Store:
     def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
         self._do("publish", None)
         self.manifests.append(manifest)
-        return f"{path}/ckpt", 1000, manifest["version"]
+        return f"{path}/ckpt", 1000 if manifest["base"] is None else 10, manifest["version"]
 
     def read_at(self, path: str) -> str:
         return f"there:{path}"

@@ -224,7 +224,7 @@ def test_a_server_whose_shard_nobody_has_the_memory_for_stays_and_the_error_says
 def test_there_must_be_such_a_server() -> None:
     cluster = Cluster()
     assert errors(cluster.drain("nobody")) == [JobError.code]
-    assert cluster.answer(cluster.drain("server-2")).state == GOING
+    assert cluster.answer(cluster.drain("2")).state == GOING
 
 
 def test_a_server_may_stay_after_all() -> None:

@@ -106,7 +106,9 @@ NOT_KEPT = {
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",
     "Spares": "_members _kept",
-    "Checkpoints": ("_runs _members _store _cadence _hold_s _waiting _making numbers _last _done _failures _answers"),
+    "Checkpoints": (
+        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _done _failures _answers"
+    ),
 }
 
 

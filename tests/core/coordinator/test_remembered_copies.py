@@ -13,6 +13,7 @@ from zmqps.core.protocol.messages import (
     Commit,
     Committed,
     Discard,
+    Error,
     Heartbeat,
     Leave,
     Moved,
@@ -25,7 +26,7 @@ from zmqps.core.protocol.messages import (
     Resumed,
     Retargeted,
 )
-from zmqps.errors import JournalBehindError
+from zmqps.errors import JobEndedError, JournalBehindError
 
 SERVERS = ("s0", "s1", "s2")
 WORKERS = ("w0", "w1")
@@ -179,3 +180,16 @@ def test_a_journal_that_is_behind_a_promoted_server_ends_the_job() -> None:
     lost = kept.take("s1", Leave("closed"))
     promoted(kept, lost, step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
+
+
+def test_members_of_a_job_that_fails_with_its_servers_there_are_told() -> None:
+    kept = training(staleness=0)
+    promoted(kept, kept.take("s1", Leave("closed")), step=3)
+    assert isinstance(kept.run().lost_shard, JournalBehindError)
+    due = kept.machine.next_deadline()
+    assert due is not None
+    assert due <= kept.now, "they may wait for servers, and ask nobody"
+    told = [message for message in sent(kept.pass_time(0.0), Error) if message.code == JobEndedError.code]
+    assert len(told) == len(WORKERS)
+    assert "the journal 0" in told[0].text
+    assert not kept.machine.runs

@@ -131,6 +131,15 @@ def test_a_backup_rests_for_what_a_slice_takes_and_not_for_how_long_it_was_not_t
     assert not copies.nodes["b"].shard(2).lacks(1)
 
 
+def test_a_backup_does_not_rest_for_long_because_a_host_stood_still() -> None:
+    copies = about_to_fill()
+    copies.now += 10.0  # so long the first slice takes
+    copies.settle()
+    assert copies.nodes["b"].shard(2).lacks(1)
+    copies.wait(2.1)
+    assert not copies.nodes["b"].shard(2).lacks(1)
+
+
 def test_nobody_waits_for_a_backup_that_is_yet_to_be_built() -> None:
     copies = Copies()
     copies.begin()

@@ -12,6 +12,7 @@ from tests.core.machines import assign, job, make_shard, placement, sent
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
+from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.saves import IN_HAND, Saves, Saving
 from zmqps.core.server.snapshot import Piece
 from zmqps.core.server.tenant import Tenant
@@ -26,8 +27,10 @@ class Files:
         self.fails = ""
         self.said: list[str] = []
         self.pieces: dict[int, Any] = {}
+        self.unchanged: Unchanged | None = None
 
-    def open(self, path: str, job: Mapping[str, Any], where: Any, index: int) -> Files:
+    def open(self, path: str, job: Mapping[str, Any], where: Any, index: int, unchanged: Unchanged | None) -> Files:
+        self.unchanged = unchanged
         return self._do("open", self)
 
     def write(self, piece: Piece) -> None:
@@ -68,8 +71,8 @@ class Server:
         tenant.shard.load([(i, 0, ()) for i in range(3)], [np.zeros(8, np.float32)] * 3)
         return tenant
 
-    def ask(self, number: int = 1, *, epoch: int = 1, exact: int = 0, version: int = 0) -> list[Saved]:
-        message = Save(epoch, number, exact, version, "/c")
+    def ask(self, number: int = 1, *, epoch: int = 1, exact: int = 0, version: int = 0, base: int = 0) -> list[Saved]:
+        message = Save(epoch, number, exact, version, "/c", base)
         return self.took(self.saves.ask(message, self.tenants[epoch - 1], self.now))
 
     def took(self, actions: list[Action]) -> list[Saved]:
@@ -266,9 +269,9 @@ def test_what_cannot_be_saved_is_said() -> None:
     server.tenants[0].shard = None
     assert "no shard" in server.ask()[0].facts["why"]
     nowhere = Saves(None)
-    (said,) = sent(nowhere.ask(Save(2, 1, 0, 0, "/c"), server.tenants[1], 0.0), Saved)
+    (said,) = sent(nowhere.ask(Save(2, 1, 0, 0, "/c", 0), server.tenants[1], 0.0), Saved)
     assert "without a place" in said.facts["why"]
-    (said,) = sent(nowhere.ask(Save(9, 2, 0, 0, "/c"), None, 0.0), Saved)
+    (said,) = sent(nowhere.ask(Save(9, 2, 0, 0, "/c", 0), None, 0.0), Saved)
     assert (said.stage, "no shard of that job" in said.facts["why"]) == (FAILED, True)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any
 
+from zmqps.core.coordinator.chains import Chains
+from zmqps.core.coordinator.making import Cadence, Making, Storing, Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.store import Store
@@ -46,72 +47,6 @@ MOST_NAMED = 8
 MAX_WHY_CHARS = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Cadence:
-    """When jobs are saved without being asked: every so many seconds, or steps; None: never."""
-
-    seconds: float | None = None
-    steps: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Storing:
-    """Tag of what the store does aside."""
-
-    number: int
-    what: str
-
-
-@dataclass(slots=True, kw_only=True)
-class Wish:
-    """A checkpoint that is to be made."""
-
-    job: str
-    consistent: bool
-    state: Mapping[str, Any] = field(default_factory=dict)
-    #: Who asks for it (an incarnation, or the nonce of somebody who has not joined) by which request -> the connection
-    askers: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
-
-
-class _Making:
-    """The checkpoint that is being made."""
-
-    def __init__(self, wish: Wish, run: JobRun, number: int, now: float) -> None:
-        self.wish = wish
-        self.run = run
-        self.number = number
-        self.begun_at = self.again_at = self.moved_at = now  # the store has got on at ``moved_at``
-        self.cut_by: float | None = None  # while workers are held: when the cut must be made
-        self.path = ""
-        self.stage = "opened"
-        self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
-        self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
-        self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
-        self.version = 0
-        self.manifest: dict[str, Any] = {}
-        self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
-        self.kept: set[int] = set()
-        self.written: dict[int, Mapping[str, Any]] = {}  # by shard
-        self.nbytes: dict[int, int] = {}
-        self.heard: dict[int, tuple[float, float]] = {}  # by epoch: when last, and when it had got on
-
-    @property
-    def unwritten(self) -> list[tuple[int, MemberInfo]]:
-        """The servers that have not written their parts, with the epochs."""
-        return [(epoch, server) for epoch, (shard, server) in self.servers.items() if shard not in self.written]
-
-    @property
-    def is_moot(self) -> bool:
-        """Whether shards go back to a checkpoint, or have, that were to be written."""
-        there = self.run.startup.copies.by_epoch
-        return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
-
-    def newcomers(self) -> list[MemberInfo]:
-        """Return who may push and is not held."""
-        told = self.run.startup.told - self.gone
-        return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.holding]
-
-
 class Checkpoints:
     """The checkpoints of a cluster's jobs.
 
@@ -125,8 +60,8 @@ class Checkpoints:
         Where checkpoints are; None: nowhere.
     cadence
         When jobs are saved without being asked.
-    hold_s
-        How long workers may be held, at most the heartbeat timeout.
+    heartbeat_timeout
+        Workers are held no longer.
     """
 
     def __init__(
@@ -135,15 +70,16 @@ class Checkpoints:
         members: Mapping[bytes, MemberInfo],
         store: Store | None,
         cadence: Cadence,
-        hold_s: float = HOLD_S,
+        heartbeat_timeout: float = HOLD_S,
     ) -> None:
         self._runs = runs
         self._members = members
         self._store = store
         self._cadence = cadence
-        self._hold_s = hold_s
+        self._hold_s = min(HOLD_S, heartbeat_timeout)
+        self._chains = Chains(cadence.full_every)
         self._waiting: deque[Wish] = deque()
-        self._making: _Making | None = None
+        self._making: Making | None = None
         self.numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
         self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
@@ -188,7 +124,7 @@ class Checkpoints:
             run = self._runs.get(wish.job)
             if run is None or not run.is_whole:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
-            making = self._making = _Making(wish, run, next(self.numbers), now)
+            making = self._making = Making(wish, run, next(self.numbers), now)
             self._last[run.name] = now, self._steps_of(run)
             return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
         return []
@@ -207,7 +143,8 @@ class Checkpoints:
             late = tag.what == "begin" and isinstance(value, str) and self._store is not None
             return [Run(Storing(0, "abandon"), partial(self._store.abandon, value))] if late and self._store else []
         if isinstance(value, Exception):
-            return self._fail(str(value) if isinstance(value, PSError) else repr(value), now)
+            why = str(value) if isinstance(value, PSError) else repr(value)
+            return self._unpublished(making, why, now) if tag.what == "publish" else self._fail(why, now)
         if tag.what == "begin":
             making.path = value
             return self._hold(making, now) if self._needs_hold(making) else self._save(making, now)
@@ -215,11 +152,11 @@ class Checkpoints:
         path, nbytes, making.version = value
         return self._published(making, path, nbytes, now)
 
-    def _needs_hold(self, making: _Making) -> bool:
+    def _needs_hold(self, making: Making) -> bool:
         mode = making.run.mode
         return mode == "ssp" or (mode == "async" and making.wish.consistent)
 
-    def _hold(self, making: _Making, now: float) -> list[Action]:
+    def _hold(self, making: Making, now: float) -> list[Action]:
         """Let workers begin no push, those as well that come meanwhile; once none does, the cut is made."""
         if making.cut_by is None:
             making.cut_by = now + self._hold_s
@@ -240,7 +177,7 @@ class Checkpoints:
             return []
         return self._hold(making, now)
 
-    def _save(self, making: _Making, now: float) -> list[Action]:
+    def _save(self, making: Making, now: float) -> list[Action]:
         """Let all servers keep what they have: in the synchronous mode, what they have at the end of the last step."""
         run = making.run
         if making.is_moot:
@@ -249,16 +186,20 @@ class Checkpoints:
         making.stage, making.again_at, making.version = "saved", now + AGAIN_S, run.steps.clock
         making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
         making.heard = {epoch: (now, now) for epoch in making.servers}
+        making.shards = {epoch: shard for epoch, (shard, _) in making.servers.items()}
+        making.base = self._chains.base(run.name, making.shards)
         making.manifest = {
             **run.saved(),
             "version": making.version,
             "consistent": exact or self._needs_hold(making),
             "state": dict(making.wish.state),
+            "base": making.base.path if making.base is not None else None,
         }
         return [Send(server.peer, self._order(making, epoch)) for epoch, (_, server) in making.servers.items()]
 
-    def _order(self, making: _Making, epoch: int) -> Save:
-        return Save(epoch, making.number, int(making.run.mode == "sync"), making.version, making.path)
+    def _order(self, making: Making, epoch: int) -> Save:
+        base = making.base.number if making.base is not None else 0
+        return Save(epoch, making.number, int(making.run.mode == "sync"), making.version, making.path, base)
 
     def saved(self, server: MemberInfo, message: Saved, now: float) -> list[Action]:
         """A server says how far it is."""
@@ -289,7 +230,7 @@ class Checkpoints:
                 actions.append(Run(Storing(making.number, "publish"), work))
         return actions
 
-    def _let_go(self, making: _Making) -> list[Action]:
+    def _let_go(self, making: Making) -> list[Action]:
         told: list[Action] = [Send(worker.peer, GoOn(making.number)) for worker in making.holding.values()]
         making.holding, making.awaited, making.cut_by = {}, {}, None
         return told
@@ -301,13 +242,15 @@ class Checkpoints:
         self._waiting.appendleft(making.wish)
         return [*self._drop(making), *self._next(now)]
 
-    def _published(self, making: _Making, path: str, nbytes: int, now: float) -> list[Action]:
+    def _published(self, making: Making, path: str, nbytes: int, now: float) -> list[Action]:
         seconds, name = now - making.begun_at, making.run.name
         self._making = None
         if self._runs.get(name) is making.run:  # it may have ended meanwhile
             self._failures.pop(name, None)
             done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
+            done |= {"base": making.base.path} if making.base is not None else {}
             self._done[name] = now, done
+            self._chains.published(name, making.number, path, making.shards, nbytes, making.base)
             read_at = path if self._store is None else self._store.read_at(path)
             making.run.fallback.keep(path, read_at, making.version, making.manifest)
         told = [
@@ -315,17 +258,31 @@ class Checkpoints:
             for (who, n), peer in making.wish.askers.items()
         ]
         text = f"job {name!r}: checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s: {path}"
+        text += f", what has changed since {making.base.path}" if making.base is not None else ""
         return [Log("info", text), *told, *self._next(now)]
+
+    def _unpublished(self, making: Making, why: str, now: float) -> list[Action]:
+        """The store could not publish what was written; where it builds upon another one, that may be why: once more.
+
+        The other one may be damaged, or somebody has removed it.
+        """
+        if making.base is None:
+            return self._fail(why, now)
+        text = f"job {making.run.name!r}: its checkpoint, which builds upon {making.base.path}, is made anew as a whole"
+        self._chains.forget(making.run.name)
+        return [Log("warning", f"{text}: {why}"), *self._again(now)]
 
     def _fail(self, why: str, now: float) -> list[Action]:
         making = self._making
         assert making is not None
         error = CheckpointFailedError(job=making.run.name, why=why)
+        if making.stage == "published":  # whether it is there, nobody knows
+            self._chains.forget(making.run.name)
         self._failures[making.run.name] = why
         actions = [Log("error", str(error)), *self._drop(making)]
         return [*actions, *self._tell(making.wish, error), *self._next(now)]
 
-    def _drop(self, making: _Making) -> list[Action]:
+    def _drop(self, making: Making) -> list[Action]:
         """Let nobody do anything more for a checkpoint, and leave nothing of it."""
         self._making = None
         actions = self._let_go(making)
@@ -379,6 +336,7 @@ class Checkpoints:
             actions += self._fail("the job has ended", now)
         for known in (self._last, self._done, self._failures):
             known.pop(run.name, None)
+        self._chains.forget(run.name)
         return actions
 
     def new_number(self) -> int:
@@ -406,7 +364,8 @@ class Checkpoints:
 
     def look(self, now: float) -> list[Action]:
         """Begin what is due by time or by steps; called after every event that may make it so."""
-        for run in self._runs.values() if self._cadence != Cadence() else ():
+        cadence = self._cadence
+        for run in self._runs.values() if (cadence.seconds, cadence.steps) != (None, None) else ():
             if self._store is None or not self._wants(run):
                 continue
             if run.name not in self._last:
@@ -448,7 +407,7 @@ class Checkpoints:
             actions = self._fail(f"the coordinator's disk has not answered for {STUCK_S:g} s", now)
         return [*actions, *self.look(now)]
 
-    def _chase(self, making: _Making, now: float) -> list[Action]:
+    def _chase(self, making: Making, now: float) -> list[Action]:
         """Ask those again who have not answered; give up who gets no further."""
         if making.is_moot:
             return self._fail("its job goes back to an earlier one", now)
@@ -492,6 +451,7 @@ class Checkpoints:
             assert not making.holding or making.cut_by is not None
             assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
         assert len(self._waiting) <= MAX_WAITING + len(self._runs)
+        self._chains.validate(self._runs)
 
 
 def _ended(job: str) -> PSError:

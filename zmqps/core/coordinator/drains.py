@@ -128,7 +128,7 @@ class Drains:
 
     def _named(self, name: str) -> MemberInfo:
         found = [s for s in self._fleet if name == s.hello.name] or [
-            s for s in self._fleet if name in (f"server-{s.rank}", f"server {s.rank}", str(s.rank))
+            s for s in self._fleet if name in (f"server {s.rank}", str(s.rank))
         ]
         if len(found) == 1:
             return found[0]

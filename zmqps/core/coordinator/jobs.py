@@ -132,10 +132,10 @@ class Jobs:
         return actions
 
     def end_if_over(self, run: JobRun, now: float) -> list[Action]:
-        """End a job that nobody has come back to, that has failed with nobody there to hear it, or that is finished."""
+        """End a job that nobody has come back to, that has failed and nobody else says so, or that is finished."""
         if run.expired(now):
             return self.end(run, f"no worker for {self._options.lease:.0f} s", now)
-        if run.lost_shard is not None and run.vacant:
+        if run.lost_shard is not None and (run.vacant or run.broken):
             return self.end(run, str(run.lost_shard), now)
         return self.end(run, run.losses.outcome, now) if run.finished else []
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqps.core.coordinator import operators
 from zmqps.core.coordinator.admission import check_admission
-from zmqps.core.coordinator.checkpoints import HOLD_S, Cadence, Checkpoints
+from zmqps.core.coordinator.checkpoints import HOLD_S, Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
@@ -19,6 +19,7 @@ from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.holders import Holders
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
+from zmqps.core.coordinator.making import Cadence
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -142,16 +143,15 @@ class CoordinatorMachine:
             changes=self.changes, resumptions=resumptions,
         )  # fmt: skip
         self.runs = self.jobs.runs
-        cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps)
-        hold_s = min(HOLD_S, options.heartbeat_timeout)
-        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, hold_s)
+        cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps, options.checkpoint_full_every)
+        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, options.heartbeat_timeout)
         self.ended: EndedJobs = self.jobs.ended
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
-            self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas, hold_s,
-            self.changes.of("scale"),
+            self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
+            min(HOLD_S, options.heartbeat_timeout), self.changes.of("scale"),
         )  # fmt: skip
         self._partings = Partings(
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,

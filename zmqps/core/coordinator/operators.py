@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from zmqps.core.coordinator.admission import check_draining, check_ending, check_saving, check_scaling
-from zmqps.core.coordinator.checkpoints import Checkpoints, Wish
+from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.making import Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.node.member import Identity

@@ -37,6 +37,8 @@ class CoordinatorOptions:
         for one that keeps none, the heartbeat timeout.
     checkpoint_seconds, checkpoint_steps
         Save jobs without being asked every so many seconds, or steps; None: not by that.
+    checkpoint_full_every
+        Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
     """
 
     servers: int = 1
@@ -52,3 +54,4 @@ class CoordinatorOptions:
     patience: float = 0.0
     checkpoint_seconds: float | None = None
     checkpoint_steps: int | None = None
+    checkpoint_full_every: int = 1

@@ -38,7 +38,7 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, JournalBehindError, PSError
+from zmqps.errors import ConfigurationError, JournalBehindError, PeerLostError, PSError
 
 
 class JobRun:
@@ -142,11 +142,7 @@ class JobRun:
 
     @property
     def finished(self) -> bool:
-        """Whether nobody is there any more and all is done.
-
-        Those who were expected came, one has finished, all servers have applied every step, and nobody who is lost is
-        to be started again: that takes as long as a program needs to start.
-        """
+        """Whether nobody is there any more and all is done: nobody who is lost is to be started again, either."""
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
         return done and self.is_whole and self.steps.settled and not self.losses.to_return
 
@@ -154,6 +150,11 @@ class JobRun:
     def vacant(self) -> bool:
         """Whether there is nothing to keep: nobody is there and nothing was placed, or a part of it is lost."""
         return not self.members and (self.startup.placement is None or self.lost_shard is not None)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has failed with its servers there: no loss of one tells those who wait for them."""
+        return self.lost_shard is not None and not isinstance(self.lost_shard, PeerLostError)
 
     # --- members -------------------------------------------------------------------------------
 
@@ -193,8 +194,7 @@ class JobRun:
         self.places.note_joined()
         actions = [*self._place(self._servers, now), *self._fill(now)]
         actions += [*self.fallback.fill(self._servers.staying, now), *self.replication.fill(self._servers, now)]
-        actions += self.steps.advance(self.num_missing, now)
-        actions += self.barriers.release(self.num_missing)
+        actions += [*self.steps.advance(self.num_missing, now), *self.barriers.release(self.num_missing)]
         self.waits.tell_soon(now)
         return actions
 
@@ -202,8 +202,8 @@ class JobRun:
         """Place the job as soon as all servers are here: on those that are heard, and on spares if it must."""
         silent = now - SILENT_BEATS * self._options.heartbeat_interval
         self.startup.num_servers = self._servers.wanted
-        there = [server for server in servers if not server.leaving]
-        actions = self.startup.place(sorted(there, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank)))
+        there = sorted(servers, key=lambda s: (s.seen_at < silent, s.is_spare, s.rank))
+        actions = self.startup.place([server for server in there if not server.leaving])
         if actions and self.startup.job is not None:
             job, copies = self.startup.job, self.startup.copies
             clock = self.startup.resumption.version if self.startup.resumption else 0
@@ -335,8 +335,8 @@ class JobRun:
     def move(self, now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; ``may_cut``: shards may have other primaries now."""
         whole = self.startup.ready and self.lost_shard is None
-        actions = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
-        return [*actions, *self.steps.advance(self.num_missing, now)] if actions else []
+        moved = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
+        return [*moved, *self.steps.advance(self.num_missing, now)]  # which may have waited for that
 
     def committed(self, message: Committed) -> list[Action]:
         """A server has applied a step."""
@@ -396,8 +396,8 @@ class JobRun:
     def _fall_back(self, lost: list[Copy], error: PSError, now: float) -> list[Action]:
         """Nobody has the values of shards any more: they go back to a checkpoint; without one the job has failed."""
         gone = {copy.server.incarnation for copy in lost}  # they may not have departed yet
-        servers = [server for server in self._servers.staying if server.incarnation not in gone]
-        actions = self.fallback.begin(lost, error, servers, now)
+        there = [server for server in self._servers.staying if server.incarnation not in gone]
+        actions = self.fallback.begin(lost, error, there, now)
         self.waits.tell_soon(now)
         return self._lose_shards(error) if actions is None else actions
 
@@ -413,9 +413,9 @@ class JobRun:
         self.lost_shard = error
         self.replication.handovers.stop()
         self._changed()
-        waiters = list(self.steps.waiters(self.num_missing))
+        told: list[Action] = [worker.fail(n, error) for worker, n, _ in self.steps.waiters(self.num_missing)]
         self.steps.stop()
-        told = [*(worker.fail(n, error) for worker, n, _ in waiters), *self.spares.fail(error, arrivals_only=True)]
+        told += self.spares.fail(error, arrivals_only=True)
         return [Log("error", f"job {self.name!r}: {error}"), *told, *self.startup.refuse(error)]
 
     def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
@@ -428,7 +428,7 @@ class JobRun:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
-        dues += [self.replication.next_deadline(), self.fallback.next_deadline()]
+        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.broken else None]
         return min((due for due in dues if due is not None), default=None)
 
     def expired(self, now: float) -> bool:

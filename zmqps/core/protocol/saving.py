@@ -18,7 +18,8 @@ KEPT, WRITING, WRITTEN, FAILED = range(4)
 class Save(Message):
     """The coordinator lets a server keep its shard as it is, and write it to a directory.
 
-    With ``exact`` 1 at this very version, which the shard has, or will have after commits that are on their way.
+    With ``exact`` 1 at this very version, which the shard has, or will have after commits that are on their way. With
+    a ``base`` only what has changed since the `Save` of that number, whose checkpoint is published; 0: all.
     """
 
     kind: ClassVar[int] = 50
@@ -27,6 +28,7 @@ class Save(Message):
     exact: U8
     version: U64
     path: Text
+    base: U64
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
 #: While training goes on a backup is filled slice by slice, and after each rests so many times what that took.
 REST = 3.0
+#: It rests no longer: a host that stood still while a slice was under way says nothing of how long slices take.
+LONGEST_REST_S = 2.0
 
 #: Returns the records of the ledgers as they are at this moment.
 Ledgers = Callable[[], Iterable[Record]]
@@ -175,7 +177,7 @@ class Follower:
         if self._filling is not None and message.number >= self._filling:
             self._filling = None
             if self._disturbed:
-                self._fill_due = now + REST * (now - self._begun_at)
+                self._fill_due = now + min(REST * (now - self._begun_at), LONGEST_REST_S)
         if message.again if self._open else self.handshake.welcome is not None and self.handshake.due is None:
             self._sent, self._out_nbytes, self._open = min(message.number, self.last), 0, True
         self._probe_due = now + PROBE_S if self._out_nbytes else None

@@ -1,0 +1,86 @@
+"""Which checkpoint the next one of a job builds upon, if it is not to be whole.
+
+Only what is published is built upon, and only by the very copies of the shards that wrote it: a copy that has taken
+over, was loaded from a checkpoint or lies elsewhere now has a number of its own. A coordinator that was started again
+begins with a whole one, for it keeps nothing of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A checkpoint that is published, and may be built upon.
+
+    Parameters
+    ----------
+    number
+        By which servers know it (`Save.number`).
+    path
+        Where it is.
+    shards
+        Of all copies that wrote it, by epoch.
+    length
+        How many checkpoints it consists of, itself included.
+    whole_nbytes, changed_nbytes
+        Bytes of the first of these, and of the others.
+    """
+
+    number: int
+    path: str
+    shards: Mapping[int, int]
+    length: int
+    whole_nbytes: int
+    changed_nbytes: int
+
+
+class Chains:
+    """The latest checkpoint of each job, with all that it builds upon.
+
+    Parameters
+    ----------
+    full_every
+        Every so many-th checkpoint of a job is whole; 1: all are.
+    """
+
+    def __init__(self, full_every: int = 1) -> None:
+        self._full_every = full_every
+        self._links: dict[str, Link] = {}  # by job
+
+    def base(self, job: str, shards: Mapping[int, int]) -> Link | None:
+        """Return what the next checkpoint builds upon that copies of these epochs write; None: it is whole.
+
+        It is whole as well once what has changed takes more room than the whole one, so that a chain never becomes
+        many times as large as what it stands for.
+        """
+        link = self._links.get(job)
+        if link is None or dict(link.shards) != dict(shards) or link.length >= self._full_every:
+            return None
+        return link if link.changed_nbytes < link.whole_nbytes else None
+
+    def published(
+        self, job: str, number: int, path: str, shards: Mapping[int, int], nbytes: int, base: Link | None
+    ) -> None:
+        """A checkpoint is there, which builds upon ``base``."""
+        if self._full_every == 1:
+            return
+        self._links[job] = Link(
+            number=number,
+            path=path,
+            shards=shards,
+            length=1 + (base.length if base is not None else 0),
+            whole_nbytes=base.whole_nbytes if base is not None else nbytes,
+            changed_nbytes=base.changed_nbytes + nbytes if base is not None else 0,
+        )
+
+    def forget(self, job: str) -> None:
+        """The next checkpoint of a job is whole."""
+        self._links.pop(job, None)
+
+    def validate(self, jobs: Collection[str]) -> None:
+        """Assert that chains are of jobs that are there, and no longer than they may be."""
+        assert set(self._links) <= set(jobs)
+        assert all(1 <= link.length <= self._full_every for link in self._links.values())

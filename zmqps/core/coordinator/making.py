@@ -1,0 +1,84 @@
+"""A checkpoint that is wished for, and one that is being made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqps.core.coordinator.chains import Link
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.protocol.events import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """When jobs are saved without being asked: every so many seconds, or steps; None: never.
+
+    Every ``full_every``-th checkpoint of a job is whole, and those between hold what has changed since the one before.
+    """
+
+    seconds: float | None = None
+    steps: int | None = None
+    full_every: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Tag of what the store does aside."""
+
+    number: int
+    what: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Wish:
+    """A checkpoint that is to be made."""
+
+    job: str
+    consistent: bool
+    state: Mapping[str, Any] = field(default_factory=dict)
+    #: Who asks for it (an incarnation, or the nonce of somebody who has not joined) by which request -> the connection
+    askers: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
+
+
+class Making:
+    """The checkpoint that is being made."""
+
+    def __init__(self, wish: Wish, run: JobRun, number: int, now: float) -> None:
+        self.wish = wish
+        self.run = run
+        self.number = number
+        self.begun_at = self.again_at = self.moved_at = now  # the store has got on at ``moved_at``
+        self.cut_by: float | None = None  # while workers are held: when the cut must be made
+        self.path = ""
+        self.stage = "opened"
+        self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
+        self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
+        self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
+        self.version = 0
+        self.manifest: dict[str, Any] = {}
+        self.base: Link | None = None  # what it builds upon; None: it is to be whole
+        self.shards: Mapping[int, int] = {}  # all of them, by epoch of the copy
+        self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
+        self.kept: set[int] = set()
+        self.written: dict[int, Mapping[str, Any]] = {}  # by shard
+        self.nbytes: dict[int, int] = {}
+        self.heard: dict[int, tuple[float, float]] = {}  # by epoch: when last, and when it had got on
+
+    @property
+    def unwritten(self) -> list[tuple[int, MemberInfo]]:
+        """The servers that have not written their parts, with the epochs."""
+        return [(epoch, server) for epoch, (shard, server) in self.servers.items() if shard not in self.written]
+
+    @property
+    def is_moot(self) -> bool:
+        """Whether shards go back to a checkpoint, or have, that were to be written."""
+        there = self.run.startup.copies.by_epoch
+        return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
+
+    def newcomers(self) -> list[MemberInfo]:
+        """Return who may push and is not held."""
+        told = self.run.startup.told - self.gone
+        return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.holding]
