@@ -387,8 +387,10 @@ class Fleet:
                 return self._fail(code, str(node.failure(code)))
             if not lives.may_follow(code):
                 return self._log.say("error", f"{node.failure(code)}\n  it does not start again")
-            again = f"is started again ({lives.num + 1} of {cluster.restart_servers}): {cluster.why_servers_return}"
-            self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {again}")
+            self._log.say(
+                "warning",
+                f"{node.name} failed with {describe_exit(code)} and {lives.again(cluster.why_servers_return)}",
+            )
             lives.begin()
             place, index = self._servers.pop(node)
             self._processes.remove(node)

@@ -292,8 +292,7 @@ class Supervisor:
             if self._has_ended(code) or not life.may_follow(code) or not returns():
                 return code
             await self._said(node.name)
-            again = f"is started again ({life.num + 1} of {most})"
-            self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {again}: {what}")
+            self._log.say("warning", f"{node.name} failed with {describe_exit(code)} and {life.again(what)}")
             life.begin()
             try:
                 await asyncio.wait_for(self._nodes.restart(index), RESTART_S)

@@ -263,8 +263,10 @@ class Task:
             if not outlived or not lives.may_follow(code):
                 await self._say_failure(process, code, "it does not start again" if outlived else "")
                 return exits.OK if outlived else code if code > 0 else 128 - code
-            again = f"is started again ({lives.num + 1} of {cluster.restart_servers}): {cluster.why_servers_return}"
-            self._log.say("warning", f"{process.name} failed with {describe_exit(code)} and {again}")
+            self._log.say(
+                "warning",
+                f"{process.name} failed with {describe_exit(code)} and {lives.again(cluster.why_servers_return)}",
+            )
             lives.begin()
             self._nodes.remove(process)
             process.close()

@@ -68,6 +68,10 @@ class Restarts:
             return f"it does not start again: exit code {code} says that this would be no use"
         return f"it does not start again: it was restarted {counted(self._most, 'time')}, as often as it may"
 
+    def again(self, why: str) -> str:
+        """Say that the next life begins, and why that is of use."""
+        return f"is started again ({self.num + 1} of {self._most}): {why}"
+
     def begin(self) -> None:
         """The next life begins."""
         assert self.num < self._most

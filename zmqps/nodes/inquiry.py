@@ -78,6 +78,12 @@ async def _run(machine: Inquiry, operation: str, timeout: float, keys: Keys | No
         raise machine.error.again()
 
 
+async def _run_long(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
+    """Ask for what takes long, once it is known that somebody is there to answer."""
+    await _run(Inquiry(machine.endpoint), operation, min(timeout, ANSWER_S), keys)
+    await _run(machine, operation, timeout, keys)
+
+
 def end_job(
     address: str, job: str, *, timeout: float = 5.0, job_secret: Path | None = None, keys: Keys | None = None
 ) -> str:
@@ -159,8 +165,7 @@ def save_job(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     question = Checkpoint(1, name, int(consistent), {}, nonce, save_guard(secret, name, nonce))
     machine = Inquiry(address, question=question)
-    run_blocking(_run(Inquiry(address), "checkpoint", min(timeout, ANSWER_S), keys))
-    run_blocking(_run(machine, "checkpoint", timeout, keys))
+    run_blocking(_run_long(machine, "checkpoint", timeout, keys))
     assert machine.made is not None
     return machine.made
 
@@ -203,8 +208,7 @@ def drain_server(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     question = Drain(1, name, int(stay), nonce, drain_guard(secret, name, nonce, int(stay)))
     machine = Inquiry(address, question=question, progress=progress)
-    run_blocking(_run(Inquiry(address), "drain", min(timeout, ANSWER_S), keys))
-    run_blocking(_run(machine, "drain", timeout, keys))
+    run_blocking(_run_long(machine, "drain", timeout, keys))
     return machine.text
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpacked
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Drain, Draining, Error
+from zmqps.core.protocol.messages import Drain, Draining
 from zmqps.core.protocol.resizing import GOING, GONE, STAYS
-from zmqps.errors import DrainError, JobError, PSError, counted, from_wire, listed
+from zmqps.errors import DrainError, JobError, PSError, counted, listed
 
 #: A server that may go says so within milliseconds; one that did not may not have been told.
 RETRY_S = 1.0
@@ -69,7 +69,7 @@ class Drains:
         self._checkpoints = checkpoints
         self._changed = changed
         self._of: dict[bytes, _Drain] = {}  # by incarnation
-        self._ended: OrderedDict[bytes, DrainError | str] = OrderedDict()  # by nonce: how what was asked for has ended
+        self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how what was asked for has ended
 
     # --- who asks ------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class Drains:
         """Return which servers are to go, how it has ended for others, and how many there are to be; None for none."""
         going = [[who, d.server.must_leave, d.since, d.moved, sorted(d.nonces)] for who, d in self._of.items()]
         ended = [
-            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed(Error.of(0, how))]
+            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
             for nonce, how in self._ended.items()
         ]
         fleet = self._fleet
@@ -246,7 +246,7 @@ class Drains:
             server.leaving, server.must_leave = True, must_leave
             self._of[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
         for nonce, text, error in ended:
-            self._ended[nonce] = _unpacked(error) if error else text
+            self._ended[nonce] = unpacked_error(error) if error else text
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -274,10 +274,3 @@ class Drains:
         """Assert that those who are to go are here, and no others."""
         assert {server.incarnation for server in self._fleet if server.leaving} == set(self._of)
         assert len(self._ended) <= MAX_ASKED
-
-
-def _unpacked(kept: bytes) -> DrainError:
-    error = unpacked(kept)
-    found = from_wire(error.code, error.text, error.facts)
-    assert isinstance(found, DrainError)
-    return found

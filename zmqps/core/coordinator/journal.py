@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from zmqps.core.protocol.events import Action, Record
-from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.messages import Error, Message
 from zmqps.core.protocol.wire import decode, encode
+from zmqps.errors import PSError, from_wire
 
 #: What the journal holds under one key: maps, lists, texts, bytes and numbers.
 Plain: TypeAlias = Any
@@ -89,3 +90,14 @@ def packed(message: Message) -> bytes:
 def unpacked(data: bytes) -> Any:
     """Return a message that was kept."""
     return decode([data])
+
+
+def packed_error(error: PSError) -> bytes:
+    """Return an error as it travels, to be kept."""
+    return packed(Error.of(0, error))
+
+
+def unpacked_error(data: bytes) -> PSError:
+    """Return an error that was kept."""
+    message = unpacked(data)
+    return from_wire(message.code, message.text, message.facts)

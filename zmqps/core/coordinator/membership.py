@@ -10,13 +10,13 @@ from itertools import islice, pairwise, takewhile
 from typing import Any
 
 from zmqps.core.coordinator.claims import Claims
-from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, unpacked
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, packed_error, unpacked, unpacked_error
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed, Range, Released
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
-from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, from_wire
+from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
 
 MAX_MEMBERS = 4096
 #: After so many heartbeats that have not come a member is taken for silent.
@@ -429,7 +429,7 @@ class Membership:
 
     def dump_barred(self, who: bytes) -> Plain:
         """Return what is kept of one that may not speak any more."""
-        return packed(Error.of(0, self._barred[who][1])) if who in self._barred else None
+        return packed_error(self._barred[who][1]) if who in self._barred else None
 
     def restore(self, kept: Plain, servers: Roster, now: float) -> None:
         """Have a member that was kept; where it is reached it says itself, and its job where it belongs."""
@@ -447,8 +447,7 @@ class Membership:
 
     def restore_barred(self, who: bytes, kept: Plain) -> None:
         """Bar one that was barred; its connection is not known any more."""
-        error = unpacked(kept)
-        self._barred[who] = ABSENT + who, from_wire(error.code, error.text, error.facts)
+        self._barred[who] = ABSENT + who, unpacked_error(kept)
 
     def validate(self) -> None:
         """Assert that ranks and connections are unique, and the orders those of the members."""

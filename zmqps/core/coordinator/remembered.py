@@ -38,11 +38,18 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.journal import OF_A_JOB, Changes, Plain, packed, set_key, split_key, split_set, unpacked
+from zmqps.core.coordinator.journal import (
+    OF_A_JOB,
+    Changes,
+    Plain,
+    packed_error,
+    set_key,
+    split_key,
+    split_set,
+    unpacked_error,
+)
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.protocol.messages import Error
-from zmqps.errors import from_wire
 
 
 class Host(Protocol):
@@ -145,7 +152,7 @@ def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now
 
 def _dump_job(run: JobRun) -> Plain:
     rosters = [run.workers.dump(), run.observers.dump()]
-    failed = b"" if run.lost_shard is None else packed(Error.of(0, run.lost_shard))
+    failed = b"" if run.lost_shard is None else packed_error(run.lost_shard)
     return [rosters, run.places.dump(), run.occupancy.dump(), failed]
 
 
@@ -158,8 +165,7 @@ def _restore_job(run: JobRun, kept: Plain, everybody: Mapping[bytes, MemberInfo]
     run.places.restore(places)
     run.occupancy.restore(occupancy, now)
     if failed:
-        error = unpacked(failed)
-        run.lost_shard = from_wire(error.code, error.text, error.facts)
+        run.lost_shard = unpacked_error(failed)
 
 
 def _dump_copies(run: JobRun) -> Plain:

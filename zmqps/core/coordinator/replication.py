@@ -139,9 +139,7 @@ class Replication:
         heir.backup, heir.generation = False, message.generation
         for other in copies.backups(old.shard):
             if not other.whole or other.epoch not in (handover.numbers or {}):  # it is to be filled anew
-                actions += self.handovers.lose(other)
-                startup.drop(other)
-                copies.add(old.shard, other.server, backup=True)
+                actions += self._begin_anew(other)
         startup.moved()
         self._steps.move(old.epoch, heir, None)
         actions += self.moves.begin(startup.epoch, copies, heir, startup.told, now, message.step)
@@ -153,6 +151,12 @@ class Replication:
             return actions
         new = [copy for copy in backups if not copy.whole]
         return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
+
+    def _begin_anew(self, backup: Copy) -> list[Action]:
+        """A backup is to be filled from the start, by another primary than before."""
+        self._startup.drop(backup)
+        self._startup.copies.add(backup.shard, backup.server, backup=True)
+        return self.handovers.lose(backup)
 
     def begin(self, now: float) -> None:
         """The job can be trained: note where backups are missing from the first."""
@@ -192,9 +196,7 @@ class Replication:
         self._steps.moved(copy, message.step)
         actions = list[Action]()
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
-            actions += self.handovers.lose(other)
-            startup.drop(other)
-            copies.add(copy.shard, other.server, backup=True)
+            actions += self._begin_anew(other)
         actions += self.moves.begin(startup.epoch, copies, copy, startup.told, now, message.step)
         backups = copies.backups(copy.shard)
         return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
@@ -260,8 +262,8 @@ class Replication:
         """Give shards that lack backups new ones, on servers that have no shard of their own."""
         if not self._degraded or not self._startup.ready:
             return []
-        copies, actions, there = self._startup.copies, list[Action](), list(servers)
-        there = [server for server in there if not server.leaving]
+        copies, actions = self._startup.copies, list[Action]()
+        there = [server for server in servers if not server.leaving]
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard in sorted(self._degraded):
             if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):

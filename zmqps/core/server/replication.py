@@ -233,12 +233,13 @@ class Replication:
         if stream.is_behind or not stream.followers:
             return []
         error = DeposedError(job=tenant.name, generation=tenant.generation)
-        actions = self._turn_away(tenant, list(tenant.parked), error)
+        actions = self._turn_away(tenant, [], error)
         numbers = {str(epoch): follower.last for epoch, follower in stream.followers.items() if follower.is_filled}
         return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
     def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
-        """Tell those who wait for an answer that another copy will give it."""
+        """Tell those who wait for an answer, pulls that wait for a version too, that another copy will give it."""
+        waiting = [*waiting, *tenant.parked]
         clients = self._host.clients.by_incarnation
         actions: list[Action] = [
             Send(clients[who].peer, Error.of(request, error)) for who, request in waiting if who in clients
@@ -321,7 +322,7 @@ class Replication:
         error = DeposedError(job=tenant.name, generation=generation)
         shard.updates.broken = error
         waiting = [(held.who, held.message.request) for held in stream.drain() if isinstance(held.message, Push)]
-        actions = self._turn_away(tenant, [*waiting, *tenant.parked], error)
+        actions = self._turn_away(tenant, waiting, error)
         self.discarded(tenant)
         text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
         return [*actions, Log("warning", f"{text} (generation {generation}); this one answers for it no more")]
