@@ -40,9 +40,11 @@ INSTALLED := $(VENV)/.installed
 endif
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Where it is set, each of the hundreds of processes of the tests compiles every module anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down scale status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -84,7 +86,7 @@ test-slow: $(INSTALLED) ## the long tests, on two cores, about thirteen minutes:
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))
 
-soak: $(INSTALLED) ## train while a server is killed every five seconds: MINUTES=10 MODE="async sync" ARGS="--workers 8"
+soak: $(INSTALLED) ## train while servers are killed, drained and added: MINUTES=10 MODE="async sync" ARGS='--faults "server drain scale"'
 	$(PY) -m tests.durable --minutes $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),10) $(if $(filter command line environment,$(origin MODE)),--mode '$(MODE)') $(ARGS)
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds, on two cores
@@ -132,6 +134,9 @@ up: $(INSTALLED) ## start a coordinator and servers in the background: SERVERS=2
 
 down: $(INSTALLED) ## end what `make up` started, or any cluster: COORDINATOR=tcp://10.0.0.7:5570 ARGS="--job-secret FILE"
 	$(ZMQPS) down $(MEANT) $(ARGS)
+
+scale: $(INSTALLED) ## let jobs lie on more servers, or fewer, while they are trained: SERVERS=4 COORDINATOR=tcp://10.0.0.7:5570
+	$(ZMQPS) scale --servers $(SERVERS) $(MEANT) $(ARGS)
 
 status: $(INSTALLED) ## nodes, placement, traffic, staleness: COORDINATOR=tcp://10.0.0.7:5570 ARGS=--watch
 	$(ZMQPS) status $(MEANT) $(ARGS)

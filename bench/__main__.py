@@ -10,8 +10,8 @@ from bench.cases import (
     changes,
     checkpoint,
     codecs,
+    copies,
     core,
-    drain,
     fairness,
     latency,
     members,
@@ -19,6 +19,7 @@ from bench.cases import (
     pull,
     push,
     push_pull,
+    resizing,
     saving,
     sync_step,
     walk,
@@ -37,10 +38,10 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
-    *(checkpoint, saving, changes, drain),
+    *(checkpoint, saving, changes, copies),
 )
-for module in (*cases, suite, compare, peers):
-    main.add_command(module.command)
+for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.scale):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main(prog_name="python -m bench")

@@ -132,9 +132,12 @@ def _cluster(stack: ExitStack, setup: Setup) -> zmqps.LocalCluster:
     )
 
 
-def start_workers(stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull") -> list[Child]:
+def start_workers(
+    stack: ExitStack, address: str, setup: Setup, operation: str = "push_pull", staleness: int | None = None
+) -> list[Child]:
     """Start a setup's workers; return when all have joined the job."""
-    workers = [stack.enter_context(Child(TransferWorker, address, setup, operation)) for _ in range(setup.workers)]
+    arguments = (address, setup, operation, staleness)
+    workers = [stack.enter_context(Child(TransferWorker, *arguments)) for _ in range(setup.workers)]
     for worker in workers:
         worker.result()
     return workers

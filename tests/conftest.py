@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import threading
 import time
 import uuid
@@ -12,6 +13,10 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+# A shell without job control lets what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One thread per process, so that a test of ten processes loads two cores as ten threads and not as hundred.
 # Before numpy is imported: its BLAS reads them once. Child processes inherit them.
@@ -82,12 +87,16 @@ _note_instances(zmq.Context)
 _note_instances(zmq.Socket)
 
 
-def our_processes() -> set[psutil.Process]:
-    """Return the processes that this test run started and that still exist."""
-    found = set(psutil.Process().children(recursive=True))
-    for process in psutil.process_iter():
+def our_processes(before: set[psutil.Process]) -> set[psutil.Process]:
+    """Return the processes that this test run has started since ``before``, all that there were, and that still exist.
+
+    It looks only at those that are new, as this is asked after every test.
+    """
+    new = set(psutil.process_iter()) - before
+    found = set(psutil.Process().children(recursive=True)) & new if new else set[psutil.Process]()
+    for process in new:
         with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
-            if process.pid != os.getpid() and process.environ().get(RUN_TAG) == os.environ[RUN_TAG]:
+            if process.environ().get(RUN_TAG) == os.environ[RUN_TAG]:
                 found.add(process)
     return found
 
@@ -108,7 +117,7 @@ def is_harmless(process: psutil.Process) -> bool:
 
 
 def leaked_processes(before: set[psutil.Process]) -> list[str]:
-    new = our_processes() - before
+    new = our_processes(before)
     _, alive = psutil.wait_procs([process for process in new if not is_harmless(process)], timeout=ENDING)
     texts = [describe(process) for process in alive if not is_harmless(process)]
     for process in alive:  # the next test starts clean
@@ -155,7 +164,7 @@ def nothing_left_behind() -> Iterator[None]:
 
     What a fixture of a wider scope holds existed before the test and is that fixture's to clean up.
     """
-    processes = our_processes()
+    processes = set(psutil.process_iter())
     zmq_objects = set(_zmq_objects)
     files = set(SHARED_MEMORY.glob("zmqps*"))
     yield

@@ -7,7 +7,7 @@ A *room* is a folder of the package, or a module that stands alone on top of it:
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -53,8 +53,13 @@ def dotted(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def imports(module: Module) -> Iterator[Import]:
-    """Yield every import, also those inside functions and under TYPE_CHECKING."""
+@cache
+def imports(module: Module) -> Sequence[Import]:
+    """Return every import, also those inside functions and under TYPE_CHECKING."""
+    return list(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[Import]:
     happens = {}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -12,6 +12,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
 PARAMS = {"w": np.zeros((4, 3), np.float32)}
@@ -60,12 +61,13 @@ def test_a_rollback_is_told_in_the_loop_before_values_that_went_back(address) ->
         async with zmqps.aio.connect(address) as worker:
             await start(worker)
             worker.on_rollback(lambda rollback: said.append((rollback, threading.get_ident())))
-            (listener,) = worker._worker._listeners
+            rollback = Rollback(version=1, shards=(0,), lost=2, state={}, path="somewhere")
+            *_, listener = worker._worker._listeners
             background = worker._worker.pull_async()
-            background.add_done_callback(lambda _: listener("gone back"))  # as the session's background thread does
+            background.add_done_callback(lambda _: listener(rollback))  # as the session's background thread does
             await asyncio.wrap_future(background)
             await asyncio.sleep(0)
-            assert said == [("gone back", threading.get_ident())]
+            assert said == [(rollback, threading.get_ident())]
             with pytest.raises(ConfigurationError, match="callback"):
                 worker.on_rollback(3)  # type: ignore[arg-type]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import zmqps
 from tests.durable.nodes import PATIENCE, Nodes, servers_in
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
@@ -50,8 +52,31 @@ def test_servers_go_by_command_and_by_signal_and_the_last_one_stays(
         assert "nothing can be handed over" in nodes.log("server-0")
 
 
-def test_where_nobody_listens_that_is_said_soon(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(["drain", "server-0", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "0.2"]) == exits.COORDINATOR_LOST
-    )
-    assert "drain timed out after 0.2 s" in capsys.readouterr().err
+def test_jobs_lie_on_as_many_servers_as_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Nodes(tmp_path, 2) as nodes, zmqps.connect(nodes.address, timeout=PATIENCE) as worker:
+        worker.init({"w": np.zeros((8, 4), np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=1.0))
+
+        def scale(servers: int) -> tuple[int, str]:
+            code = run(["scale", "--servers", str(servers), "--coordinator", nodes.address, "--timeout", str(PATIENCE)])
+            said = capsys.readouterr()
+            return code, said.out + said.err
+
+        code, said = scale(4)
+        assert code == exits.FAILED
+        assert "there are only 2; start 2 more" in said
+        code, said = scale(1)
+        assert code == exits.OK, said
+        assert "jobs lie on 1 server" in said
+        [stays] = servers_in(nodes.wait_until(lambda status: len(servers_in(status)) == 1))  # the first that joined
+        nodes.wait_for_end("server-1" if stays["name"] == "server-0" else "server-0")
+        worker.push({"w": np.full((8, 4), -1, np.float32)})
+        assert (worker.pull()["w"] == 1).all()
+
+
+@pytest.mark.parametrize("command", [["drain", "server-0"], ["scale", "--servers", "2"]], ids=lambda words: words[0])
+def test_where_nobody_listens_that_is_said_soon(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("zmqps.nodes.inquiry.ANSWER_S", 0.2)  # however long the change itself may take
+    assert run([*command, "--coordinator", "tcp://127.0.0.1:1", "--timeout", "600"]) == exits.COORDINATOR_LOST
+    assert f"{command[0]} timed out after 0.2 s" in capsys.readouterr().err

@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import (
     Checkpointed,
     Commit,
     Committed,
+    Cut,
     Departed,
     Discard,
     Discarded,
@@ -38,6 +39,7 @@ from zmqps.core.protocol.messages import (
     Farewell,
     FileAnswer,
     FileAsk,
+    Followed,
     Forgotten,
     GoBack,
     GoOn,
@@ -63,6 +65,7 @@ from zmqps.core.protocol.messages import (
     Range,
     Ready,
     Recalled,
+    Recut,
     Released,
     Replicas,
     Replicate,
@@ -72,6 +75,7 @@ from zmqps.core.protocol.messages import (
     Retargeted,
     Save,
     Saved,
+    Scale,
     Shutdown,
     Status,
     StatusRequest,
@@ -86,7 +90,7 @@ from zmqps.core.protocol.messages import (
     Yield,
     Yielded,
 )
-from zmqps.core.protocol.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.protocol.wire import INLINE_NBYTES, decode, encode
 from zmqps.errors import JobEndedError, JobMemoryError, NonFiniteGradientError, ProtocolError
 
@@ -271,6 +275,7 @@ MESSAGES: dict[str, Message] = {
         5, 9, PUSHED, WORKER, 7, 0, "raw", (2, 2), (0, 1), ((0, 1, ()), (1, 0, (2, 4))), (W, B)
     ),
     "replicate a mean": Replicate(5, 10, AVERAGED, NOBODY, 0, 3, "raw", (), (), ((0, 3, ()),), (LARGE,)),
+    "replicate a question": Replicate(5, 12, ASKED, NOBODY, 0, 0, "raw", (), (), (), ()),
     "replicate the end of a step": Replicate(5, 11, STEPPED, NOBODY, 0, 3, "raw", (), (), (), ()),
     "replicate a part of a ledger": Replicate(
         5, 1, REMEMBERED, WORKER, 0, 0, "raw", (), (), (), (np.array([0, 7, 1, 2, 0], "<u8"),)
@@ -299,6 +304,11 @@ MESSAGES: dict[str, Message] = {
     "yield": Yield(1, 4),
     "yielded": Yielded(1, 4, 0, {"5": 12, "6": 9}),
     "busy": Yielded(1, 4, 1),
+    "scale": Scale(1, 4, SECRET, PROOF),
+    "cut": Cut(7, (1, 2)),
+    "cut of nothing": Cut(8, ()),
+    "recut": Recut(1, 3, {"cuts": [[0, 4, 8]], "slice_nbytes": 4096, "servers": [TO_REACH, TO_REACH]}),
+    "followed": Followed(1, 3),
 }
 
 MALFORMED: dict[str, list[bytes]] = {

@@ -1,4 +1,4 @@
-"""``python -m tests.durable``: train for minutes while nodes are killed, and say whether anything was lost."""
+"""``python -m tests.durable``: train for minutes while servers are killed, drained and added; say what was lost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from tests.durable.soak import FAULTS, soak, table
 def main() -> int:
     """Run what the command line says; return 1 if a value is wrong or somebody failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.durable", description=__doc__)
+    faults = "; ".join(f"{name}, {str(do.__doc__).rstrip('.').lower()}" for name, do in FAULTS.items())
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--mode", default="async sync", help="async, ssp, sync or several, one after the other")
-    parser.add_argument("--faults", default="server", help=f"of {', '.join(FAULTS)}, separated by spaces")
+    parser.add_argument("--faults", default="server drain scale", help=f"what happens in turn, of: {faults}")
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", type=Path, help="keep the nodes' logs here")
+    parser.add_argument("--logs", type=Path, help="keep the nodes' logs in this new directory")
     a = parser.parse_args()
     logging.getLogger("zmqps").setLevel(logging.ERROR)  # four workers tell each death
     bad = 0

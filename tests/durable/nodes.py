@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol import exits
 from zmqps.launch import cluster as launch
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.processes import Process, all_exited, node_environment
@@ -37,6 +38,7 @@ class Nodes:
 
     def __init__(self, directory: Path, servers: int, *, journal: Path | None = None, **options: Any) -> None:
         self.journal = journal
+        self.replicas = int(options.get("replicas", 0))
         self._directory = directory
         config = ClusterConfig(options=CoordinatorOptions(servers=servers, **options), kernels="numpy", journal=journal)
         self._nodes = launch.Nodes(config, self._spawn)
@@ -66,6 +68,11 @@ class Nodes:
         """Those of the servers."""
         return {process.name: process for process in self._nodes.servers}
 
+    @property
+    def running(self) -> dict[str, Process]:
+        """Those of the servers that have not ended."""
+        return {name: process for name, process in self.servers.items() if not process.ended}
+
     def kill(self, name: str) -> None:
         """End a node with SIGKILL; return when it has gone."""
         process = self.processes[name]
@@ -77,6 +84,22 @@ class Nodes:
         before = self.address
         run_blocking(asyncio.wait_for(self._nodes.restart(list(self.processes).index(name)), PATIENCE))
         assert self.address == before
+
+    def add_server(self) -> None:
+        """Start one more server, by the name of one that has ended where there is one; return when it has joined."""
+        ended = [name for name in self.servers if name not in self.running]
+        if ended:
+            self.restart(ended[0])
+        else:
+            run_blocking(self._nodes.grow(len(self.servers) + 1, PATIENCE))
+        pids = {process.popen.pid for process in self.running.values()}
+        self.wait_until(lambda status: pids <= {member["pid"] for member in servers_in(status)})
+
+    def wait_for_end(self, name: str) -> None:
+        """Return when a server has ended that was asked to go."""
+        process = self.processes[name]
+        assert run_blocking(all_exited([process], PATIENCE)), f"{name} does not end"
+        assert process.popen.returncode == exits.OK, f"{name} ends with {process.popen.returncode}"
 
     def wait_until(self, good: Callable[[Mapping[str, Any]], bool], timeout: float = PATIENCE) -> dict[str, Any]:
         """Wait until the coordinator's view is as it should be; return it."""

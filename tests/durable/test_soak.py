@@ -1,4 +1,4 @@
-"""A short soak: servers are killed again and again, and every value is exact."""
+"""Short soaks: servers are killed, drained and added again and again, and every value is exact."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from tests.durable.soak import soak
 def test_servers_that_are_killed_one_after_the_other_cost_nothing(mode: str, tmp_path: Path) -> None:
     out = soak(mode, 0.3, tmp_path, workers=2)
     assert not out.broken
-    assert out.faults["server"] >= 2
+    assert len(out.faults) >= 2
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+def test_servers_that_go_and_come_cost_nothing(mode: str, tmp_path: Path) -> None:
+    out = soak(mode, 0.35, tmp_path, workers=2, faults=("drain", "scale"))
+    assert not out.broken
+    assert {fault.name for fault in out.faults} == {"drain", "scale"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
 def test_the_same_for_minutes(mode: str, tmp_path: Path) -> None:
-    out = soak(mode, 2.0, tmp_path)
+    out = soak(mode, 2.0, tmp_path, faults=("server", "drain", "scale"))
     assert not out.broken

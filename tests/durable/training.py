@@ -39,15 +39,13 @@ class Training:
         What was not as it should be.
     failed
         The error that ended a worker, by its number.
-    longest
-        Seconds of the longest step of each.
     """
 
     def __init__(self, address: str, mode: str, workers: int = 4, *, pause: float = 0.005, **options: Any) -> None:
         self.acknowledged = [0] * workers
         self.wrong: list[str] = []
         self.failed: dict[int, BaseException] = {}
-        self.longest = [0.0] * workers
+        self._longest_s = 0.0
         self.final: dict[str, np.ndarray] | None = None
         self._address, self._mode, self._pause, self._options = address, mode, pause, options
         self._stop = threading.Event()
@@ -85,8 +83,8 @@ class Training:
             done += 1
             pulled = worker.pull(["shared", f"own{index}"], timeout=PATIENCE)
             self._check(index, done, pulled)
-            self.longest[index] = max(self.longest[index], time.monotonic() - began)
             with self._news:
+                self._longest_s = max(self._longest_s, time.monotonic() - began)
                 self.acknowledged[index] = done
                 self._news.notify_all()
             self._stop.wait(self._pause)
@@ -115,6 +113,12 @@ class Training:
         if self.failed:
             raise next(iter(self.failed.values()))
         assert fine, f"pushes stand still at {self.acknowledged}"
+
+    def take_longest(self) -> float:
+        """Return the seconds of the longest step since this was asked before."""
+        with self._news:
+            longest_s, self._longest_s = self._longest_s, 0.0
+        return longest_s
 
     def stop(self) -> None:
         """Let the workers come to an end; said again it changes nothing."""

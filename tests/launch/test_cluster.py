@@ -20,8 +20,8 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from zmqps import keys
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
-from zmqps.launch.cluster import Nodes
 from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
+from zmqps.launch.nodes import Nodes
 from zmqps.nodes.inquiry import ask_status
 
 

@@ -17,6 +17,7 @@ from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
     Connect,
+    Disconnect,
     Exit,
     Log,
     Received,
@@ -42,6 +43,7 @@ class FakeTransport:
     def __init__(self) -> None:
         self.started: Callable[[], None] = lambda: None
         self.connected: list[tuple[bytes, str]] = []
+        self.disconnected: list[bytes] = []
         self.sent: list[tuple[bytes, Any, Any]] = []
         self.closed: list[float] = []
         self.num_made_room = 0
@@ -71,6 +73,9 @@ class FakeTransport:
 
     def connect(self, peer: bytes, endpoint: str) -> None:
         self.connected.append((peer, endpoint))
+
+    def disconnect(self, peer: bytes) -> None:
+        self.disconnected.append(peer)
 
     def send(self, peer: bytes, frames: Sequence[Any], readers: Sequence[list[Any]]) -> bool:
         self.sent.append((peer, decode(frames), readers))
@@ -133,11 +138,18 @@ def drive(
 def test_actions_are_executed_and_exit_ends_it() -> None:
     readers: list[Any] = []
     resolved: list[Any] = []
-    actions = [Connect(COORDINATOR, "tcp://x:1"), Send(COORDINATOR, Left(), (readers,)), Resolve("op", 5), Exit(3, "x")]
+    actions = [
+        Connect(COORDINATOR, "tcp://x:1"),
+        Send(COORDINATOR, Left(), (readers,)),
+        Resolve("op", 5),
+        Disconnect(b"server-0"),
+        Exit(3, "x"),
+    ]
     machine = FakeMachine(lambda event: [], actions)
     end, _, transport = drive(machine, resolve=lambda *pair: resolved.append(pair))
     assert end == Exit(3, "x")
     assert transport.connected == [(COORDINATOR, "tcp://x:1")]
+    assert transport.disconnected == [b"server-0"]
     assert transport.sent == [(COORDINATOR, Left(), (readers,))]
     assert resolved == [("op", 5)]
     assert transport.closed == [LINGER_S]

@@ -56,7 +56,7 @@ def train(transport: str, optimizer: str) -> None:
         all_of(worker.init_async(arrays(0), optimizer=OPTIMIZERS[optimizer]) for worker in workers)
         requests = workers[0]._requests
         assert requests is not None
-        reference = Reference(requests.job, requests._placement, flat(arrays(0)))
+        reference = Reference(requests.job, requests._planned[0], flat(arrays(0)))
         seqs = dict.fromkeys(range(SERVERS), 0)
         for number, codec in enumerate(CODECS):
             gradients, pull_codec = arrays(1 + number), FOR_PULLS[number % len(FOR_PULLS)]

@@ -137,6 +137,27 @@ def test_a_node_tells_its_connections_apart() -> None:
     with_ends(scenario, b"one", b"two", b"client")
 
 
+def test_a_connection_that_was_closed_leaves_nothing_and_may_be_opened_again() -> None:
+    async def scenario(server: End, other: End, client: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        client.connect(b"server-0", other.transport.bind(ANYWHERE))
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(1, 9):
+            peer = b"server-%d" % number
+            client.connect(peer, endpoint)
+            assert client.transport.send(peer, [HELLO], ())
+            assert client.transport.send(peer, [b"%d" % number], ())
+            assert (await server.receive())[1] == [b"%d" % number]
+            client.transport.disconnect(peer)
+            assert not client.transport.send(peer, [b"to nobody"], ())
+            await asyncio.wait_for(server.gone.get(), PATIENCE)  # the other end hears of it
+        client.transport.disconnect(b"server-8")  # said again it changes nothing
+        assert len(os.listdir("/proc/self/fd")) <= before + 8, "less than two a connection"
+        assert client.gone.empty(), "who has closed it is not told"
+
+    with_ends(scenario, b"server", b"other", b"client")
+
+
 def test_large_frames_arrive_as_they_were_and_their_readers_become_done() -> None:
     async def scenario(server: End, client: End) -> None:
         client.connect(COORDINATOR, server.transport.bind(ANYWHERE))

@@ -16,7 +16,15 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Snapshot
 from zmqps.errors import CheckpointError, ConfigurationError
-from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, ShardFiles, cadence, resumptions
+from zmqps.nodes.checkpoints import (
+    LONGEST_REST_S,
+    CheckpointConfig,
+    CheckpointStore,
+    ShardFiles,
+    cadence,
+    resumptions,
+)
+from zmqps.nodes.host import Processors
 from zmqps.optim import OptimizerSpec, adam, sgd
 from zmqps.testing.training import ReferenceRules
 
@@ -119,6 +127,25 @@ def flat(job: JobSpec, shards: list[Shard]) -> list[Any]:
                     part = array[segment.position : segment.position + segment.size]
                     out[segment.parameter][number][segment.start : segment.start + segment.size] = part
     return [[array.tolist() for array in arrays] for arrays in out] + [sorted(s) for s in steps]
+
+
+@pytest.mark.parametrize(("gently", "idle", "rests"), [(True, 0.1, True), (True, 1.9, False), (False, 0.1, False)])
+def test_it_rests_between_slices_where_training_goes_on_and_no_processor_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gently: bool, idle: float, rests: bool
+) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr(Processors, "idle", lambda self: idle)
+    monkeypatch.setattr("zmqps.nodes.checkpoints.time.sleep", rested.append)
+    job, store = spec(), CheckpointStore(str(tmp_path), 2)
+    (of,) = trained(job, placement(job, 1, 64))
+    writer = ShardFiles().open(store.begin("default", 3), job.to_wire(), of.placement, of.index)
+    snapshot = Snapshot(of.slices, of.memory, of.version)
+    while (piece := snapshot.next()) is not None:
+        writer.write(piece, gently=gently)
+        snapshot.done(piece.number)
+    writer.abandon()
+    assert len(rested) == len(of.slices) * rests
+    assert all(0 < seconds <= LONGEST_REST_S for seconds in rested)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

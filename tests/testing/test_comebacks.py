@@ -32,8 +32,9 @@ def test_the_coordinator_dies_and_servers_are_lost_meanwhile() -> None:
         simulation.run()
         returns += simulation.comebacks.times
         promotions += simulation.losses.promotions
-    assert returns > 12
-    assert promotions > 12
+        if returns > 12 and promotions > 12:
+            return
+    raise AssertionError(f"it has returned {returns} times, and {promotions} copies were promoted")
 
 
 def test_a_coordinator_that_writes_after_it_has_spoken(monkeypatch: Patch) -> None:
@@ -51,7 +52,7 @@ def test_a_coordinator_that_forgets_who_counted_in_the_last_step(monkeypatch: Pa
         restore(self, {**kept, "counted": []}, *others)
 
     monkeypatch.setattr(Steps, "restore", forget)
-    caught("sync-returned", "a worker is told that what counts was dropped")
+    caught("sync-returned", "a worker is told that what counts was dropped", begin=2)
 
 
 def test_a_coordinator_that_notes_no_change_of_a_data_set(monkeypatch: Patch) -> None:
@@ -109,7 +110,7 @@ def test_a_coordinator_that_writes_a_promotion_after_it_has_sent_it(monkeypatch:
         return [*actions, *records] if promotes else [*records, *actions]
 
     monkeypatch.setattr(CoordinatorMachine, "_recorded", recorded)
-    caught("async-returned-cut", "waits although all is well")
+    caught("async-returned-cut", "waits although all is well", begin=9)
 
 
 def forgotten(patch: Patch, number: int) -> None:
@@ -124,23 +125,23 @@ def forgotten(patch: Patch, number: int) -> None:
 
 def test_a_coordinator_that_forgets_a_promotion_under_way(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 0)
-    caught("async-returned-replicas", "and all servers are there")
+    caught("async-returned-replicas", "and all servers are there", begin=4)
 
 
 def test_a_coordinator_that_forgets_that_a_primary_waits_for_a_lost_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 1)
-    caught("ssp-returned-replicas", "and all servers are there")
+    caught("ssp-returned-replicas", "and all servers are there", begin=11)
 
 
 def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 2)
-    caught("sync-returned-replicas", "and all servers are there")
+    caught("sync-returned-replicas", "and all servers are there", begin=1)
 
 
 def test_a_coordinator_that_forgets_who_has_not_followed_a_move(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Moves, "restore", lambda self, kept, *rest: None)
     monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
-    caught("async-returned-both", "waits although all is well")
+    caught("async-returned-both", "waits although all is well", begin=53)
 
 
 def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monkeypatch: Patch) -> None:
@@ -148,7 +149,7 @@ def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monk
         original(self, {**kept, "moved": [], "moving": []}, *others)
 
     wrap(monkeypatch, Steps, "restore", forget)
-    caught("sync-returned-replicas", "differs from uninterrupted training")
+    caught("sync-returned-replicas", "differs from uninterrupted training", begin=1)
 
 
 def test_a_server_that_says_a_step_is_over_while_its_backups_lack_it(monkeypatch: Patch) -> None:

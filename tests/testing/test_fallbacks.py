@@ -29,12 +29,12 @@ def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkey
         return actions
 
     wrap(monkeypatch, Fallback, "_assign", assign)
-    caught("sync-falls", "a shard was loaded from")
+    caught("sync-falls", "a shard was loaded from", begin=4)
 
 
 def test_a_server_that_does_not_take_the_ledger_of_the_checkpoint(monkeypatch: Patch) -> None:
     wrap(monkeypatch, Tenant, "recall", lambda original, self, ledgers: original(self, ledgers and {}))
-    caught("async-falls", "pushes are lost")
+    caught("async-falls", "pushes are lost", begin=4)
 
 
 def test_a_server_that_takes_pushes_for_applied_that_came_after_the_checkpoint(monkeypatch: Patch) -> None:
@@ -68,7 +68,7 @@ def test_a_shard_that_is_not_quite_what_was_saved(monkeypatch: Patch) -> None:
         original(shard, index, value + (index == 0 and value.any()), *rest)
 
     wrap(monkeypatch, Shard, "restore", restore)
-    caught("async-falls", ", /default/")
+    caught("async-falls", ", /default/", begin=11)
 
 
 def test_steps_that_do_not_go_back(monkeypatch: Patch) -> None:
@@ -86,12 +86,12 @@ def test_gradients_that_were_brought_before_and_count_after(monkeypatch: Patch) 
             arrival.waiting = False
 
     wrap(monkeypatch, Synchronous, "go_back", go_back)
-    caught("sync-falls", "counts pushes")
+    caught("sync-falls", "counts pushes", begin=4)
 
 
 def test_what_a_worker_says_of_steps_that_are_gone_and_counts(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Fallback, "makes_moot", lambda self, member: False)
-    caught("sync-falls-everything", "counts twice")
+    caught("sync-falls-everything", "counts twice", begin=6)
 
 
 def test_data_sets_that_stay_where_they_are(monkeypatch: Patch) -> None:

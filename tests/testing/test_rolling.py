@@ -18,6 +18,7 @@ from zmqps.core.worker.link import Link
 from zmqps.testing.engine import Engine
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
+from zmqps.testing.synchronous import SyncTraining
 
 
 def lose(patch: Patch, *kinds: type[Message], often: float) -> None:
@@ -43,10 +44,31 @@ def test_what_is_lost_is_said_again(name: str, kind: type[Message], often: float
 
 @pytest.mark.parametrize("name", ["async-drains", "sync-drains", "sync-drains-replicas"])
 def test_servers_are_drained_at_all(name: str) -> None:
-    runs = [SCENARIOS[name].simulation(seed) for seed in range(5)]
-    for run in runs:
-        run.run()
-    assert sum(run._rolling.num_drained for run in runs if isinstance(run, Simulation) and run._rolling) >= 3
+    drained = 0
+    for seed in range(5):
+        simulation = SCENARIOS[name].simulation(seed)
+        assert isinstance(simulation, Simulation)
+        assert simulation._rolling is not None
+        simulation.run()
+        drained += simulation._rolling.num_drained
+        if drained >= 3:
+            return
+    raise AssertionError(f"{drained} servers were drained")
+
+
+def test_the_last_server_that_stays_is_not_lost_while_others_go() -> None:
+    simulation = Simulation(seed=1, servers=3, workers=2, training=SyncTraining(), replicas=1)
+    assert simulation.losses is not None
+    while simulation.counters["steps"] == 0:
+        simulation.step()
+    members = list(simulation.coordinator.servers)
+    first, *others = (simulation.nodes[member.hello.name] for member in members)
+    assert simulation.losses.may_lose(first)
+    members[1].leaving = True
+    assert simulation.losses.may_lose(first), "the third has what both have"
+    members[2].leaving = True
+    assert not simulation.losses.may_lose(first), "they end at once when nobody can take what they have"
+    assert all(simulation.losses.may_lose(other) for other in others)
 
 
 def test_a_primary_that_gives_up_its_place_before_its_backups_have_all(monkeypatch: Patch) -> None:
@@ -57,7 +79,7 @@ def test_a_primary_that_gives_up_its_place_before_its_backups_have_all(monkeypat
 
     lose(monkeypatch, Replicate, often=0.1)
     wrap(monkeypatch, Replication, "_yielded", at_once)
-    caught("async-drains-replicas", "which has confirmed all of")
+    caught("async-drains-replicas", "which has confirmed all of", begin=66)
 
 
 def test_a_primary_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeypatch: Patch) -> None:
@@ -78,7 +100,7 @@ def test_a_primary_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeyp
 
 def test_a_copy_that_takes_over_without_the_gradients_of_the_open_step(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Steps, "is_open", False)
-    caught("sync-drains", "lacks a gradient of it")
+    caught("sync-drains", "lacks a gradient of it", begin=3)
 
 
 def test_a_new_primary_that_tells_its_backups_nothing_of_what_is_done_first(monkeypatch: Patch) -> None:
@@ -94,7 +116,7 @@ def test_a_new_primary_that_tells_its_backups_nothing_of_what_is_done_first(monk
 
     wrap(monkeypatch, Follower, "add", forgets)
     wrap(monkeypatch, Follower, "__init__", notes)
-    caught("async-drains-replicas", "may not know soon")
+    caught("async-drains-replicas", "may not know soon", begin=4)
 
 
 def test_a_server_that_goes_with_what_it_has(monkeypatch: Patch) -> None:

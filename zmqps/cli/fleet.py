@@ -23,11 +23,11 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
-from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
 from zmqps.launch.hosts import Place
+from zmqps.launch.nodes import AT_ONCE, GRACE_S
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess

@@ -16,7 +16,7 @@ from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
 from zmqps.cli.look import jobs, logs, placement, status
 from zmqps.cli.nodes import coordinator, server
-from zmqps.cli.resize import drain
+from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task
 from zmqps.cli.settings import read_config
 from zmqps.cli.trace import trace
@@ -50,7 +50,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
 
 for command in (
-    up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, checkpoint, drain,
+    up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, checkpoint, drain, scale,
     coordinator, server, agent,
 ):  # fmt: skip
     cli.add_command(command)

@@ -1,4 +1,4 @@
-"""``zmqps drain``: servers that go while jobs are trained."""
+"""``zmqps drain`` and ``zmqps scale``: servers that go, and come, while jobs are trained."""
 
 from __future__ import annotations
 
@@ -40,6 +40,38 @@ def drain(
 
     text = drain_server(
         address_of(coordinator, directory), name, stay=stay, timeout=timeout, progress=click.echo,
+        job_secret=job_secret, keys=find_keys(keys, None, os.environ),
+    )  # fmt: skip
+    click.echo(text)
+    return exits.OK
+
+
+@click.command()
+@setting("--servers", shared=False, type=click.IntRange(1, 4096), required=True, help="How many jobs are to lie on.")
+@coordinator
+@settings.job_secret
+@settings.keys
+@settings.directory
+@setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
+def scale(
+    servers: int,
+    coordinator: str | None,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+    timeout: float,
+) -> int:
+    """Let all jobs lie on so many servers, a shard on each; training goes on.
+
+    To grow, start the servers first (zmqps server --coordinator ...). To shrink, no more is needed: those that are too
+    many, spares first, hand over all that they have, and end. If it takes longer than --timeout, it goes on
+    nevertheless.
+    """
+    from zmqps.keys import find_keys
+    from zmqps.nodes.inquiry import scale_servers
+
+    text = scale_servers(
+        address_of(coordinator, directory), servers, timeout=timeout, progress=click.echo,
         job_secret=job_secret, keys=find_keys(keys, None, os.environ),
     )  # fmt: skip
     click.echo(text)

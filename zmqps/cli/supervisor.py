@@ -20,9 +20,9 @@ from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, counted, listed
 from zmqps.gpu.pinning import pin
-from zmqps.launch.cluster import GRACE_S, Nodes
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.handout import worker_keys
+from zmqps.launch.nodes import GRACE_S, Nodes
 from zmqps.launch.processes import (
     Process,
     describe_exit,

@@ -22,9 +22,9 @@ from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.keys import load_node_keys
-from zmqps.launch.cluster import AT_ONCE, GRACE_S
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.handout import worker_keys
+from zmqps.launch.nodes import AT_ONCE, GRACE_S
 from zmqps.launch.processes import (
     Process,
     describe_exit,

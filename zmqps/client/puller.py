@@ -58,6 +58,14 @@ class Puller(Connection):
             token=token,
             io_threads=io_threads,
         )
+        me = weakref.ref(self)
+
+        def recut(event: Any) -> None:
+            requests = worker._requests if (worker := me()) is not None else None
+            if isinstance(event, Attached) and requests is not None:
+                requests.lie(event.placement)
+
+        self._listeners.append(recut)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -81,7 +89,8 @@ class Puller(Connection):
         callback : callable
             Called with a `Rollback`: the version, how much is lost, and the state that was saved with the checkpoint.
         """
-        self._listeners.append(checks.function("callback", callback))
+        call = checks.function("callback", callback)
+        self._listeners.append(lambda event: call(event) if isinstance(event, Rollback) else None)
 
     def statistics(self) -> Statistics:
         """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""

@@ -11,6 +11,7 @@ from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.tensors import Destination, Tables, check_names, flatten, look, plain_ones
 from zmqps.codecs import Codec
+from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
@@ -76,11 +77,10 @@ class Requests:
         buffers: GradientBuffers | None = None,
     ) -> None:
         self.job = attached.job
-        self._placement = attached.placement
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
-        self._plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
+        self.lie(attached.placement)
         self._tables = Tables()
-        tables = self._placement.keyspace.tables
+        tables = attached.placement.keyspace.tables
         self._shapes = tuple((table.size, table.dtype) for table in tables)
         places = {
             number: (table, start, start + self.job.parameters[number].size)
@@ -94,6 +94,11 @@ class Requests:
         self._empty = empty
         self._in_place = in_place
         self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
+
+    def lie(self, placement: Placement) -> None:
+        """Plan transfers for other shards from now on; also from the background thread."""
+        plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
+        self._planned = placement, plans  # together, for what is planned meanwhile
 
     def gradient_buffers(self) -> GradientBuffers:
         """Return the arrays of `zmqps.Worker.gradient_buffers`."""
@@ -243,13 +248,14 @@ class Requests:
             key: tuple[int, ...] | frozenset[int] | None = tuple(dict.fromkeys(numbers))
         else:
             key = None if numbers is None or len(set(numbers)) == len(self.job.parameters) else frozenset(numbers)
-        if key not in self._plans:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.pop(next(iter(self._plans)))
+        placement, plans = self._planned
+        if key not in plans:
+            if len(plans) >= MAX_PLANS:
+                plans.pop(next(iter(plans)))
             some = None if key is None or len(key) == len(self.job.parameters) else frozenset(key)
-            cargoes = plan(self._placement, some)
-            self._plans[key] = in_order(cargoes, key) if isinstance(key, tuple) else cargoes
-        return self._plans[key]
+            cargoes = plan(placement, some)
+            plans[key] = in_order(cargoes, key) if isinstance(key, tuple) else cargoes
+        return plans[key]
 
 
 def _several(names: str | Iterable[str] | None) -> list[str] | None:

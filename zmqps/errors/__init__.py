@@ -11,6 +11,7 @@
     ├── AddressInUseError (OSError)          the port is taken, and by whom
     ├── DeposedError (ConnectionError)       a copy of a shard that does not answer for it; another one does, or will
     ├── DrainError (RuntimeError)            a server that was to go has something that no other can take
+    ├── ScaleError (RuntimeError)            jobs cannot lie on so many servers
     ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
     │   └── ForkedError                      it belongs to the process that this one was forked from
@@ -81,7 +82,7 @@ from zmqps.errors.configuration import (
     UnresolvedNameError,
     UnsafeFileError,
 )
-from zmqps.errors.durable import DeposedError, DrainError
+from zmqps.errors.durable import DeposedError, DrainError, ScaleError
 from zmqps.errors.journal import JournalBehindError, JournalError
 from zmqps.errors.nodes import (
     ClosedError,
@@ -166,6 +167,7 @@ __all__ = [
     "PeerLostError",
     "ProtocolError",
     "ProtocolVersionError",
+    "ScaleError",
     "ServerMemoryError",
     "ShapeError",
     "ShardBrokenError",

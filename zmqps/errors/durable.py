@@ -25,3 +25,13 @@ class DrainError(PSError, RuntimeError):
     server: str
     why: str
     advice: str
+
+
+class ScaleError(PSError, RuntimeError):
+    """Jobs cannot lie on so many servers; training goes on, on those that there are."""
+
+    code = 82
+    text = "the cluster cannot have {servers} servers: {why}; {advice}"
+    servers: int
+    why: str
+    advice: str

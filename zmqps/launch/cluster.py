@@ -1,169 +1,41 @@
-"""A coordinator and its servers as child processes: `LocalCluster`, and what ``zmqps up`` shares with it."""
+"""`LocalCluster`: a coordinator and its servers as child processes of a program."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import shutil
-import signal
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from zmqps import checks
-from zmqps.core.coordinator.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.errors import ClosedError, DeadlineError, ForkedError, counted
+from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
-from zmqps.keys import find_keys, load_node_keys
+from zmqps.keys import find_keys
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.logs import LEVELS
-from zmqps.launch.processes import Process, all_exited, end, launched_for, node_command, node_environment, tail
+from zmqps.launch.nodes import Nodes
+from zmqps.launch.processes import Process, launched_for, node_environment
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder
-from zmqps.nodes.inquiry import ask_status, inquire, run_blocking
+from zmqps.nodes.inquiry import ask_status, run_blocking, scale_servers
 from zmqps.nodes.server import IO_THREADS, ServerConfig
 
 T = TypeVar("T")
 
-#: How long a node may take to end when asked to. The coordinator says goodbye first.
-GRACE_S = GOODBYE_S + 2.0
-#: Ends a server without a coordinator at once: at SIGTERM it would hand over what it has first.
-AT_ONCE = signal.SIGINT
 START_TIMEOUT = 30.0
 
 log = logging.getLogger("zmqps.cluster")
 
 _clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
-
-
-class Nodes:
-    """The coordinator and servers of a cluster, from their start to their end.
-
-    Parameters
-    ----------
-    config
-        What to start.
-    spawn
-        Starts one: ``spawn(name, command)``.
-    """
-
-    def __init__(self, config: ClusterConfig, spawn: Callable[[str, Sequence[str]], Process]) -> None:
-        self.address = ""
-        self.processes: list[Process] = []
-        #: What those show who ask its coordinator.
-        self.keys = load_node_keys(config.keys)
-        self._config = config
-        self._spawn = spawn
-        self._missing = "the coordinator to start"
-
-    @property
-    def coordinator(self) -> Process:
-        """The coordinator's process."""
-        return self.processes[0]
-
-    @property
-    def servers(self) -> list[Process]:
-        """The servers' processes."""
-        return self.processes[1:]
-
-    async def start(self, timeout: float) -> None:
-        """Start all; return when all servers have joined.
-
-        Raises
-        ------
-        AddressInUseError, ConfigurationError, NodeFailedError
-            What kept a node from starting.
-        DeadlineError
-            Says what is missing, with its last log lines.
-        """
-        try:
-            async with asyncio.timeout(timeout):
-                await self._start()
-        except TimeoutError:
-            logs = "".join(f"\n{process.name}:\n{tail(process.log)}" for process in self.processes)
-            text = f"{self._missing}; the last log lines:{logs}"
-            raise DeadlineError(operation="the start of the cluster", seconds=timeout, waiting_for=text) from None
-
-    async def _start(self) -> None:
-        self._add("coordinator", self._coordinator_command())
-        self.address = await self.coordinator.announcement()
-        num_servers = self._config.options.servers
-        for index in range(num_servers):
-            self._add(f"server-{index}", self._server_command(index))
-        for server in self.servers:
-            self._missing = f"{server.name} to start"
-            await server.announcement()
-
-        def joined(status: Mapping[str, Any]) -> bool:
-            here: int = sum(member["role"] == "server" for member in status["members"])
-            self._missing = f"{num_servers - here} of {counted(num_servers, 'server')} to join"
-            return here == num_servers
-
-        await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
-
-    async def restart(self, index: int) -> None:
-        """Start a node again that has ended, by its place in `processes`: the coordinator, 0, at the address it had.
-
-        Raises
-        ------
-        AddressInUseError, ConfigurationError, NodeFailedError
-            What kept it from starting.
-        """
-        before, command = self.processes[index], self._coordinator_command()
-        if index:
-            command = self._server_command(index - 1)
-        self.processes[index] = self._spawn(before.name, command)
-        before.close()
-        address = await self.processes[index].announcement()
-        if not index:
-            self.address = address
-
-    def _coordinator_command(self) -> list[str]:
-        own = ["--own-servers"] * self._config.is_local
-        return node_command("coordinator", *self._config.coordinator(), *own)
-
-    def _server_command(self, index: int) -> list[str]:
-        return node_command("server", *self._config.server(index, self.address))
-
-    def _add(self, name: str, command: Sequence[str]) -> None:
-        self.processes.append(self._spawn(name, command))
-
-    async def _while_all_run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for something, or for the first node that ends before."""
-        task = asyncio.ensure_future(work)
-        exits = {asyncio.ensure_future(process.exited()): process for process in self.processes}
-        try:
-            await asyncio.wait([task, *exits], return_when=asyncio.FIRST_COMPLETED)
-            for ended, process in exits.items():
-                if ended.done() and not task.done():
-                    raise process.failure(ended.result())
-            return await task
-        finally:
-            for future in [task, *exits]:
-                future.cancel()
-            await asyncio.gather(task, *exits, return_exceptions=True)
-
-    async def stop(self) -> None:
-        """End all: the coordinator tells the servers (and any worker), then what is left is ended."""
-        await end(self.processes[:1], signal.SIGTERM, GRACE_S)
-        await end(self.servers, AT_ONCE, GRACE_S)
-
-    async def ended_by_themselves(self) -> bool:
-        """Give the servers of a coordinator that has ended the time to follow it."""
-        return await all_exited(self.processes, GRACE_S)
-
-    def close(self) -> None:
-        """Release what this process holds of them."""
-        for process in self.processes:
-            process.close()
 
 
 class LocalCluster:
@@ -411,6 +283,33 @@ class LocalCluster:
         """
         theirs = find_keys(None, None, os.environ) if self._joined else None  # as `zmqps.connect` finds them
         return ask_status(self.address, timeout=timeout, keys=theirs or self._nodes.keys)
+
+    def scale(self, servers: int, *, timeout: float | None = None) -> str:
+        """Let all jobs lie on so many servers while they are trained; return how that went.
+
+        Servers that are missing are started. Those that are too many hand over what they have, and end.
+
+        Parameters
+        ----------
+        servers, timeout
+            How many, and the seconds that it may take; by default as for the start.
+
+        Raises
+        ------
+        DeadlineError, ScaleError
+            It takes longer, and goes on nevertheless; it cannot be done.
+        ConfigurationError, NodeFailedError
+            What kept a server from starting; or this process was launched, and the cluster is not its own.
+        """
+        self._must_run()
+        if self._joined:
+            raise ConfigurationError("this process was launched for a cluster: change that by zmqps scale")
+        seconds = self._timeout if timeout is None else checks.seconds("timeout", timeout)
+        number = checks.whole("servers", servers, 1, 4096)
+
+        nodes = self._nodes
+        run_blocking(nodes.grow(number, seconds))
+        return scale_servers(self.address, number, timeout=seconds, job_secret=nodes.job_secret, keys=nodes.keys)
 
     def _spawn(self, name: str, command: Sequence[str]) -> Process:
         assert self._directory is not None

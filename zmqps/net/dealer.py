@@ -226,7 +226,7 @@ class Dealers:
 
     def open(self, peer: Peer, endpoint: str, identity: Any = b"") -> None:
         """Open a connection in the background; one to the same peer is closed. Raises as `Dealer` does."""
-        self._hang_up(peer)
+        self.hang_up(peer)
         dealer = self._dealers[peer] = Dealer(self._context, peer, endpoint, self._role, self._keys, identity)
         self.sockets[peer] = dealer.socket
         self._added(peer, dealer.socket)
@@ -255,10 +255,11 @@ class Dealers:
             self._keys = renewed  # somebody has rotated them
             self.open(dealer.peer, dealer.endpoint, dealer.socket.getsockopt(zmq.IDENTITY))
             return
-        self._hang_up(dealer.peer)
+        self.hang_up(dealer.peer)
         self._noticed(Unreachable(dealer.peer, error))
 
-    def _hang_up(self, peer: Peer) -> None:
+    def hang_up(self, peer: Peer) -> None:
+        """Close a connection, if there is one of this name."""
         if (dealer := self._dealers.pop(peer, None)) is not None:
             del self.sockets[peer]
             self._removed(peer, dealer.socket)

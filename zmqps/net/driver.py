@@ -20,6 +20,7 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
     Connect,
+    Disconnect,
     Exit,
     Landed,
     Log,
@@ -229,6 +230,8 @@ class Driver:
                     self.transport.connect(peer, endpoint)
                 except PSError as error:
                     self._unreachable(peer, error)
+            case Disconnect(peer):
+                self.transport.disconnect(peer)
             case Look(peer, endpoint):
                 # nobody waits for this thread: the system's resolver may take a minute
                 Thread(target=self._look, args=(asyncio.get_running_loop(), peer, endpoint), daemon=True).start()

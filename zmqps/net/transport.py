@@ -35,6 +35,9 @@ class Transport(Protocol):
     def connect(self, peer: Peer, endpoint: str) -> None:
         """Open a connection in the background to one of the ``endpoint``'s and call it ``peer``."""
 
+    def disconnect(self, peer: Peer) -> None:
+        """Close a connection that was opened here; what has not left yet is dropped, and nothing is delivered."""
+
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
         """Queue a message; False if it was dropped because the peer is not connected or not reading.
 

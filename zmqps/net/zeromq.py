@@ -188,14 +188,12 @@ class ZmqTransport:
         return router
 
     def connect(self, peer: Peer, endpoint: str) -> None:
-        """Open a connection in the background; it comes back by itself when it breaks.
-
-        Raises
-        ------
-        ConfigurationError
-            The endpoint is invalid, or the keys are for others.
-        """
+        """Open a connection in the background; it comes back by itself when it breaks. Raises as `Dealer` does."""
         self._dealers.open(peer, endpoint)
+
+    def disconnect(self, peer: Peer) -> None:
+        """Close a connection that was opened here."""
+        self._dealers.hang_up(peer)
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))

@@ -1,7 +1,8 @@
-"""How much memory a server's host has left."""
+"""How much memory a server's host has left, and how many processors are idle."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 #: What a container may use, what it uses, and what of that are files it has read, whose memory can be had at once;
@@ -22,3 +23,23 @@ def available_nbytes() -> int:
         return min(available, max(0, int(CGROUP_LIMIT.read_text()) - int(CGROUP_USED.read_text()) + files))
     except (OSError, ValueError):  # no container, or one without a limit
         return available
+
+
+class Processors:
+    """How many processors of this host are idle."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic(), _idle_s()
+
+    def idle(self) -> float:
+        """Return how many there were on average since this was asked last."""
+        (began, before), self._last = self._last, (time.monotonic(), _idle_s())
+        return (self._last[1] - before) / max(self._last[0] - began, 1e-9)
+
+
+def _idle_s() -> float:
+    """Return how many seconds all processors together were idle."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(times.idle) + float(getattr(times, "iowait", 0.0))

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.protocol.guard import drain_guard, end_guard, save_guard
+from zmqps.core.protocol.guard import drain_guard, end_guard, save_guard, scale_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Scale
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
@@ -209,6 +209,41 @@ def drain_server(
     question = Drain(1, name, int(stay), nonce, drain_guard(secret, name, nonce, int(stay)))
     machine = Inquiry(address, question=question, progress=progress)
     run_blocking(_run_long(machine, "drain", timeout, keys))
+    return machine.text
+
+
+def scale_servers(
+    address: str,
+    servers: int,
+    *,
+    timeout: float = 600.0,
+    progress: Callable[[str], None] = lambda text: None,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+) -> str:
+    """Let the jobs of the cluster at an address lie on so many of its servers; return how that went.
+
+    Parameters
+    ----------
+    servers
+        How many: of those that are there. Servers beyond them hand over what they have, and end.
+    timeout, progress
+        As for `drain_server`.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered, or it takes longer.
+    ScaleError
+        There are too few servers, or it cannot be done.
+    IdentityError, ConfigurationError
+        As for `end_job`.
+    """
+    nonce, number = secrets.token_bytes(KEY_NBYTES), checks.whole("servers", servers, 1, 4096)
+    secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
+    question = Scale(1, number, nonce, scale_guard(secret, str(number), nonce))
+    machine = Inquiry(address, question=question, progress=progress)
+    run_blocking(_run_long(machine, "scale", timeout, keys))
     return machine.text
 
 

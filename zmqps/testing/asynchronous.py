@@ -18,7 +18,7 @@ from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.training import Life, Training, copies_on, life_of, life_on
+from zmqps.testing.training import Life, Training, copies_on, life_of
 
 if TYPE_CHECKING:
     from zmqps.core.job.keyspace import Placement
@@ -89,6 +89,8 @@ class AsyncTraining(Training):
         )  # … is, by what is said
         self._marks_of: dict[int, tuple[Push, int]] = {}  # by id: what a push is marked with
         self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
+        # by id of a placement and number of a shard: the placement, and whose each element is
+        self._owners: dict[tuple[int, int], tuple[Placement, Any]] = {}
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Tensors of zeros, plain SGD."""
@@ -200,22 +202,24 @@ class AsyncTraining(Training):
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that each copy has pushes there were, each once at most, and all that were acknowledged."""
-        for epoch, shard in copies_on(simulation, node, self.name):
-            now = sum(state.version for state in shard.slices), self._num_acknowledged
-            life = life_on(simulation, node, self.name)
+        for life, epoch, shard in copies_on(simulation, node, self.name):
+            now = sum([state.version for state in shard.slices]), self._num_acknowledged
             if self._checked.get((node.name, epoch, life)) != now:
                 self._checked[node.name, epoch, life] = now
-                for values, owners in self._values(shard):
-                    self._check_values(values, self._attempted[life][owners])
+                values, owners = self._values(shard)
+                self._check_values(values, self._attempted[life][owners])
                 if simulation.is_live(node, epoch):
                     self._check_acknowledged(shard, life)
 
-    def _values(self, shard: Shard) -> Iterator[tuple[Any, Any]]:
-        """Yield the values of each slice, as integers, and whose they are."""
-        for state in shard.slices:
-            segments = state.slice.segments
-            starts = np.repeat([s.start - s.position for s in segments], [s.size for s in segments])
-            yield state.value.astype(np.int64), (starts + np.arange(state.slice.size)) % self.lives
+    def _values(self, shard: Shard) -> tuple[Any, Any]:
+        """Return the values of a shard, slice by slice, as integers, and whose they are."""
+        key = id(shard.placement), shard.index
+        if key not in self._owners:
+            segments = [segment for slice_ in shard.placement.slices[shard.index] for segment in slice_.segments]
+            elements = [np.arange(s.start, s.start + s.size) for s in segments]
+            self._owners[key] = shard.placement, np.concatenate([np.zeros(0, np.int64), *elements]) % self.lives
+        values = np.concatenate([np.zeros(0), *[state.value for state in shard.slices]])
+        return values.astype(np.int64), self._owners[key][1]
 
     def _check_values(self, values: Any, attempted: Any) -> None:
         if self._base == 1.0:
@@ -227,16 +231,16 @@ class AsyncTraining(Training):
 
     def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that every push that was acknowledged has been applied."""
-        for epoch, shard in copies_on(simulation, server, self.name):
+        for life, epoch, shard in copies_on(simulation, server, self.name):
             if simulation.is_live(server, epoch):
-                self._check_acknowledged(shard, life_on(simulation, server, self.name))
+                self._check_acknowledged(shard, life)
 
     def _check_acknowledged(self, shard: Shard, life: Life) -> None:
         """Assert that a shard has every push that was acknowledged and is not lost by going back to a checkpoint."""
         due = self._applied[life] & ~self._lost[life, shard.index]
-        for values, owners in self._values(shard):
-            applied = due[owners]
-            assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
+        values, owners = self._values(shard)
+        applied = due[owners]
+        assert self._holds(values, applied), f"an acknowledged push is missing: {values}, {applied}"
 
     def _holds(self, values: Any, applied: Any) -> bool:
         there = values >= applied if self._base == 1.0 else values & applied == applied
@@ -282,6 +286,10 @@ class AsyncTraining(Training):
         self._gone[life, shard][who] |= sum({self._marks_of[id(push)][1] for push in lost})
         unanswered = self._lost[life, shard][who] & ~self._applied[life][who]
         self._lost[life, shard][who] = self._gone[life, shard][who] | unanswered
+
+    def miss(self, worker: Node, shard: int, push: object) -> None:
+        """Expect nothing of a push on a shard that had gone back when it was acknowledged, until the worker says so."""
+        self._lost[life_of(worker), shard][worker.number] |= self._marks_of[id(push)][1]
 
     def _has(self, saved: SavedJob, placement: Placement, shard: int) -> Any:
         """Return by worker which pushes a checkpoint has in all of a shard."""

@@ -131,9 +131,12 @@ class Comebacks:
         assert isinstance(machine, CoordinatorMachine)
         knows = {key_of(*key): as_kept(data) for key, data in dump_all(machine).items()}
         kept = self._simulation.journals[coordinator.name]
+        if knows == kept:
+            return
         wrong = sorted(key for key in {*knows, *kept} if knows.get(key) != kept.get(key))
-        assert not wrong, "the journal does not hold what the coordinator knows: " + ", ".join(
-            f"{key} {_differs(_data(kept.get(key)), _data(knows.get(key)))}" for key in wrong[:3]
+        raise AssertionError(
+            "the journal does not hold what the coordinator knows: "
+            + ", ".join(f"{key} {_differs(_data(kept.get(key)), _data(knows.get(key)))}" for key in wrong[:3])
         )
 
     def resolved(self, worker: Node, operation: Operation, value: object, *, may_be_lost: bool) -> None:

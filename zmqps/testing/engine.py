@@ -18,6 +18,7 @@ from zmqps.core.protocol.events import (
     Action,
     Connect,
     Connected,
+    Disconnect,
     Disconnected,
     Exit,
     Log,
@@ -183,7 +184,7 @@ class Engine:
         for connection in early.values():
             self.at(connection.up_at, partial(self._back, connection, connection.life))
         self.note(node.name, "starts")
-        self._do(node, lambda: node.machine.start(self.now))
+        self._do(node, node.machine.start(self.now))
         if node.program is not None:
             self._advance(node, partial(next, node.program))
         return node
@@ -211,9 +212,8 @@ class Engine:
 
     # --- events and actions --------------------------------------------------------------------
 
-    def _do(self, node: Node, ask: Callable[[], list[Action]]) -> None:
-        """Let a node's machine take an event, execute what it says, check what must hold."""
-        actions = ask()
+    def _do(self, node: Node, actions: list[Action]) -> None:
+        """Execute what a node's machine has said to an event, check what must hold."""
         if self.send_s:
             sends = sum(isinstance(action, Send) for action in actions)
             node.busy_until = max(node.busy_until, self.now) + sends * self.send_s
@@ -267,11 +267,11 @@ class Engine:
         assert not late or self.now <= node.stopped_until, f"{node.name} waits beyond the deadline of {late}"
         still_due = node.machine.next_deadline()
         if still_due is None or still_due > self.now:
-            self._do(node, list)  # it has moved; only the timer is armed again
+            self._do(node, [])  # it has moved; only the timer is armed again
             return
         node.rings = (self.now, node.rings[1] + 1 if node.rings[0] == self.now else 1)
         assert node.rings[1] < MOST_RINGS, f"the timer of {node.name} spins: due at {still_due}, again and again"
-        self._do(node, lambda: node.machine.on_deadline(self.now))
+        self._do(node, node.machine.on_deadline(self.now))
 
     def _execute(self, node: Node, action: Action) -> None:
         match action:
@@ -298,6 +298,10 @@ class Engine:
                     self.at(link.up_at, partial(self._back, link, link.life))
                 else:
                     self._early.setdefault(acceptor, {})[names[1]] = link
+            case Disconnect(peer):
+                link = node.connections.pop(peer)
+                self.network.close(link)
+                self._early.get(link.ends[1], {}).pop(link.names[1], None)
             case Look(peer, _):
                 self.at(self.now + LOOK_S, lambda: self.event(node, Looked(peer, "nobody answers there")))
             case Run(tag, work):
@@ -318,25 +322,27 @@ class Engine:
         if node.alive and self.now < node.stopped_until:  # stopped while it computed: what it did is taken afterwards
             self.at(node.stopped_until, partial(self.event, node, event))
         elif node.alive:
-            self._do(node, lambda: node.machine.handle(event, self.now))
+            self._do(node, node.machine.handle(event, self.now))
 
     def _send(self, node: Node, peer: Peer, message: Message, readers: Any) -> None:
         connection = node.connections.get(peer)
         if connection is None:
             return  # as a ROUTER does with an identity it does not know
         receiver = 1 if connection.ends[0] == node.name else 0
+        to = connection.ends[receiver]
         for hook in self.on_send:
-            hook(node, connection.ends[receiver], message)
+            hook(node, to, message)
             if not node.alive:
                 return
-        if any([swallows(node, connection.ends[receiver], message) for swallows in self.swallows]):
+        if self.swallows and any([swallows(node, to, message) for swallows in self.swallows]):
             self.network.lost += 1
             return
         packet = Packet.of(encode(message), readers)
+        nbytes = packet.nbytes
         self.counters["messages"] += 1
         self.counters["coordinator messages"] += connection.control
-        self.counters["nbytes"] += packet.nbytes
-        times = self.network.arrivals(connection, receiver, packet.nbytes, self.now)
+        self.counters["nbytes"] += nbytes
+        times = self.network.arrivals(connection, receiver, nbytes, self.now)
         if not times:
             packet.left()
         for time in times:
@@ -371,6 +377,8 @@ class Engine:
             # it has yet to take that the connection has ended, as after a stop: that comes before its return
             ready = max(self.now, opener.stopped_until, opener.busy_until) + self._message_s
             return self.at(ready, partial(self._back, connection, life))
+        if opener is not None and opener.connections.get(connection.names[0]) is not connection:
+            return None  # closed meanwhile
         if opener is not None and acceptor is not None and acceptor.alive and connection.life == life:
             self.note(opener.name, f"is connected to {acceptor.name}")
             if opener.inbox:  # the end of the connection before this one may wait there
@@ -393,6 +401,8 @@ class Engine:
 
     def _receive(self, node: Node, connection: Connection, receiver: int, packet: Packet | None) -> None:
         peer = connection.names[receiver]
+        if node.connections.get(peer) is not connection:
+            return None  # closed meanwhile
         if packet is UP:
             return self.event(node, Connected(peer))
         if receiver == 1:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.keyspace import Placement, Segment
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.slices import SliceState
 from zmqps.optim import OptimizerSpec
 from zmqps.testing.reference import Gradient
 from zmqps.testing.training import ReferenceRules
 
-#: A slice at a version: its value, its slots, and how many updates each parameter has had.
-State = tuple[list[bytes], list[int]]
+#: A parameter at a version: its value and its slots, flat, and how many updates it has had.
+State = tuple[list[Array], int]
 
 
 class ExactReference:
-    """The shards of a job that is trained in one place, without a network, and what their slices were at each version.
+    """The shards of a job that is trained in one place, without a network, and its parameters at each version.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ class ExactReference:
             parts, payload = _of_shard(shard, values)
             if parts:
                 shard.load(parts, payload)
-        self._states: dict[tuple[int, int, int], State] = {}  # by shard, slice and version
+        self._states: dict[tuple[int, int], State] = {}  # by parameter and version: a job may be cut otherwise
         self._note()
 
     def step(self, contributors: Sequence[Contributor], gradients: Iterable[Gradient]) -> None:
@@ -51,17 +53,31 @@ class ExactReference:
         self._note()
 
     def _note(self) -> None:
-        for shard in self._shards:
-            for state in shard.slices:
-                arrays = [array.tobytes() for array in (state.value, *state.slots)]
-                self._states[shard.index, state.slice.index, shard.version] = arrays, state.steps.tolist()
+        found: dict[int, list[tuple[int, list[Array], int]]] = defaultdict(list)
+        for state in (state for shard in self._shards for state in shard.slices):
+            for s, arrays, steps in _segments(state):
+                found[s.parameter].append((s.start, arrays, steps))
+        for parameter, parts in found.items():
+            parts.sort(key=lambda part: part[0])
+            whole = [np.concatenate(pieces) for pieces in zip(*(arrays for _, arrays, _ in parts), strict=True)]
+            self._states[parameter, self._shards[0].version] = whole, parts[0][2]
 
     def compare(self, shard: Shard, who: str) -> None:
         """Assert that a copy of a shard is what it must be at its version."""
         for state in shard.slices:
-            expected = self._states[shard.index, state.slice.index, shard.version]
-            got = [array.tobytes() for array in (state.value, *state.slots)], state.steps.tolist()
-            assert got == expected, f"{who} differs from uninterrupted training at version {shard.version}"
+            for s, arrays, steps in _segments(state):
+                expected, there = self._states[s.parameter, shard.version]
+                its = [array[s.start : s.start + s.size] for array in expected]
+                same = [one.tobytes() == other.tobytes() for one, other in zip(arrays, its, strict=True)]
+                text = f"{who} differs from uninterrupted training at version {shard.version}"
+                assert (same, steps) == ([True] * len(same), there), text
+
+
+def _segments(state: SliceState) -> Iterator[tuple[Segment, list[Array], int]]:
+    """Yield what a slice has of each parameter: where that is, its value and slots, and how many updates it has had."""
+    for number, s in enumerate(state.slice.segments):
+        its = slice(s.position, s.position + s.size)
+        yield s, [array[its] for array in (state.value, *state.slots)], int(state.steps[number])
 
 
 def _of_shard(shard: Shard, source: Sequence[Array | None]) -> tuple[list[Part], list[Array]]:

@@ -81,8 +81,18 @@ class Fallbacks:
                 link, request = found
                 assert isinstance(request.transfer, Pushing)
                 self._acked[receiver.name, link.shard][request.seq] = request.transfer
+                if self._is_given_up(receiver, link.epoch):
+                    self._training.miss(receiver, link.shard, request.transfer)
         elif isinstance(message, GoBack | WentBack | Recalled):
             self._perhaps(receiver)
+
+    def _is_given_up(self, worker: Node, epoch: int) -> bool:
+        """Whether a copy is of a shard that has gone back since, though its server and the worker may not know."""
+        assert isinstance(worker.machine, SessionMachine)
+        run = self._simulation.coordinator.runs.get(worker.machine.member.identity.job)
+        if run is None or (run.fallback.is_followed and not run.fallback.active):
+            return False
+        return epoch not in run.startup.copies.by_epoch
 
     def _perhaps(self, node: Node) -> None:
         if self._simulation.network.happens(self._crash):

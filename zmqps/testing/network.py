@@ -72,6 +72,8 @@ class Faults:
         The same where a job goes back to a checkpoint.
     drain
         How often a second some server is asked to go; another one comes in its place.
+    scale
+        How often a second another number of servers is asked for.
     copying
         Probability that a server dies as it sends or takes a message about copies of shards.
     """
@@ -99,6 +101,7 @@ class Faults:
     saving: float = 0.0
     falling: float = 0.0
     drain: float = 0.0
+    scale: float = 0.0
     copying: float = 0.0
 
     @property
@@ -298,6 +301,16 @@ class Network:
             other = connection.ends[connection.ends[0] == name]
             if other in self._of:
                 self._of[other].remove(connection)
+
+    def close(self, connection: Connection) -> None:
+        """The end that opened a connection has closed it: the last of what it has sent arrives, or none of it."""
+        if self._rng.random() < 0.5:
+            connection.life += 1
+        connection.up_at = float("inf")
+        self.ended(connection)
+        for connections in (*(self._of.get(end, []) for end in connection.ends), *self._orphans.values()):
+            if connection in connections:
+                connections.remove(connection)
 
     def revive(self, name: str, now: float) -> dict[Peer, Connection]:
         """A node is started again where one was before: return the connections that find it by themselves."""

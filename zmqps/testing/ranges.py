@@ -87,8 +87,10 @@ class RangeWitness:
             return
         worker = self._simulation.nodes[receiver]
         life, who = life_of(worker), worker.identity.incarnation
-        if (who, message.request) in self._answered:
-            return  # said again
+        if (who, message.request) in self._answered:  # said again; if the job has gone back since, it has it anew
+            if message.start < message.stop and (message.data_pass, message.number) not in self._done.get(life, ()):
+                self._holders.setdefault((life, (message.data_pass, message.number)), who)
+            return
         self._answered.add((who, message.request))
         done, num_ranges = self._done.setdefault(life, set()), self._data.num_ranges
         if message.start >= message.stop:

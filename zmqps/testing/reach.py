@@ -21,14 +21,16 @@ def check_told(node: Node, now: float) -> None:
     if isinstance(machine, SessionMachine):
         for link in machine.links.by_shard:
             assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
+            if now <= since + TOLD_S:
+                continue
             # what the network knows, whatever the node has made of it
             missed_since = node.connections[link.peer].missed_since
             since_s = 0.0 if missed_since is None else now - max(missed_since, link.handshake.began_at)
             missed = since_s > TOLD_S and not link.handshake.is_over
-            if now > since + TOLD_S and (missed or link.handshake.silence(now) > TOLD_S):
+            if missed or link.handshake.silence(now) > TOLD_S:
                 assert link.handshake.why, f"{node.name} does not say why {link.title} does not come back"
                 assert link.title in str(machine.links.unreached(now)), f"{node.name} keeps it to itself"
 
 
 def _is_late(handshake: Handshake, since: float, now: float) -> bool:
-    return handshake.silence(now) > TOLD_S and now > since + TOLD_S and not handshake.why
+    return handshake.since is not None and handshake.silence(now) > TOLD_S < now - since and not handshake.why

@@ -83,6 +83,9 @@ class LostServers:
             for node in simulation.servers
             if node.alive and node is not server and self._absent.get(node.name, 0.0) <= simulation.now
         }
+        servers = simulation.coordinator.servers
+        if len(servers.staying) < len(servers) and not any(other.incarnation in there for other in servers.staying):
+            return False  # where nobody stays, those that were asked to go end at once with all that they have
         for run in simulation.coordinator.runs.values():
             copies = list(run.startup.copies)
             shards = {copy.shard for copy in copies if copy.server.incarnation == server.identity.incarnation}

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 GRACE_S = 1e6
 #: Where nobody is lost it takes no longer; where messages are lost with their connections, or a coordinator is away.
 LONGEST_S, LONGEST_OF_ALL_S = 12.0, 60.0
+#: The same where shards are cut anew, which waits for a step to end before, and again after.
+WHILE_SCALED_S = 30.0
 #: How long it takes until another server is started.
 AGAIN_S = 0.5, 5.0
 
@@ -76,7 +78,7 @@ class Rolling:
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
         if not faults.may_lose and simulation.coordinator.ending is None:
             rough = faults.loss or faults.drop or simulation.options.patience
-            before = simulation.now - (LONGEST_OF_ALL_S if rough else LONGEST_S)
+            before = simulation.now - (LONGEST_OF_ALL_S if rough else WHILE_SCALED_S if faults.scale else LONGEST_S)
             late = [name for name, at in self._asked.items() if simulation.nodes[name].alive and at < before]
             assert not late, f"{late[0]} was asked to go at {self._asked[late[0]]:.1f}, and is still there"
 

@@ -50,6 +50,16 @@ DRAINS = {
     "drains-lost": Faults(delay=0.004, drain=1.0, server_crash=0.15),
     "drains-everything": replace(EVERYTHING, drain=0.5),
 }
+SCALES = {
+    "scales": Faults(delay=0.01, scale=1.5),
+    "scales-breaks": Faults(delay=0.004, scale=1.0, loss=0.02),
+    "scales-drops": Faults(delay=0.004, scale=1.0, drop=0.02),
+    "scales-drains": Faults(delay=0.004, scale=0.5, drain=0.5),
+    "scales-crashes": Faults(delay=0.004, scale=1.0, crash=0.2),
+    "scales-twisted": Faults(delay=0.01, scale=1.0, duplication=0.15, reordering=0.15),
+    "scales-lost": Faults(delay=0.004, scale=1.0, server_crash=0.15),
+    "scales-everything": replace(EVERYTHING, scale=0.5, drain=0.2),
+}
 #: Bytes a second that a node sends.
 BANDWIDTH = 1.25e9
 #: The same where a slice takes longer than the longest silence before a server is asked what it has.
@@ -266,6 +276,27 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-drains-returned"] = Scenario(
             faults=DRAINS["drains"], training=training, servers=3, workers=workers, journaled=True, calm_s=LATE_CALM_S
         )
+    for mode, training in drained.items():
+        workers = 6 if mode == "jobs" else 3
+        for kind, faults in SCALES.items():
+            if kind != "scales-lost" and (mode != "jobs" or kind in ("scales", "scales-twisted")):
+                found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, workers=workers)
+            if mode != "jobs" and not faults.loss and not faults.drop:  # who is silent is lost before it can be back
+                found[f"{mode}-{kind}-replicas"] = Scenario(faults=faults, training=training, servers=3, replicas=1)
+        found[f"{mode}-scales-returned"] = Scenario(
+            faults=SCALES["scales"], training=training, workers=workers, journaled=True, calm_s=LATE_CALM_S
+        )
+        if mode != "jobs":
+            found[f"{mode}-scales-returned-replicas"] = Scenario(
+                faults=SCALES["scales-lost"], training=training, servers=3, replicas=1, journaled=True,
+                calm_s=LATE_CALM_S,
+            )  # fmt: skip
+            found[f"{mode}-scales-saves"] = Scenario(
+                faults=replace(saving["saves"], scale=1.0), training=training, saved=True
+            )
+    found["sync-scales-falls"] = Scenario(
+        faults=Faults(delay=0.004, server_crash=0.1, scale=1.0), training=drained["sync"], saved=True
+    )
     falling = {
         "falls": Faults(delay=0.004, server_crash=0.12),
         "falls-crashes": Faults(delay=0.004, server_crash=0.08, falling=0.02),

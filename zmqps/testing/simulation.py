@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from typing import Protocol
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -19,6 +21,7 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Init, Operation
+from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
@@ -34,6 +37,7 @@ from zmqps.testing.network import Faults, Network
 from zmqps.testing.orphans import Orphans
 from zmqps.testing.reach import check_told
 from zmqps.testing.replicas import LostServers, replicated
+from zmqps.testing.resizing import Resizing
 from zmqps.testing.returns import Returns
 from zmqps.testing.rolling import Rolling
 from zmqps.testing.savers import Savers
@@ -75,6 +79,13 @@ class Report:
     coordinator_messages: int  # that it took or sent
     training_s: float
     digest: int
+
+
+class Checking(Protocol):
+    """Asserts what must hold."""
+
+    def check(self, node: Node, /) -> None:
+        """Assert it after an event of a node."""
 
 
 class Simulation(SimulatedCluster):
@@ -214,17 +225,22 @@ class Simulation(SimulatedCluster):
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self) if thrifty else None
         self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
-        self.copies_move |= faults.drain > 0
+        self._resizing = Resizing(self, faults, self._start_another, END_KEY) if faults.scale else None
+        self.copies_move |= faults.drain > 0 or faults.scale > 0
+        if self.copies_move:  # a coordinator may die after that, before anything else is looked at
+            self.on_written.append(lambda node: self.note_copies())
         self._unconfirmed_nbytes = unconfirmed_nbytes
         self._spares = spares
         self.returns = Returns(self) if claimed else None
         self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
+        roles = ("coordinator", "server", "worker", "observer")
+        self._checks = {role: self._checks_of(role) for role in roles} if validate else {}
         self.at(rng.random() * 0.3, self.start_coordinator)
         for number in range(servers + spares):
             self.at(rng.random() * 0.3, partial(self.start_server, number >= servers))
         for _ in range(workers):
             self.at(rng.random() * 0.5, self.start_worker)
-        Troubles(self, faults, self.losses, self._rolling)
+        Troubles(self, faults, self.losses, self._rolling, self._resizing)
         if calm_s < float("inf"):
             self.at(calm_s, self._calm)
 
@@ -239,9 +255,12 @@ class Simulation(SimulatedCluster):
             An invariant was violated.
         """
         try:
-            while not self.finished and (self.next_at or 0.0) < self._power_fails_s:
-                assert self.next_at is not None, f"nothing happens any more, yet these wait: {self._waiting()}"
-                assert self.next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {self._waiting()}"
+            while not self.finished:
+                next_at = self.next_at
+                assert next_at is not None, f"nothing happens any more, yet these wait: {self._waiting()}"
+                if next_at >= self._power_fails_s:
+                    break
+                assert next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {self._waiting()}"
                 self.step()
             finished_at = self.now
             self.network.quiet = True
@@ -387,35 +406,46 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
-            if node.role == "coordinator" and self.copies_move:
-                self.note_copies()
-            if node.role == "coordinator" and self._rolling is not None:
-                self._rolling.check()
-            check_told(node, self.now)
-            self.training.check(self, node)
-            if self.copies is not None:
-                self.copies.check(node)
-            if self.losses is not None:
-                self.losses.check(node)
-            if self._attackers is not None:
-                self._attackers.check(node)
-            if self._orphans is not None and node.role == "worker":
-                self._orphans.check(node)
-            for looking in (self._savers, self._fallbacks):
-                if looking is not None:
-                    looking.check(node)
-            if self._successors is not None:
-                self._successors.check(node)
-            if self.comebacks is not None and node.role == "coordinator":
-                self.comebacks.check(node)
-            if self.returns is not None:
-                self.returns.check(node)
-            if isinstance(node.machine, ServerMachine):
-                self._departures.check(node)
-                missed = {peer for peer, connection in node.connections.items() if connection.missed}
-                clients = node.machine.clients.by_incarnation
-                parked = {clients[who].peer for tenant in node.machine.tenants.values() for who, _ in tenant.parked}
-                assert not parked & missed, f"{node.name} keeps pulls of peers that are gone"
+            for check in self._checks[node.role]:
+                check(node)
+
+    def _checks_of(self, role: str) -> list[Callable[[Node], None]]:
+        """Return what asserts, beside its machine, what must hold after an event of a node of this role."""
+        checks: list[Callable[[Node], None]] = [partial(self.training.check, self)]
+        parts: list[Checking | None]
+        if role == "coordinator":
+            parts = [self.copies, self.losses, self._attackers, self._fallbacks, self._successors, self.comebacks]
+            checks = [self._check_fleet, *checks]
+            parts.append(self.returns)
+        elif role == "server":
+            parts = [self.copies, self._attackers, self._successors, self._departures]
+            checks = [self._check_told, *checks]
+        else:
+            parts = [self._orphans if role == "worker" else None, self._savers, self._successors]
+            checks = [self._check_told, *checks]
+        checks += [part.check for part in parts if part is not None]
+        return [*checks, self._check_parked] if role == "server" else checks
+
+    def _check_fleet(self, coordinator: Node) -> None:
+        if self.copies_move:
+            self.note_copies()
+        if self._rolling is not None:
+            self._rolling.check()
+        if self._resizing is not None:
+            self._resizing.check()
+
+    def _check_told(self, node: Node) -> None:
+        check_told(node, self.now)
+
+    def _check_parked(self, server: Node) -> None:
+        """Assert that a server keeps no pulls of peers that are gone."""
+        assert isinstance(server.machine, ServerMachine)
+        clients = server.machine.clients.by_incarnation
+        for tenant in server.machine.tenants.values():
+            for who, _ in tenant.parked:
+                connection = server.connections.get(clients[who].peer)
+                missed = connection is not None and connection.missed
+                assert not missed, f"{server.name} keeps pulls of peers that are gone"
 
     def _freed(self, receiver: Node, sender: str, message: Message) -> None:
         if isinstance(message, Discard):
@@ -423,7 +453,7 @@ class Simulation(SimulatedCluster):
 
     def notified(self, node: Node, event: object) -> None:
         """A worker is told that its job has gone back to a checkpoint."""
-        if self._fallbacks is not None:
+        if self._fallbacks is not None and isinstance(event, Rollback):
             self._fallbacks.notified(node, event)
 
     def run_s(self) -> float:

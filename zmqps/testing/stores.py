@@ -209,7 +209,7 @@ class _Writer:
         self._path = path
         self._part = part
 
-    def write(self, piece: Piece) -> None:
+    def write(self, piece: Piece, *, gently: bool = False) -> None:
         """Write a slice, as it is at this moment."""
         self._disk._work(self._path)
         assert piece.number not in self._part.slices, f"slice {piece.number} is written twice"

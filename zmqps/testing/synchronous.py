@@ -21,7 +21,7 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Life, Training, copies_on, life_on
+from zmqps.testing.training import Life, Training, copies_on
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
@@ -222,8 +222,7 @@ class SyncTraining(Training):
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that a server has the values of the reference, at each of its versions."""
-        for epoch, shard in copies_on(simulation, node, self.name) if self.witness is not None else ():
-            life = life_on(simulation, node, self.name)
+        for life, epoch, shard in copies_on(simulation, node, self.name) if self.witness is not None else ():
             if simulation.track_of_copy(life[0], epoch) > simulation.num_back[life]:
                 continue  # the others have yet to be loaded
             between = any(state.version == shard.version + 1 for state in shard.slices)  # a backup, in a step

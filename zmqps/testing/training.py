@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -123,6 +123,9 @@ class Training:
     def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
         """A worker has gone back; these of its pushes (`zmqps.core.worker.transfer.Push`) are lost on a shard."""
 
+    def miss(self, worker: Node, shard: int, push: object) -> None:
+        """A push was acknowledged by a copy of a shard that had gone back: it may be lost."""
+
     def went_back(self, simulation: SimulatedCluster, life: Life, saved: SavedJob) -> None:
         """All of a life of the job has gone back to a checkpoint, steps and data sets as well."""
 
@@ -164,16 +167,18 @@ def loaded_shard(node: Node, job: str = DEFAULT) -> Shard | None:
     return tenant.shard if tenant is not None and tenant.loaded else None
 
 
-def copies_on(simulation: SimulatedCluster, node: Node, job: str = DEFAULT) -> Iterator[tuple[int, Shard]]:
-    """Yield the copies of a job's shards on a server that have all values, and their epochs; of its last life."""
+def copies_on(simulation: SimulatedCluster, node: Node, job: str = DEFAULT) -> list[tuple[Life, int, Shard]]:
+    """Return the copies of a job's shards on a server that have all values, with their epochs; of its last life."""
     machine = node.machine
     if not isinstance(machine, ServerMachine) or machine.member.welcome is None:
-        return
-    life = life_on(simulation, node, job)
-    for epoch, tenant in machine.tenants.items():
-        same = tenant.name == job and simulation.life_of_copy(machine.member.welcome.incarnation, epoch) == life
-        if same and tenant.shard is not None and tenant.loaded:
-            yield epoch, tenant.shard
+        return []
+    coordinator = machine.member.welcome.incarnation
+    lives = {e: simulation.life_of_copy(coordinator, e) for e, tenant in machine.tenants.items() if tenant.name == job}
+    if not lives:
+        return []
+    last = lives[max(lives)]
+    shards = [(last, epoch, machine.tenants[epoch].shard) for epoch, life in lives.items() if life == last]
+    return [(life, epoch, shard) for life, epoch, shard in shards if shard is not None and shard.loaded]
 
 
 def life_of(worker: Node) -> Life:
@@ -182,12 +187,3 @@ def life_of(worker: Node) -> Life:
     assert isinstance(machine, SessionMachine)
     assert machine.member.welcome is not None
     return machine.member.welcome.incarnation, machine.epoch
-
-
-def life_on(simulation: SimulatedCluster, server: Node, job: str = DEFAULT) -> Life:
-    """Return the life of the job that a server keeps a shard of."""
-    machine = server.machine
-    assert isinstance(machine, ServerMachine)
-    assert machine.member.welcome is not None
-    tenant = tenant_of(server, job)
-    return simulation.life_of_copy(machine.member.welcome.incarnation, tenant.assign.epoch if tenant is not None else 0)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zmqps.testing.engine import Node
 from zmqps.testing.network import Faults
 from zmqps.testing.replicas import LostServers
+from zmqps.testing.resizing import Resizing
 from zmqps.testing.rolling import Rolling
 
 if TYPE_CHECKING:
@@ -37,10 +38,17 @@ class Troubles:
         Where shards have backups: which servers may be lost.
     rolling
         Where servers are drained: asks one to go.
+    resizing
+        Where their number changes: asks for another one.
     """
 
     def __init__(
-        self, simulation: SimulatedCluster, faults: Faults, losses: LostServers | None, rolling: Rolling | None
+        self,
+        simulation: SimulatedCluster,
+        faults: Faults,
+        losses: LostServers | None,
+        rolling: Rolling | None,
+        resizing: Resizing | None,
     ) -> None:
         self._simulation = simulation
         self._losses = losses
@@ -58,6 +66,8 @@ class Troubles:
         )  # fmt: skip
         if rolling is not None:
             rates = (*rates, (faults.drain, rolling.ask))
+        if resizing is not None:
+            rates = (*rates, (faults.scale, resizing.ask))
         for rate, do in rates:
             if rate:
                 self._schedule(rate, do)

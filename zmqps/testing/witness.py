@@ -33,7 +33,7 @@ from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.exact import ExactReference
 from zmqps.testing.reference import Gradient, Reference
-from zmqps.testing.training import Life, copies_on, life_of, life_on
+from zmqps.testing.training import Life, copies_on, life_of
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -142,8 +142,7 @@ class StepWitness:
         ended = coordinator.ended.by_name.get(self._name)
         if ended is None or not ended.how.startswith(FINISHED):
             return
-        for epoch, shard in copies_on(simulation, server, self._name):
-            life = life_on(simulation, server, self._name)
+        for life, epoch, shard in copies_on(simulation, server, self._name):
             if life == (coordinator.identity.incarnation, ended.epoch) and simulation.is_live(server, epoch):
                 steps = self._commits[life, simulation.num_back[life]]
                 num_steps = len(steps) if shard.slices else shard.version  # of nothing it may have been told of none

@@ -526,6 +526,15 @@ def test_jobs_are_saved_every_so_many_seconds() -> None:
     assert len(cluster.store.manifests) == 3
 
 
+@pytest.mark.parametrize("checkpoint_seconds", [None, 1e6])
+def test_the_next_one_is_made_at_once_where_the_shards_are_others(checkpoint_seconds: float | None) -> None:
+    cluster = Cluster(checkpoint_seconds=checkpoint_seconds)
+    cluster.wait(1.0)
+    cluster.machine.checkpoints.soon("default")
+    cluster.wait(2.0)
+    assert cluster.is_free() == (checkpoint_seconds is None)
+
+
 def test_jobs_are_saved_every_so_many_steps() -> None:
     cluster = Cluster("sync", checkpoint_steps=2)
     begun = []

@@ -17,6 +17,7 @@ from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
     Arrive,
     Commit,
+    Committed,
     Leave,
     Proceed,
     Range,
@@ -353,6 +354,7 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
     for step in range(3):  # w1 waits for w0's range, which w0 uses up in three steps of its own
         actions = coordinator.take("w0", Arrive(20 + step, step, (step + 1,)))
         assert sent(actions, Proceed, peer("w0")) == [Proceed(20 + step, step + 1, 1)]
+        coordinator.take("s0", Committed(1, step))
     actions = take(coordinator, "w0", 6, first, spec)
     assert got(actions, "w1").step == 3, "it goes on with the step that the others are at"
     actions = coordinator.take("w1", Arrive(6, 3, (1,)))

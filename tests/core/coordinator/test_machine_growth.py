@@ -17,6 +17,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Action, Received, Send
 from zmqps.core.protocol.messages import (
     Arrive,
+    Committed,
     Departed,
     Enter,
     Error,
@@ -58,6 +59,7 @@ class Crowded:
         """Let the two workers complete a step: neither waits for anybody else."""
         self.take("w0", Arrive(10 + number, number, (1,)))
         assert receivers(self.take("w1", Arrive(10 + number, number, (1,))), Proceed) == [peer("w0"), peer("w1")]
+        self.take("s0", Committed(1, number))
 
     def lose(self, *alive: str) -> list[list[Action]]:
         """Let all be lost but the trainers and these; return what each call does."""

@@ -22,7 +22,7 @@ class Job:
         self.copies = Copies(b"r" * 16, lambda: next(numbers))
         a, b = (servers.enter(hello("server", name), peer(name), 0.0) for name in "ab")
         self.copies.place([a, b])
-        self.moves = Moves(self.members)
+        self.moves = Moves(self.members, lambda who: True)
 
     def begin(self, generation: int = 1) -> list[Action]:
         copy: Copy = self.copies.by_epoch[1]

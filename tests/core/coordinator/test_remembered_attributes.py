@@ -16,7 +16,7 @@ KEPT = {
     "Membership": "members _barred",
     "MemberInfo": "hello rank origin holder answered named must_leave leaving",
     "Roster": "_by_rank _claims",
-    "Fleet": "_by_rank _claims wanted",
+    "Fleet": "_by_rank _claims wanted most",
     "Claims": "_last",
     "Erasures": "_awaited _moved",
     "ClusterEnd": "ending",
@@ -25,17 +25,19 @@ KEPT = {
     "JobRun": "name lost_shard",
     "Places": "_all_joined _missed",
     "Attendance": "here spares num_finished _names",
-    "Losses": "_lost _here _elsewhere _finished",
+    "Losses": "_lost _here _finished",
     "Occupancy": "training idle_since _before _left_alone _returned",
-    "Startup": "resumption epoch job owner placement built loaded ready loader told returning",
-    "Copies": "by_epoch",
+    "Startup": "resumption epoch cut job owner placement built loaded ready loader told returning",
+    "Copies": "by_epoch coming",
     "Copy": "shard epoch server backup generation built whole",
-    "Fallback": "good _back _bad _target _tellings",
+    "Fallback": "good _back _bad _before _target _tellings",
     "Tellings": "_number num_done _last _open",
     "Replication": "_promoting _unanswered _degraded _unfit",
     "Handovers": "_of",
     "Handover": "old new made asked_at",
     "Drains": "_of _ended",
+    "Scales": "_wanted _shrinks _most_before _since _nonces _ended",
+    "Recuts": "_cutting _behind",
     "_Drain": "server since nonces moved",
     "Moves": "_moves",
     "_Move": "copy generation version lost awaited",
@@ -50,14 +52,14 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains holders _partings _reminder_due _lose_due _inquiries _news _telling"
+        "checkpoints ended files drains scales holders _partings _reminder_due _lose_due _inquiries _news _telling"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer"
     ),
     "Roster": "_free _next _names num_finished",
-    "Fleet": "_free _next _names num_finished most",
+    "Fleet": "_free _next _names num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
     "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",
@@ -72,7 +74,7 @@ NOT_KEPT = {
     "Occupancy": "_name _members _workers _lease",
     "Startup": (
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
-        "given_up _rows _wire _cuts copies parked _requests _falls_back held"
+        "given_up _rows _wire _cuts copies parked _requests _falls_back held cutting"
     ),
     "Copies": "_root _new_epoch",
     "Copy": "moved",
@@ -80,13 +82,18 @@ NOT_KEPT = {
         "_changed _name _startup _steps _replication _timeout _rewind _give_up _error _why _begun_at _waits_since "
         "_retry_due _unfit"
     ),
-    "Tellings": "_changed _name _startup _members",
-    "Replication": "moves handovers _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Tellings": "_changed _name _startup _members _may_tell",
+    "Replication": "moves handovers recuts _changed replicas _name _startup _steps _retry_due _num_retries",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at again_at numbers busy",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
+    "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
+    "Recuts": (
+        "error longest_s on_cut _name _startup _steps _members _keep _begun _changed _placement _not_before _held_at "
+        "_paused_at _cut_at _number _holding _awaited _answering _late _again_at _tell_due"
+    ),
     "_Drain": "told_at",
-    "Moves": "_members _changed",
+    "Moves": "_members _may_tell _changed",
     "_Move": "due",
     "Steps": (
         "_changed kept _kept_clock _returned torn _replicated _granted _members _attendance _training _commits _paused "
@@ -100,7 +107,7 @@ NOT_KEPT = {
     "Barriers": "by_name _members _awaited _of _pause _resume",
     "Spares": "_members _kept",
     "Checkpoints": (
-        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _done _failures _answers"
+        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers"
     ),
 }
 
@@ -121,7 +128,7 @@ def parts() -> Iterator[Any]:
     kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()
     yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
-    yield from (machine.drains, *machine.drains._of.values())
+    yield from (machine.drains, *machine.drains._of.values(), machine.scales, run.replication.recuts)
     yield from machine.membership.members.values()
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discard,
     Error,
+    Heartbeat,
     Job,
     Leave,
     Lost,
@@ -306,6 +307,22 @@ def test_gradients_of_a_worker_that_goes_before_it_could_bring_them_again_do_not
     cluster.take("w0", Leave("closed"))
     cluster.take("w1", Retargeted(1, 1, 1))
     commits = sent(arrive(cluster, "w1"), Commit)
+    assert {len(commit.contributors) for commit in commits} == {1}
+
+
+def test_where_a_worker_and_a_server_are_missed_at_once_the_step_waits_for_what_was_lost_with_the_server() -> None:
+    cluster = Cluster(staleness=0)
+    arrive(cluster, "w0")
+    cluster.now += 1.0
+    cluster.take("s1", Heartbeat({}))  # it falls silent after w1
+    cluster.now += 20.0  # this coordinator stood still
+    for name in ("s0", "s2", "w0"):
+        cluster.take(name, Heartbeat({}))
+    told = cluster.machine.on_deadline(cluster.now)
+    assert "lost server 1" in logged(told)
+    assert "lost worker 1" in logged(told)
+    assert sent(told, Commit) == []
+    commits = sent(cluster.follow(cluster.promoted(told)), Commit)
     assert {len(commit.contributors) for commit in commits} == {1}
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.spares import MAX_KEPT
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
     Arrive,
     Commit,
+    Committed,
     Enter,
     Error,
     Heartbeat,
@@ -255,6 +257,7 @@ def test_a_step_that_waits_for_a_lost_worker_takes_what_the_spare_has_brought() 
     coordinator.take("w2", again)
     (told,) = sent(coordinator.init("w2", SYNC), Job)
     assert told.step == 1
+    coordinator.take("s0", Committed(1, 0))
     step(coordinator, 1, "w2", "w0")
     actions = lose(coordinator, "s0", "w0", "w2")
     assert set(committed(actions)) == {2}
@@ -267,11 +270,43 @@ def test_a_restart_that_has_taken_anothers_place_does_not_make_good_for_its_own_
     coordinator.take("w9", replace(hello("worker", "w9"), name="w0"))
     coordinator.init("w9", replace(SYNC, workers=3))
     lose(coordinator, "s0", "w0", "w2", "w9")
-    assert coordinator.run().losses.text == "", "w9 has come instead of w1"
+    lost = "worker 1 (w1, host, pid 7) was lost, and nobody came instead"
+    assert coordinator.run().losses.text == lost, "w9 has its place, and is w0"
     lose(coordinator, "s0", "w2", "w9")
-    assert "worker 0 (w0, host, pid 7) was lost, and nobody came instead" in coordinator.run().losses.text
+    assert coordinator.run().losses.text == lost, "w0 has come back by its name"
     coordinator.take("w9", Leave("finished"))
     assert exits_of([*coordinator.take("w2", Leave("finished")), *coordinator.wait(coordinator.now + 5.0)]) == [7]
+
+
+def again(coordinator: Coordinator, life: str, name: str) -> None:
+    """Start a worker again under its name."""
+    coordinator.take(life, replace(hello("worker", life), name=name))
+    coordinator.init(life, replace(SYNC, workers=3))
+
+
+def test_of_three_places_two_lives_of_a_worker_fill_one() -> None:
+    coordinator = trained("w0", "w1", "w2", spec=replace(SYNC, workers=3), expected=3, once=True)
+    again(coordinator, "w8", "w0")
+    again(coordinator, "w9", "w0")  # both before the first one is missed
+    lose(coordinator, "s0", "w0", "w2", "w8", "w9")
+    coordinator.take("w2", Leave("finished"))
+    lose(coordinator, "s0", "w8", "w9")
+    coordinator.take("w9", Leave("finished"))
+    actions = [*lose(coordinator, "s0"), *coordinator.wait(coordinator.now + 5.0)]
+    assert exits_of(actions) == [exits.WORKERS_FAILED], "w1 was lost, and in its place w8"
+
+
+def test_whoever_comes_back_while_a_restart_of_another_has_its_place_makes_the_end_a_success() -> None:
+    coordinator = trained("w0", "w1", "w2", spec=replace(SYNC, workers=3), expected=3, once=True)
+    again(coordinator, "w8", "w0")
+    lose(coordinator, "s0", "w0", "w2", "w8")
+    again(coordinator, "w9", "w1")
+    lose(coordinator, "s0", "w2", "w8", "w9")
+    assert not coordinator.run().losses, "each is there by its name"
+    for who in ("w8", "w9"):
+        coordinator.take(who, Leave("finished"))
+    actions = coordinator.take("w2", Leave("finished"))
+    assert exits_of([*actions, *coordinator.wait(coordinator.now + 5.0)]) == [exits.OK]
 
 
 def test_a_spare_is_late_with_a_step_that_was_committed_meanwhile_and_goes_on_with_the_others() -> None:

@@ -99,6 +99,14 @@ def test_every_server_commits_the_same_contributors_in_the_order_of_ranks() -> N
     assert proceeded(actions) == {peer(name): (1, 1) for name in ("w0", "w1", "w2")}
 
 
+def test_nobody_begins_a_step_that_a_server_cannot_take_yet() -> None:
+    cluster = Cluster("s0", "s1", "w0")
+    assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (1, 1)}
+    assert proceeded(cluster.arrive("w0", 1)) == {}, "both have yet to commit the step before, and a third would follow"
+    assert proceeded(cluster.take("s0", Committed(1, 0))) == {}
+    assert proceeded(cluster.take("s1", Committed(2, 0))) == {peer("w0"): (2, 1)}
+
+
 def test_a_commit_is_sent_again_until_its_server_confirms_it() -> None:
     cluster = Cluster("s0", "s1", "w0")
     cluster.arrive("w0", 0)
@@ -107,7 +115,8 @@ def test_a_commit_is_sent_again_until_its_server_confirms_it() -> None:
     again = [action for action in cluster.wait(COMMIT_RETRY_S, "s0", "s1", "w0")]
     assert [m.step for m in sent(again, Commit, peer("s0"))] == [1]
     assert [m.step for m in sent(again, Commit, peer("s1"))] == [0, 1], "in order"
-    cluster.confirm(1, "s0", "s1")
+    cluster.confirm(1, "s0")
+    assert receivers(cluster.take("s1", Committed(2, 1)), Commit) == []
     assert sent(cluster.wait(20.0, "s0", "s1", "w0"), Commit) == []
 
 
@@ -301,6 +310,7 @@ def test_no_step_waits_for_who_waits_at_a_barrier_and_it_goes_on_where_the_other
     cluster.arrive("w0", step)
     actions = cluster.take("w1", Enter(51, "end of the pass"))  # it had fewer batches than the other
     assert proceeded(actions) == {peer("w0"): (step + 1, 1)}
+    cluster.confirm(step)
     assert proceeded(cluster.arrive("w0", step + 1)) == {peer("w0"): (step + 2, 1)}
     actions = cluster.take("w0", Enter(51, "end of the pass"))
     assert sent(actions, Released) == [Released(51, step + 2)] * 2
@@ -343,6 +353,7 @@ def test_who_waits_for_two_things_is_waited_for_when_it_has_both() -> None:
     assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (1, 1)}
     (over,) = sent(cluster.take("w0", Take(54, "data", 5, 5, 1, (), (0, 0))), Range, peer("w1"))
     assert over.step == 0, "it is still in the barrier"
+    cluster.confirm(0)
     assert proceeded(cluster.arrive("w0", 1)) == {peer("w0"): (2, 1)}
     assert sent(cluster.take("w0", Enter(55, "x")), Released, peer("w1")) == [Released(53, 2)]
 

@@ -15,6 +15,7 @@ from zmqps.core.protocol.events import (
     Action,
     Connect,
     Connected,
+    Disconnect,
     Disconnected,
     Log,
     Peer,
@@ -117,22 +118,27 @@ class Copies:
         node.machine.validate()
 
     def carry(self, node: Node, actions: list[Action]) -> None:
-        events: list[Any] = []
+        events: list[tuple[str, Any]] = []
         for action in actions:
             if isinstance(action, Run):
                 try:
                     value: Any = action.work()
                 except Exception as error:
                     value = error
-                events.append(Returned(action.tag, value))
+                events.append((node.name, Returned(action.tag, value)))
             elif isinstance(action, Connect) and action.peer != COORDINATOR:
                 self.routes[node.name, action.peer] = action.endpoint[6:7]
+            elif isinstance(action, Disconnect):
+                to = self.routes.pop((node.name, action.peer))
+                for wire in ((node.name, to), (to, node.name)):
+                    self.wires.pop(wire, None)
+                events.append((to, Disconnected(peer(node.name))))
             elif isinstance(action, Log):
                 self.logged(node, action)
             elif isinstance(action, Send):
                 self._send(node, action.peer, decode([bytes(frame) for frame in encode(action.message)]))
-        for event in events:
-            self.handle(node.name, event)
+        for name, event in events:
+            self.handle(name, event)
 
     def logged(self, node: Node, action: Log) -> None:
         node.logged.append(action.text)
@@ -144,9 +150,13 @@ class Copies:
         name = self.routes.get((node.name, to)) or to[1:].decode()
         if name not in self.nodes:
             node.answers.setdefault(name, []).append(message)
-        elif (node.name, name) not in self.down:
+        elif (node.name, name) not in self.down and self._is_open(node.name, name):
             self.sent[type(message).__name__] += 1
             self.wires.setdefault((node.name, name), deque()).append(message)
+
+    def _is_open(self, one: str, other: str) -> bool:
+        """Whether one of two nodes has opened a connection to the other."""
+        return any({opener, to} == {one, other} for (opener, _), to in self.routes.items())
 
     def deliver(self, wire: tuple[str, str]) -> None:
         """Let the oldest message of a wire arrive."""

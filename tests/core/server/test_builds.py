@@ -146,6 +146,20 @@ class Saved:
         raise NotImplementedError
 
 
+@pytest.mark.parametrize(
+    ("more", "ledgers"),
+    [({}, None), ({"ledgers": True}, {"aa" * 16: [7, []]}), ({"ledgers": True, "anew": True}, {})],
+)
+def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(more: Any, ledgers: Any) -> None:
+    spec, tenants = job("a", size=8), dict[int, Tenant]()
+    builds = Builds(tenants, make_shard, lambda: 1 << 20, Saved())
+    message = replace(assign(spec, placement(spec)), restore={**SOURCE, **more})
+    tenants[1] = builds.new_tenant(message)
+    (run,) = builds.add(message)
+    assert isinstance(run, Run)
+    assert run.work().ledgers == ledgers
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_slice(index: int) -> None:
     spec = replace(job("a", size=8), staleness=0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.core.machines import identity, job
-from tests.core.server.copies import PRIMARY, WELCOME, Copies, pull, push
+from tests.core.machines import assign, identity, job
+from tests.core.server.copies import PRIMARY, WELCOME, Copies, Node, pull, push
+from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages import (
     Ack,
     Commit,
@@ -155,6 +156,30 @@ def test_nobody_waits_for_a_backup_that_is_yet_to_be_built() -> None:
     assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(PRIMARY)
     copies.push("w", push(4, 1.0))
     assert copies.answered("w") == [101, 102, 103], "now it is there"
+
+
+def test_nobody_waits_for_a_backup_that_is_being_built_and_it_is_filled_when_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies, later = trained(), list[Run]()
+    carry = copies.carry
+
+    def without_building(node: Node, actions: list[Action]) -> None:
+        later.extend(action for action in actions if isinstance(action, Run))
+        carry(node, [action for action in actions if not isinstance(action, Run)])
+
+    monkeypatch.setattr(copies, "carry", without_building)
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    copies.settle()
+    copies.push("w", push(1, 1.0))
+    copies.settle()
+    assert copies.answered("w") == [101]
+    assert not [text for node in copies.nodes.values() for text in node.logged if "cannot follow" in text]
+    (build,) = later
+    copies.handle("b", Returned(build.tag, build.work()))
+    copies.settle()
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
 
 
 def test_a_copy_that_is_not_whole_is_not_promoted() -> None:
@@ -399,6 +424,28 @@ def test_an_old_primary_is_refused_and_answers_no_more() -> None:
     assert copies.nodes["p"].machine.next_deadline() is None or not copies.nodes["p"].machine.replication.due
 
 
+@pytest.mark.parametrize(("staleness", "waits"), [(None, False), (2, True)])
+def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(staleness: int | None, waits: bool) -> None:
+    copies = trained(B, staleness=staleness)
+    copies.from_worker("p", "w", pull(7))
+    assert [type(m) for m in copies.answers("w")] == ([] if waits else [Values])
+    copies.from_worker("p", "w", pull(7))  # asked again, it waits once
+    copies.settle()
+    assert [m.request for m in copies.answers("w") if isinstance(m, Values)] == ([7] if waits else [7, 7])
+
+
+def test_an_old_primary_that_has_not_heard_of_it_hands_out_nothing_in_the_bounded_mode() -> None:
+    copies = trained(B, staleness=2)
+    copies.cut("p", "b")
+    copies.promote(*B)
+    copies.from_worker("p", "w", pull(7))
+    copies.wait(5.0)
+    assert copies.answers("w") == []
+    copies.mend("p", "b")
+    copies.settle()
+    assert [m.code for m in copies.answers("w") if isinstance(m, Error)] == [DeposedError.code]
+
+
 def test_an_old_primary_that_was_cut_off_hears_it_when_it_is_back() -> None:
     copies = trained(B)
     copies.cut("p", "b")
@@ -581,3 +628,21 @@ def test_a_coordinator_that_is_back_hears_of_the_last_step_when_the_backup_has_i
     assert copies.committed == [0, 0]
     copies.order("b", WELCOME)
     assert copies.told("b", Committed) == [], "a backup does not speak for the shard"
+
+
+def test_a_worker_that_has_no_other_shard_on_a_server_is_known_to_the_backups_there() -> None:
+    copies = trained(B)
+    copies.order("b", assign(copies.spec, copies.where, epoch=9))
+    copies.join("w", "b", 9)
+    copies.push("w", push(1, 1.0, 0))
+    copies.settle()
+    known = copies.nodes["b"].remembered(2)
+    assert known
+    copies.order("b", Discard(9, 1))
+    assert copies.nodes["b"].remembered(2) == known
+    copies.promote("b", 2)
+    copies.join("w", "b", 2)
+    before = copies.nodes["b"].state(2)
+    copies.push("w", push(1, 1.0, 0, epoch=2), "b")
+    assert copies.answered("w", "b") == [101]
+    assert copies.nodes["b"].state(2) == before, "applied twice"

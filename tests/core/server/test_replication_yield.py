@@ -85,10 +85,10 @@ def test_with_gradients_of_an_open_step_it_keeps_its_place() -> None:
     assert [busy for _, busy, _ in yielded(copies)] == [1, 0]
 
 
-def test_without_a_backup_there_is_nobody_to_give_it_up_to() -> None:
+def test_without_a_backup_nobody_is_named_that_has_all() -> None:
     copies = trained()
     give_up(copies)
-    assert [busy for _, busy, _ in yielded(copies)] == [1]
+    assert [(busy, numbers) for _, busy, numbers in yielded(copies)] == [(0, {})]
 
 
 def test_a_backup_that_is_being_filled_is_not_among_those_that_have_all() -> None:

@@ -33,8 +33,8 @@ class Files:
         self.unchanged = unchanged
         return self._do("open", self)
 
-    def write(self, piece: Piece) -> None:
-        self._do("write", None)
+    def write(self, piece: Piece, *, gently: bool = False) -> None:
+        self._do("gently" if gently else "write", None)
         self.pieces[piece.number] = piece.value.copy()
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,6 +132,16 @@ def test_a_shard_is_kept_at_once_written_slice_by_slice_and_closed_last() -> Non
     assert said[0].facts["nbytes"] == 3 * 32
     assert server.untouched
     assert server.saves.counters(1) == {}
+
+
+def test_a_slice_is_written_gently_where_somebody_has_pushed_since_the_one_before() -> None:
+    server = Server()
+    server.ask()
+    for pushes in (0, 1, 0):
+        server.tenants[0].counts["pushes"] += pushes
+        server.do()
+    server.do_all()
+    assert server.files.said == ["open", "write", "gently", "write", "close"]
 
 
 def test_the_ledgers_are_those_of_the_moment_of_the_snapshot() -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.limits import OPEN_STEPS
 from zmqps.core.server import aggregate
-from zmqps.core.server.aggregate import OPEN_STEPS
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError, NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError

@@ -13,7 +13,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import CODING
-from zmqps.core.protocol.events import Action, Connect, server_peer
+from zmqps.core.protocol.events import Action, Connect, Disconnect, server_peer
 from zmqps.core.protocol.messages import Hello, Job, Leave, Welcome
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.links import Links
@@ -23,7 +23,7 @@ from zmqps.errors import ConfigurationError, ProtocolError
 
 WHERE = Placement.balance(KeySpace((Parameter("w", (8,), "float32"),)), 2)
 KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
-S0, S1, S2 = (server_peer(n) for n in range(3))
+S0, S1, S2, S3 = (server_peer(n) for n in range(4))
 WELCOME = Welcome(1, b"i" * 16, "s", 0, 1.0, 5.0, 1, 1, proof=b"p" * 16)
 
 
@@ -37,7 +37,7 @@ def job(*endpoints: str, **changed: Any) -> Job:
 
 def connected(*endpoints: str) -> tuple[Links, list[Action]]:
     links = Links(Member(identity("worker"), "tcp://c:1", dict), CODING)
-    return links, links.connect(WHERE, job(*endpoints), 0.0)
+    return links, links.connect(WHERE, job(*endpoints).placement, 0.0)
 
 
 def test_one_link_a_shard_by_rank_and_by_connection() -> None:
@@ -51,10 +51,24 @@ def test_one_link_a_shard_by_rank_and_by_connection() -> None:
 
 def test_a_connection_that_is_open_is_used_again_for_whoever_is_there_now() -> None:
     links, _ = connected("tcp://a:1", "tcp://b:1")
-    actions = links.connect(WHERE, job("tcp://b:1", "tcp://c:1"), 1.0)
+    actions = links.connect(WHERE, job("tcp://b:1", "tcp://c:1").placement, 1.0)
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S2, "tcp://c:1")]
+    assert [a for a in actions if isinstance(a, Disconnect)] == [Disconnect(S0)], "it would try again for ever"
     assert len(sent(actions, Hello)) == 2
     assert [link.peer for link in links.by_shard] == [S1, S2]
+
+
+def test_a_connection_is_closed_when_the_last_shard_has_moved_away_from_its_server() -> None:
+    links, _ = connected("tcp://a:1", "tcp://b:1")
+    where = job("tcp://a:1", "tcp://b:1", "tcp://c:1").placement["servers"]
+    assert [a for a in links.move(0, where[1], 1.0) if isinstance(a, Connect | Disconnect)] == [Disconnect(S0)]
+    assert links.by_peer == {S1: links.by_shard}
+    assert [a for a in links.move(0, where[2], 2.0) if isinstance(a, Connect | Disconnect)] == [
+        Connect(S2, "tcp://c:1")
+    ]
+    back = [a for a in links.move(1, where[0], 3.0) if isinstance(a, Connect | Disconnect)]
+    assert back == [Connect(S3, "tcp://a:1"), Disconnect(S1)], "what comes late over an old one is no answer here"
+    links.validate()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +80,7 @@ def test_a_connection_that_is_open_is_used_again_for_whoever_is_there_now() -> N
 )  # fmt: skip
 def test_a_job_that_does_not_name_its_servers_is_refused(wrong: Job) -> None:
     with pytest.raises(ProtocolError):
-        connected("tcp://a:1", "tcp://b:1")[0].connect(WHERE, wrong, 0.0)
+        connected("tcp://a:1", "tcp://b:1")[0].connect(WHERE, wrong.placement, 0.0)
 
 
 def test_two_servers_at_one_endpoint_are_refused() -> None:
@@ -78,7 +92,7 @@ def test_links_to_shards_of_one_server_share_a_connection_and_are_told_apart() -
     links = Links(Member(identity("worker"), "tcp://c:1", dict), CODING)
     message = job("tcp://a:1", "tcp://a:1", rank=3)
     message.placement["servers"][1]["proof"] = (b"q" * 16).hex()
-    actions = links.connect(WHERE, message, 0.0)
+    actions = links.connect(WHERE, message.placement, 0.0)
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S0, "tcp://a:1")]
     assert [m.epoch for m in sent(actions, Hello, S0)] == [1, 2], "a ticket for each"
     first, second = links.by_peer[S0]

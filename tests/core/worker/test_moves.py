@@ -8,8 +8,22 @@ import numpy as np
 
 from tests.core.machines import errors, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Attached
+from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Connected, server_peer
-from zmqps.core.protocol.messages import Ack, Arrive, Error, Hello, Moved, Proceed, Pull, Push, Retargeted, Values
+from zmqps.core.protocol.messages import (
+    Ack,
+    Arrive,
+    Error,
+    Followed,
+    Hello,
+    Moved,
+    Proceed,
+    Pull,
+    Push,
+    Recut,
+    Retargeted,
+    Values,
+)
 from zmqps.core.worker.operations import Finish
 from zmqps.errors import DeposedError, PeerLostError, StaleEpochError
 
@@ -159,3 +173,17 @@ def test_values_of_a_pull_under_way_come_from_the_new_server() -> None:
         done += session.get(Values(message.request, "raw", [1] * len(message.parts), [], payload), S2)
     assert [operation for operation, _ in resolved(done)] == [pull]
     assert errors(done) == []
+
+
+def test_gradients_of_a_step_that_is_over_are_not_brought_to_shards_that_were_cut_since() -> None:
+    session = Following(staleness=0)
+    asked = session.ask(session.transfer("push", value=3.0, whole=True))
+    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    assert sent(arrived, Arrive)
+    assert session.machine.attached is not None
+    cuts = Placement.balance(session.machine.attached.placement.keyspace, 3, 32).to_wire()
+    rows = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1", "rank": n, "epoch": 10 + n, **KEYS} for n in range(3)]
+    cut = session.get(Recut(1, 1, {**cuts, "servers": rows}))
+    assert sent(cut, Followed, COORDINATOR) == [Followed(1, 1)]
+    moved = session.get(Moved(1, 2, 1, {**rows[0], "epoch": 20}, 0, 0))  # what it was told before is not proceeded yet
+    assert sent(moved, Retargeted, COORDINATOR) == [Retargeted(1, 2, 1)]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.machines import logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Attached
+from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Notify, server_peer
 from zmqps.core.protocol.messages import (
     Ack,
@@ -16,17 +17,19 @@ from zmqps.core.protocol.messages import (
     Error,
     GoBack,
     Hello,
+    Hold,
     Lost,
     Proceed,
     Pull,
     Push,
     Recalled,
+    Recut,
     Values,
     WentBack,
 )
 from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.rollbacks import Rollback
-from zmqps.errors import DeposedError, JobError, PeerLostError, StaleEpochError
+from zmqps.errors import DeposedError, JobError, PeerLostError, StaleEpochError, VersionError
 
 S2, S3 = server_peer(2), server_peer(3)
 KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
@@ -252,3 +255,40 @@ def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: boo
     if whole:
         session.machine.transfers.pace.took(some=True)
     assert bool(sent(session.ask(session.transfer("push", whole=True)), Push)) is whole
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(staleness: int | None) -> None:
+    session = Going(staleness=staleness)
+    session.go_back(0, 1, number=2)
+    assert session.machine.attached is not None
+    cuts = Placement.balance(session.machine.attached.placement.keyspace, 2, 32).to_wire()
+    rows = [
+        {"name": f"s{2 + n}", "endpoint": f"tcp://s{2 + n}:1", "rank": 2 + n, "epoch": 40 + n, **KEYS} for n in (0, 1)
+    ]
+    session.get(Recut(1, 1, {**cuts, "servers": rows}))
+    assert session.go_back(0, 1, number=2) == [], "of shards that there are no more"
+    done = session.go_back(0, 1, number=4, version=3)  # on the servers where the job lies, as it knows
+    for shard, peer in enumerate((S2, S3)):
+        done += session.welcome(peer, Recalled(40 + shard, 0, []))
+    assert [back.version for back in told(done)] == [3]
+    assert sent(done, WentBack) == [WentBack(1, 4, 0)]
+    assert sent(session.go_back(0, 1, number=4, version=3), WentBack) == [WentBack(1, 4, 0)], "told again"
+    if staleness == 0:
+        assert session.machine.transfers.pace.clock == 3
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(("version", "ends"), [(8, True), (9, True), (10, False), (7, False)])
+def test_a_version_that_is_gone_is_not_waited_for_by_who_has_to_make_it_again(
+    version: int, ends: bool, held: bool
+) -> None:
+    session = synchronous(9)
+    if held:
+        session.get(Hold(5))
+    pull = session.transfer("pull")
+    assert pull.pull is not None
+    pull.pull.version, pull.pull.exact = version, True
+    session.ask(pull)
+    done = resolved(session.go_back(0, 1, version=7))
+    assert [(operation, type(value)) for operation, value in done] == ([(pull, VersionError)] if ends else [])

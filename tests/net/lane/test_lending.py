@@ -301,6 +301,48 @@ def test_announcements_of_arenas_that_are_gone_make_room_for_others() -> None:
     with_pair(scenario, ring_nbytes=4 * SIZE * 8)
 
 
+def test_an_arena_that_stays_does_not_keep_those_after_it_from_being_announced() -> None:
+    def scenario(pair: Pair) -> None:
+        known(pair, stays := new_values(pair.server.arenas))
+        for _ in range(2 * lending.MAX_ARENAS):
+            values = new_values(pair.server.arenas)
+            known(pair, values)
+            pair.server.send(WORKER, [b"values", values], [[]])
+            pair.server.send(WORKER, [b"values", stays], [[]])
+        assert pair.server.counters["lane_references"] == 4 * lending.MAX_ARENAS
+
+    with_pair(scenario, ring_nbytes=4 * SIZE * 8)
+
+
+def test_an_arena_that_is_gone_is_let_go_by_the_other_side_once_no_loan_can_be_of_it() -> None:
+    def scenario(pair: Pair) -> None:
+        first, second = new_values(pair.server.arenas), new_values(pair.server.arenas)
+        known(pair, first)
+        known(pair, second)
+        mapped = pair.lane.segment.borrower._memories
+        kept: list[Any] = []
+        pair.deliver = lambda peer, frames: kept.extend(frames[1:])
+        assert pair.server.send(WORKER, [b"h", first], ([],))
+        del first
+        for _ in range(3):
+            pair.server._reap()
+            assert pair.server.send(WORKER, [b"h"], ())
+            assert len(mapped) == 2, "the worker looks at it, and might have it yet to take"
+        kept.clear()
+        for _ in range(2):
+            pair.server._reap()
+        pair.deliver = lambda peer, frames: None
+        assert pair.server.send(WORKER, [b"h"], ())
+        assert len(mapped) == 1, "else what a server has freed would stay in memory"
+        number = pair.server._lanes[WORKER].segment.lender.refer(pair.server.arenas.find(second)[0])
+        assert list(mapped) == [number]
+        third = new_values(pair.server.arenas)
+        known(pair, third)
+        assert len(mapped) == 2
+
+    with_pair(scenario)
+
+
 def test_a_lane_whose_place_another_took_is_kept_while_somebody_reads_what_it_lent() -> None:
     def scenario(pair: Pair) -> None:
         values, readers, seen = new_values(pair.server.arenas), [], []  # type: ignore[var-annotated]

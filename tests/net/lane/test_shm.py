@@ -47,6 +47,8 @@ class Wire:
 
     def connect(self, peer: bytes, endpoint: str) -> None: ...
 
+    def disconnect(self, peer: bytes) -> None: ...
+
     def send(self, peer: bytes, frames: Sequence[Any], readers: Sequence[list[Any]]) -> bool:
         if not self.up:
             return False
@@ -142,6 +144,24 @@ def test_large_frames_travel_through_the_lane_both_ways_and_in_order() -> None:
             "lane_references": 0,
             "lane_overflows": 0,
         }
+
+    with_pair(scenario)
+
+
+def test_the_lane_of_a_connection_that_was_closed_is_closed_on_both_sides() -> None:
+    def scenario(pair: Pair) -> None:
+        assert pair.server.send(WORKER, [b"h", LARGE], ())
+        there = pair.server._lanes[WORKER].segment
+        pair.worker.disconnect(SERVER)
+        assert pair.worker._lanes == {}
+        assert there.orphaned
+        pair.server._reap()
+        assert pair.server._lanes == {}
+        assert pair.worker.facts() == pair.worker.counters
+        pair.worker.connect(SERVER, "ipc://@here")
+        pair.shake_hands()
+        assert pair.worker.send(SERVER, [b"h", LARGE], ())
+        assert pair.inbox == [[b"h", LARGE]] * 2
 
     with_pair(scenario)
 

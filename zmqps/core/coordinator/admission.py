@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.guard import check_drain, check_end, check_join, check_save, check_server
+from zmqps.core.protocol.guard import check_drain, check_end, check_join, check_save, check_scale, check_server
 from zmqps.core.protocol.hello import check_hello, check_job
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello, Scale
 from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
 
 
@@ -43,3 +43,9 @@ def check_draining(identity: Identity, message: Drain, holder: KeyHolder | None)
     """Raise `IdentityError` unless somebody who has not joined may drain a server; as `check_ending`."""
     check_operator(holder, "drain servers", keyed=identity.keyed)
     check_drain(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+
+
+def check_scaling(identity: Identity, message: Scale, holder: KeyHolder | None) -> None:
+    """Raise `IdentityError` unless the sender may change the number of servers; as `check_ending`."""
+    check_operator(holder, "change the number of servers", keyed=identity.keyed)
+    check_scale(identity.job_secret, b"" if identity.keyed else identity.end_key, message)

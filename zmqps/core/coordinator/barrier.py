@@ -160,6 +160,9 @@ class Barriers:
 
     def validate(self) -> None:
         """Assert that every barrier has a waiter, and every waiter is awaited itself."""
+        if not self.by_name:
+            assert not self._of
+            return
         assert all(barrier.waiters for barrier in self.by_name.values())
         workers = {worker.incarnation for worker in self._awaited()}
         assert all(set(barrier.waiters) <= workers for barrier in self.by_name.values())

@@ -82,6 +82,7 @@ class Checkpoints:
         self._making: Making | None = None
         self.numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
+        self._soon: set[str] = set()  # jobs of which the next one is due
         self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
         self._failures: dict[str, str] = {}
         self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
@@ -119,8 +120,8 @@ class Checkpoints:
         return self._next(now)
 
     def _next(self, now: float) -> list[Action]:
-        while self._making is None and self._waiting and self._store is not None:
-            wish = self._waiting.popleft()
+        while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
+            self._waiting.remove(wish)
             run = self._runs.get(wish.job)
             if run is None or not run.is_whole:
                 return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
@@ -128,6 +129,11 @@ class Checkpoints:
             self._last[run.name] = now, self._steps_of(run)
             return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
         return []
+
+    def _next_wish(self) -> Wish | None:
+        """Return the first that need not wait until the shards of its job are cut anew."""
+        cut = {name for name, run in self._runs.items() if run.replication.recuts.is_cutting}
+        return next((wish for wish in self._waiting if wish.job not in cut), None)
 
     # --- how it is made -----------------------------------------------------------------------
 
@@ -329,10 +335,19 @@ class Checkpoints:
         making = self._making
         if making is not None and making.run is run and making.stage != "published":
             actions += self._fail("the job has ended", now)
+        self._soon.discard(run.name)
         for known in (self._last, self._done, self._failures):
             known.pop(run.name, None)
         self._chains.forget(run.name)
         return actions
+
+    def new_number(self) -> int:
+        """Return the number of a pause of pushes that is for no checkpoint."""
+        return next(self.numbers)
+
+    def soon(self, name: str) -> None:
+        """Make the next checkpoint of a job now, if any are made by themselves: those before are of other shards."""
+        self._soon.add(name)
 
     def is_saving(self, run: JobRun) -> bool:
         """Whether servers keep their shards of a job as they are, or are about to."""
@@ -355,11 +370,9 @@ class Checkpoints:
 
     def look(self, now: float) -> list[Action]:
         """Begin what is due by time or by steps; called after every event that may make it so."""
-        actions: list[Action] = []
-        if self._store is None or (self._cadence.seconds, self._cadence.steps) == (None, None):
-            return actions
-        for run in self._runs.values():
-            if not self._wants(run):
+        cadence = self._cadence
+        for run in self._runs.values() if (cadence.seconds, cadence.steps) != (None, None) else ():
+            if self._store is None or not self._wants(run):
                 continue
             if run.name not in self._last:
                 self._last[run.name] = now, self._steps_of(run)
@@ -368,9 +381,10 @@ class Checkpoints:
                 self._last[run.name] = begun_at, (steps := there)
             by_time = self._cadence.seconds is not None and now >= begun_at + self._cadence.seconds
             by_steps = self._cadence.steps is not None and there >= steps + self._cadence.steps
-            if by_time or by_steps:
+            if by_time or by_steps or run.name in self._soon:
+                self._soon.discard(run.name)
                 self._waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
-        return [*actions, *self._next(now)]
+        return self._next(now)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""

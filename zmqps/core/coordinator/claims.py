@@ -103,7 +103,8 @@ class Claims(Generic[M]):
         """Assert that both are of those who are here, and of ranks that are free."""
         claimed = {member.incarnation for member in by_rank.values() if member.hello.claim}
         assert {who for living in self._living.values() for who in living} == claimed
-        assert not set(self._last) & set(by_rank)
-        by_name = {name: {rank for rank, last in self._last.items() if last[0] == name} for name in self._ranks}
-        assert by_name == self._ranks
-        assert sum(map(len, by_name.values())) == len(self._last)
+        assert self._last.keys().isdisjoint(by_rank)
+        ranks: dict[str, set[int]] = {}
+        for rank, (name, _) in self._last.items():
+            ranks.setdefault(name, set()).add(rank)
+        assert ranks == self._ranks

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.limits import OPEN_STEPS
 from zmqps.core.protocol.messages import Commit
 
 
@@ -52,9 +53,15 @@ class Commits:
         """Whether every primary has said that it has all steps."""
         return not any(self.unconfirmed.values())
 
+    def may_go_on(self, *, replicated: bool) -> bool:
+        """Whether gradients of the next step can be taken everywhere; with backups, once these have all steps."""
+        behind = max(map(len, self.unconfirmed.values()), default=0)
+        return behind < (1 if replicated else OPEN_STEPS)
+
     def late(self) -> list[str]:
         """Return who has not said so, as errors call it."""
-        return [self.copies[epoch].server.title for epoch, commits in self.unconfirmed.items() if commits]
+        late = [self.copies[epoch].server.title for epoch, commits in self.unconfirmed.items() if commits]
+        return list(dict.fromkeys(late))
 
     def lose(self, epoch: int) -> None:
         """A copy is told nothing any more."""

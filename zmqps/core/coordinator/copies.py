@@ -29,6 +29,15 @@ class Copy:
     whole: bool = False
     moved: bool = False  # it is given up, and another one takes its place
 
+    @property
+    def progress(self) -> float:
+        """How much of it is filled, as far as its server has said, in percent."""
+        counted = self.server.counters_of.get(str(self.epoch), {})
+        filled, slices = counted.get("slices_filled"), counted.get("slices")
+        if self.whole or not isinstance(filled, int) or not isinstance(slices, int) or not slices:
+            return 100.0 * self.whole
+        return 100.0 * filled / slices
+
 
 class Copies:
     """The live copies of one job.
@@ -44,10 +53,13 @@ class Copies:
     ----------
     by_epoch
         The copies by their numbers, in the order of the shards at first.
+    coming
+        Those that are to be all the copies, once the shards are cut anew.
     """
 
     def __init__(self, root: bytes, new_epoch: Callable[[], int]) -> None:
         self.by_epoch: dict[int, Copy] = {}
+        self.coming: dict[int, Copy] = {}
         self._root = root
         self._new_epoch = new_epoch
 
@@ -76,6 +88,26 @@ class Copies:
         copy = Copy(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
         self.by_epoch[copy.epoch] = copy
         return copy
+
+    def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Copy:
+        """Enter one of a shard that is to be."""
+        copy = Copy(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        self.coming[copy.epoch] = copy
+        return copy
+
+    def find(self, epoch: int) -> Copy | None:
+        """Return the copy of a number, of those that are to be, too."""
+        return self.by_epoch.get(epoch) or self.coming.get(epoch)
+
+    def __getitem__(self, epoch: int) -> Copy:
+        """Return the copy of a number that there is."""
+        found = self.find(epoch)
+        assert found is not None
+        return found
+
+    def are_on(self, server: MemberInfo) -> bool:
+        """Whether a server has any copy, or is to."""
+        return any(copy.server is server for copies in (self.by_epoch, self.coming) for copy in copies.values())
 
     def remove(self, copy: Copy) -> None:
         """A copy is gone, or is not wanted any more."""
@@ -111,6 +143,11 @@ class Copies:
         """Return the copies of a shard that follow its primary."""
         return [copy for copy in self if copy.shard == shard and copy.backup]
 
+    def homes(self, shard: int) -> list[MemberInfo]:
+        """Return the servers of a shard's whole copies, that of the primary first."""
+        whole = [backup.server for backup in self.backups(shard) if backup.whole]
+        return [self.primary(shard).server, *whole]
+
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
         for copy in sorted(self, key=lambda copy: copy.shard):
@@ -124,10 +161,16 @@ class Copies:
     def epochs_by_server(self) -> dict[bytes, tuple[MemberInfo, frozenset[int]]]:
         """Return the servers that have copies, by incarnation, each with the numbers of these."""
         epochs: dict[bytes, tuple[MemberInfo, frozenset[int]]] = {}
-        for copy in self:
+        for copy in [*self, *self.coming.values()]:
             _, before = epochs.get(copy.server.incarnation, (copy.server, frozenset[int]()))
             epochs[copy.server.incarnation] = copy.server, before | {copy.epoch}
         return epochs
+
+    def filling(self) -> Iterator[str]:
+        """Yield which of them are being filled, and how far that is."""
+        for copy in self:
+            if not copy.whole:
+                yield f"shard {copy.shard} is copied to {copy.server.hello.name}, {copy.progress:.0f}%"
 
     def dump(self) -> Plain:
         """Return what is kept of them, in their order."""
@@ -164,8 +207,15 @@ class Copies:
         return [self.row(self.by_epoch[epoch], member, load=load) for _, epoch, _ in self.primaries()]
 
     def rows_of_backups(self, primary: Copy) -> dict[str, Any]:
-        """Return those of a shard's backups, for the server of its primary; nothing where there are none."""
-        rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
+        """Return those of a shard's backups, for the server of its primary; nothing where there are none.
+
+        Those of a shard that is to be begin with the same as their primary, and need not be filled by it.
+        """
+        if primary.epoch in self.coming:
+            same = [copy for copy in self.coming.values() if copy.shard == primary.shard and copy.backup]
+            rows = [{**self.row(copy, primary.server), "number": 0} for copy in same]
+        else:
+            rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
         return {"rows": rows} if rows else {}
 
     def rows_of_equals(self, heir: Copy, numbers: Mapping[int, int]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Drains:
             drain = self._begin(found, now)
         self._changed()
         found.must_leave |= server is not None
-        if message.nonce:
+        if message.nonce and len(drain.nonces) < MAX_ASKED:
             drain.nonces.add(message.nonce)
         actions = self.look(now)
         if server is not None and found.incarnation not in self._of:
@@ -114,6 +114,17 @@ class Drains:
         except PSError as error:
             return [Log("warning", str(error)), Send(server.peer, Draining(message.request, STAYS, str(error)))]
         return [*actions, Send(server.peer, answer)]
+
+    def let_go(self, server: MemberInfo, now: float) -> list[Action]:
+        """Let a server go that is not needed any more."""
+        if server.incarnation not in self._of:
+            self._begin(server, now)
+            self._changed()
+        return self.look(now)
+
+    def note_fleet(self) -> None:
+        """Another number of servers is wanted."""
+        self._changed()
 
     def _named(self, name: str) -> MemberInfo:
         found = [s for s in self._fleet if name == s.hello.name] or [
@@ -223,7 +234,7 @@ class Drains:
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
-        return min((d.told_at + RETRY_S for d in self._of.values() if d.told_at is not None), default=None)
+        return min([d.told_at + RETRY_S for d in self._of.values() if d.told_at is not None], default=None)
 
     # --- a coordinator that was away -----------------------------------------------------------
 

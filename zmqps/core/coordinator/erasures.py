@@ -120,7 +120,7 @@ class Erasures:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        due = min((awaited.due for awaited in self._awaited.values()), default=None)
+        due = min([awaited.due for awaited in self._awaited.values()], default=None)
         return None if due is None else max(due, self._not_before)
 
     def on_deadline(self, now: float) -> list[Action]:

@@ -102,7 +102,10 @@ class Fallback:
         self._why = ""  # what went wrong last
         self._begun_at = 0.0
         self._waits_since = 0.0
-        self._tellings = Tellings(name, startup, members, lambda: changed("fallback"))
+        self._before: set[str] = set()  # paths of checkpoints that were made before shards were cut anew
+        replication.recuts.on_cut = self._note_cut
+        may_tell = replication.recuts.is_followed_by
+        self._tellings = Tellings(name, startup, members, may_tell, lambda: changed("fallback"))
         self._retry_due: float | None = None
         if self.good:
             changed("fallback")
@@ -111,6 +114,11 @@ class Fallback:
     def active(self) -> bool:
         """Whether shards are going back."""
         return bool(self._back)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all members know where shards are that have gone back."""
+        return self._tellings.next_deadline() is None
 
     @property
     def shards(self) -> list[int]:
@@ -138,6 +146,16 @@ class Fallback:
         self.good.append(saved)
         del self.good[:-MAX_GOOD]
         self._changed("fallback")
+
+    def _note_cut(self) -> None:
+        """Workers number their pushes anew: what a checkpoint knows of those before is of others."""
+        self._before = {saved.path for saved in self.good}
+        self._changed("fallback")
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there is no checkpoint to go back to that was made since shards were cut anew."""
+        return self._latest is None or self._latest.path in self._before
 
     def concerns(self, copy: Copy) -> bool:
         """Whether a copy is being loaded here."""
@@ -230,7 +248,8 @@ class Fallback:
 
     def _assign(self, copies: Iterable[Copy]) -> list[Action]:
         assert self._target is not None
-        return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole})
+        anew = self._target.path in self._before
+        return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole, "anew": anew})
 
     def _choose(self, shard: int, back: Missing, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
         """Return the server for a shard: the one it was on, one that has none, or after a while any."""
@@ -349,7 +368,7 @@ class Fallback:
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         dues = (self._retry_due, self._tellings.next_deadline())
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
         """Say again what is not answered; give up what takes too long."""
@@ -412,16 +431,16 @@ class Fallback:
             for shard, b in sorted(self._back.items())
         ]  # fmt: skip
         good = [saved.dump(brief=True) for saved in self.good]
-        return [good, sorted(self._bad), self.path, back, self._tellings.dump()]
+        return [good, sorted(self._bad), self.path, back, self._tellings.dump(), sorted(self._before)]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Go on with what was kept; servers have time again."""
         job = self._startup.job
         if job is None:
             return
-        good, bad, target, back, tellings = kept
+        good, bad, target, back, tellings, before = kept
         self.good = [Resumption.restored(saved, job) for saved in good]
-        self._bad = set(bad)
+        self._bad, self._before = set(bad), set(before)
         self._tellings.restore(tellings, now)
         if not back:
             return

@@ -199,6 +199,10 @@ class Handovers:
         for handover in [handover for handover in self._of.values() if handover.old.shard == shard]:
             self._forget(handover)
 
+    def moves(self, copy: Copy) -> bool:
+        """Whether a copy moves, or is what another one moves to."""
+        return any(copy in (handover.old, handover.new) for handover in self._of.values())
+
     def stop(self) -> None:
         """The job has lost a shard, or ends: nothing moves any more."""
         if self._of:
@@ -359,15 +363,7 @@ class Handovers:
             if handover.old.server is not server:
                 continue
             what = f"{'backup of ' * handover.old.backup}shard {handover.old.shard}"
-            yield f"{what} to {handover.new.server.hello.name}, {self._progress(handover):.0f}%"
-
-    def _progress(self, handover: Handover) -> float:
-        new = handover.new
-        counted = new.server.counters_of.get(str(new.epoch), {})
-        filled, slices = counted.get("slices_filled"), counted.get("slices")
-        if new.whole or not isinstance(filled, int) or not isinstance(slices, int) or not slices:
-            return 100.0 * new.whole
-        return 100.0 * filled / slices
+            yield f"{what} to {handover.new.server.hello.name}, {handover.new.progress:.0f}%"
 
     def validate(self) -> None:
         """Assert that what moves is there, and moves from one server to another."""

@@ -61,20 +61,24 @@ class Holders:
     def promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
         run = self._jobs.of_epoch(message.epoch, member)
-        return run.promoted(message, now) if run else []
+        there = run is not None and message.epoch in run.startup.copies.by_epoch
+        return run.promoted(message, now) if run is not None and there else []
 
     def replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
         """A primary has new backups."""
         if (run := self._jobs.of_epoch(message.epoch, member)) is not None:
-            run.replication.replicating(run.startup.copies.by_epoch[message.epoch], message)
+            run.replication.replicating(run.startup.copies.by_epoch.get(message.epoch), message)
         return []
 
     def yielded(self, member: MemberInfo, message: Yielded, now: float) -> list[Action]:
         """A primary has given up its place, or cannot just now."""
         run = self._jobs.of_epoch(message.epoch, member)
-        if run is None:
+        copy = None if run is None else run.startup.copies.by_epoch.get(message.epoch)
+        if run is None or copy is None:
             return []
-        actions = run.replication.handovers.yielded(run.startup.copies.by_epoch[message.epoch], message, now)
+        actions = run.replication.recuts.yielded(copy, message, now)
+        if actions is None:
+            actions = run.replication.handovers.yielded(copy, message, now)
         return [*actions, *run.steps.advance(run.num_missing, now)]  # it may be committed now
 
     def discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:

@@ -100,7 +100,7 @@ class Jobs:
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
         """Return the job of which a server has the copy of this number."""
         for run in self.runs.values():
-            if (copy := run.startup.copies.by_epoch.get(epoch)) is not None:
+            if (copy := run.startup.copies.find(epoch)) is not None:
                 return run if copy.server is server else None
         return None
 

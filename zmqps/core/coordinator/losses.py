@@ -26,32 +26,25 @@ class Losses:
     def __init__(self) -> None:
         self._lost: OrderedDict[str, tuple[int, str, bool]] = OrderedDict()  # name -> rank, title, has a claim
         self._here: Counter[str] = Counter()  # those who train, by name
-        self._elsewhere: Counter[str] = Counter()  # restarted under a name of those here, but in another's place
         self._finished: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._lost)
 
-    def began(self, worker: MemberInfo, *, by_rank: bool) -> None:
-        """A worker begins: it is one that was lost, by its name, or takes the place of one, by its rank."""
-        name = worker.hello.name
-        self._here[name] += 1
-        is_new = self._lost.pop(name, None) is None and self._here[name] == 1  # else it was, or is yet to be, lost
-        if is_new and by_rank:
-            same = [lost for lost, (rank, _, _) in self._lost.items() if rank == worker.rank]
-            for lost in same[:1]:
-                del self._lost[lost]
+    def began(self, worker: MemberInfo, *, by_rank: bool, places: int | None = None) -> None:
+        """A worker begins: it is one that was lost, by its name, or takes the place of one, by its rank.
 
-    def taken(self, worker: MemberInfo, places: int, *, began: bool) -> None:
-        """A spare has come instead of somebody: so many places are left empty, and no more than so many are missed.
-
-        It may be the restart of a worker that is not lost yet: that one is missed when it is, for its restart is in
-        another's place.
+        Where so many ``places`` are left empty, no more than so many are missed: it has come instead of one. Not so if
+        it is the restart of a worker that is not lost yet: that one will not be missed, but whose place it has is.
         """
         name = worker.hello.name
-        if len(self._lost) > places and self._lost.pop(name, None) is None and self._here[name] > began:
-            self._elsewhere[name] += 1
-        while len(self._lost) > places:
+        self._here[name] += 1
+        if self._lost.pop(name, None) is not None or self._here[name] > 1:
+            return  # it was, or is yet to be, lost
+        same = [lost for lost, (rank, _, _) in self._lost.items() if rank == worker.rank] if by_rank else []
+        if same:
+            del self._lost[same[0]]
+        elif places is not None and len(self._lost) > places:
             self._lost.popitem()
 
     def left(self, worker: MemberInfo, how: str) -> None:
@@ -60,10 +53,10 @@ class Losses:
         self._here[name] -= 1
         if how == "finished":
             self._finished[name] = None
-        elif how in ("lost", "restarted") and self._here[name] <= self._elsewhere[name] and name not in self._finished:
+        elif how in ("lost", "restarted") and not self._here[name] and name not in self._finished:
             self._lost[name] = worker.rank, worker.title, bool(worker.hello.claim)
         if not self._here[name]:
-            del self._here[name], self._elsewhere[name]
+            del self._here[name]
         for names in (self._lost, self._finished):
             if len(names) > MAX_MEMBERS:
                 names.popitem(last=False)
@@ -71,13 +64,13 @@ class Losses:
     def dump(self) -> Plain:
         """Return what is kept of them."""
         lost = [[name, *facts] for name, facts in self._lost.items()]
-        return [lost, dict(self._here), dict(self._elsewhere), list(self._finished)]
+        return [lost, dict(self._here), list(self._finished)]
 
     def restore(self, kept: Plain) -> None:
         """Be what was kept."""
-        lost, here, elsewhere, finished = kept
+        lost, here, finished = kept
         self._lost = OrderedDict((name, (rank, title, has_claim)) for name, rank, title, has_claim in lost)
-        self._here, self._elsewhere = Counter(here), Counter(elsewhere)
+        self._here = Counter(here)
         self._finished = OrderedDict.fromkeys(finished)
 
     @property

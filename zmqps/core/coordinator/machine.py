@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.admission import check_admission, check_draining, check_ending, check_saving
-from zmqps.core.coordinator.checkpoints import Checkpoints
+from zmqps.core.coordinator import operators
+from zmqps.core.coordinator.admission import check_admission
+from zmqps.core.coordinator.checkpoints import HOLD_S, Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
@@ -18,8 +19,8 @@ from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.holders import Holders
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
-from zmqps.core.coordinator.making import Cadence, Wish
-from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.making import Cadence
+from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -27,6 +28,7 @@ from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unrea
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.scales import Scales
 from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
 from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.telling import Telling
@@ -37,7 +39,6 @@ from zmqps.core.protocol.events import (
     Exit,
     Log,
     NetworkEvent,
-    Peer,
     Received,
     Returned,
     Send,
@@ -55,11 +56,11 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discarded,
     Drain,
-    EndJob,
     Enter,
     Error,
     Farewell,
     FileAsk,
+    Followed,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -148,6 +149,10 @@ class CoordinatorMachine:
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
+        self.scales = Scales(
+            self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
+            min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
+        )  # fmt: skip
         self._partings = Partings(
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
@@ -187,13 +192,18 @@ class CoordinatorMachine:
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         actions = self._handle(event, now)
-        return self._recorded([*actions, *self._move(now)] if self.drains.is_active else actions)
+        return self._recorded([*actions, *self._move(now)])
 
     def _move(self, now: float) -> list[Action]:
-        """Go on with what is to move from one server to another."""
+        """Go on with what is to move from one server to another, or to be cut."""
+        if not (self.drains.is_active or self.scales.is_active):
+            return []
+        ended: list[Action] = []
         if self.ending is not None:
+            ended = self.scales.stop(now)
             self.drains.stop()
-        return [*self.drains.look(now), *self.jobs.discard_given_up(now)]
+        moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
+        return [*moved, *self.jobs.discard_given_up(now)]
 
     def _recorded(self, actions: list[Action]) -> list[Action]:
         """Return actions, and before them what is to be kept of what they follow from."""
@@ -227,18 +237,10 @@ class CoordinatorMachine:
         if isinstance(message, StatusRequest):
             self._inquiries.check(len(self.membership.members), now)
             return [Send(event.peer, Status(message.request, self.status(now)))]
-        if isinstance(message, EndJob):
-            check_ending(self.identity, message, event.holder)
-            return self.jobs.end_asked(event.peer, message, now)
+        if (asked := operators.take(self, event, member, now)) is not None:
+            return asked
         if isinstance(message, Farewell):
             return self._farewell(event, message, now)
-        if isinstance(message, Checkpoint) and (member is None or message.job):
-            check_saving(self.identity, message, event.holder)
-            return self._save(event.peer, message, message.job, now)
-        if isinstance(message, Drain) and member is None and message.server:
-            check_draining(self.identity, message, event.holder)
-            answer, actions = self.drains.ask(None, message, now)
-            return [*actions, *self.jobs.discard_given_up(now), Send(event.peer, answer)]
         if member is None and isinstance(message, Leave) and not self.is_back:
             return [Send(event.peer, Left())]  # said again, because the answer was lost
         if member is None:
@@ -253,12 +255,12 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains)
-        dues = [self._reminder_due, *(part.next_deadline() for part in parts)]
+        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
+        dues = [self._reminder_due, *[part.next_deadline() for part in parts]]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
             dues.append(max(overdue, self._lose_due))
-        return min(due for due in dues if due is not None)
+        return min([due for due in dues if due is not None])
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
@@ -281,7 +283,7 @@ class CoordinatorMachine:
             self._reminder_due = now + REMINDER_INTERVAL_S
             actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
             actions += self._news.summaries(now)
-        actions += self._move(now) if self.drains.is_active else []
+        actions += self._move(now)
         return [*actions, *self.cluster_end.on_deadline(now)]
 
     def validate(self) -> None:
@@ -292,6 +294,7 @@ class CoordinatorMachine:
         self.jobs.validate()
         self.checkpoints.validate()
         self.drains.validate()
+        self.scales.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
 
@@ -328,8 +331,6 @@ class CoordinatorMachine:
                 actions += run.join(member, now)
             else:
                 self.servers.joined()
-                self.changes.add("drains")
-                self.changes.add("drains")
                 self.changes.add("drains")
                 for other in self.runs.values():
                     actions += other.move_on(now)
@@ -399,24 +400,11 @@ class CoordinatorMachine:
             run = self.runs[member.job]
         return self._telling.space([*actions, *run.init(member, message, now)], now)
 
-    def _saved(self, member: MemberInfo, message: Saved, now: float) -> list[Action]:
-        return self.checkpoints.saved(member, message, now)
-
-    def _file(self, member: MemberInfo, message: FileAsk, now: float) -> list[Action]:
-        return self.files.ask(member, message)
-
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
-        return self.checkpoints.holds(member, message, now)
-
-    def _save_own(self, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
-        return self._save(member.peer, message, member.job, now)
-
-    def _save(self, peer: Peer, message: Checkpoint, job: str, now: float) -> list[Action]:
-        member = self.membership.find(peer)
-        who = message.nonce or (peer if member is None else member.incarnation)
-        wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
-        wish.askers[who, message.request] = peer
-        return self.checkpoints.ask(wish, now)
+        run = self.runs[member.job]
+        return (
+            [] if run.replication.recuts.holds(member, message.number) else self.checkpoints.holds(member, message, now)
+        )
 
     # --- failures ------------------------------------------------------------------------------
 
@@ -432,13 +420,18 @@ class CoordinatorMachine:
     # --- what others may look at ---------------------------------------------------------------
 
     def _waiting(self) -> list[str]:
-        return [*waiting(self.servers.staying, self.servers.wanted, self.runs), *self.drains.texts()]
+        return [
+            *waiting(self.servers.staying, self.servers.wanted, self.runs),
+            *self.drains.texts(),
+            *self.scales.texts(),
+        ]
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
         return cluster_status(
             servers=self.servers,
             draining=self.drains.status(),
+            scaling=self.scales.status(),
             options=self.options,
             ending=self.ending,
             identity=self.identity,
@@ -483,14 +476,20 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Discarded): _of_holder(Holders.discarded),
     ("server", Forgotten): _of_holder(Holders.forgotten),
     ("server", Error): _of_holder(Holders.failed),
-    ("server", Saved): CoordinatorMachine._saved,
-    ("server", FileAsk): CoordinatorMachine._file,
+    ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
+    ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
     ("worker", Holding): CoordinatorMachine._holds,
-    **{(role, Checkpoint): CoordinatorMachine._save_own for role in ("worker", "observer")},
+    **{(role, Checkpoint): operators.save_own for role in ("worker", "observer")},
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
+    **{
+        (role, Followed): _of_run(
+            lambda run, who, said, now: [*run.replication.followed_cut(who, said), *run.fallback.again(who)]
+        )
+        for role in ("worker", "observer")
+    },
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
     **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),

@@ -6,7 +6,8 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise, takewhile
+from itertools import takewhile
+from math import inf
 from typing import Any
 
 from zmqps.core.coordinator.claims import Claims
@@ -251,8 +252,8 @@ class Roster:
 
     def validate(self) -> None:
         """Assert that every rank below the next one is taken or free."""
-        assert set(range(self._next)) <= {*self._by_rank, *self._free}
-        assert all(rank < self._next for rank in (*self._by_rank, *self._free))
+        taken_or_free = {*self._by_rank, *self._free}
+        assert taken_or_free == set(range(self._next))
         self._claims.validate(self._by_rank)
 
 
@@ -401,10 +402,14 @@ class Membership:
         return None if longest is None else max(longest.seen_at + self.timeout, self._nobody_before)
 
     def overdue(self, now: float, most: int | None = None) -> list[MemberInfo]:
-        """Return the members that were silent for too long, or so many of them."""
+        """Return the members that were silent for too long, or so many of them.
+
+        Servers come first: no step is to be decided without a worker while it counts on what is lost with a server.
+        """
         if now < self._nobody_before:
             return []
-        return list(islice(takewhile(lambda m: now >= m.seen_at + self.timeout, self._by_silence.values()), most))
+        late = takewhile(lambda member: now >= member.seen_at + self.timeout, self._by_silence.values())
+        return sorted(late, key=lambda member: member.role != "server")[:most]
 
     def begin_again(self, now: float) -> float:
         """All have time to come back, however soon they are given up else; return how long."""
@@ -451,13 +456,17 @@ class Membership:
 
     def validate(self) -> None:
         """Assert that ranks and connections are unique, and the orders those of the members."""
-        assert {peer: m.incarnation for m in self.members.values() for peer in [m.peer]} == self._peers
+        assert {member.peer: member.hello.incarnation for member in self.members.values()} == self._peers
         rosters = {id(m.roster): m.roster for m in self.members.values()}.values()
         assert sum(map(len, rosters)) == len(self.members)
-        assert all(member.roster is roster for roster in rosters for member in roster)
         for roster in rosters:
+            for member in roster:
+                assert member.roster is roster
             roster.validate()
-        assert set(self._by_silence) == set(self.members)
-        assert all(a.seen_at <= b.seen_at for a, b in pairwise(self._by_silence.values()))
-        assert not set(self._barred) & set(self.members)
+        assert self._by_silence.keys() == self.members.keys()
+        seen_at = -inf
+        for member in self._by_silence.values():
+            assert seen_at <= member.seen_at
+            seen_at = member.seen_at
+        assert self._barred.keys().isdisjoint(self.members)
         assert {id(error) for error in self._barred_peers.values()} <= {id(e) for _, e in self._barred.values()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zmqps.core.coordinator.copies import Copies, Copy
@@ -34,12 +34,17 @@ class Moves:
     ----------
     members
         The live members of the job by incarnation; shared with its `JobRun`.
+    may_tell
+        Whether a member, by incarnation, goes by the same shards: else it is told later, by `again`.
     changed
         Called when there is another move, or somebody has followed one.
     """
 
-    def __init__(self, members: Mapping[bytes, MemberInfo], changed: Changed = nothing) -> None:
+    def __init__(
+        self, members: Mapping[bytes, MemberInfo], may_tell: Callable[[bytes], bool], changed: Changed = nothing
+    ) -> None:
         self._members = members
+        self._may_tell = may_tell
         self._changed = changed
         self._moves: dict[int, _Move] = {}  # by shard
 
@@ -47,7 +52,8 @@ class Moves:
         """A shard's server is lost, and that of a copy takes over: who needs it is to wait. Said once."""
         self.forget(copy.shard)
         message = Moved(epoch, copy.shard, copy.generation, {}, 0, 0)
-        return [Send(self._members[who].peer, message) for who in sorted(told) if who in self._members]
+        there = [who for who in sorted(told) if who in self._members and self._may_tell(who)]
+        return [Send(self._members[who].peer, message) for who in there]
 
     def forget(self, shard: int) -> None:
         """A shard is not any more where it has moved to."""
@@ -75,7 +81,7 @@ class Moves:
 
     def _tell(self, epoch: int, copies: Copies, move: _Move, awaited: Iterable[bytes]) -> list[Action]:
         copy, actions = move.copy, list[Action]()
-        for who in sorted(awaited):
+        for who in filter(self._may_tell, sorted(awaited)):
             member = self._members[who]
             row = copies.row(copy, member)
             moved = Moved(epoch, copy.shard, move.generation, row, move.version, move.lost)
@@ -101,7 +107,7 @@ class Moves:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        return min((move.due for move in self._moves.values()), default=None)
+        return min([move.due for move in self._moves.values()], default=None)
 
     def on_deadline(self, epoch: int, copies: Copies, now: float) -> list[Action]:
         """Tell again whoever has not followed."""

@@ -132,11 +132,13 @@ class Places:
     def begin(self, member: MemberInfo) -> None:
         """A worker begins to train: one that counts is missed from now on."""
         if self.counts(member):
-            self._miss(member)
+            self._miss(member, len(self.attendance))
 
-    def _miss(self, member: MemberInfo) -> None:
+    def _miss(self, member: MemberInfo, num_counted: int) -> None:
+        """A worker is missed from now on if it is lost; ``num_counted``: how many have places."""
         if member.incarnation not in self._missed:  # who was expected anyway comes in nobody's place
-            self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined)
+            places = None if self.expected is None else self.expected - num_counted
+            self.losses.began(member, by_rank=(self.expected or 0) <= self._all_joined, places=places)
             self._missed.add(member.incarnation)
             self._changed()
 
@@ -169,11 +171,9 @@ class Places:
     def fill(self, training: Collection[bytes]) -> list[MemberInfo]:
         """Let spares take the places that are free, and return them; ``training``: who has begun, by incarnation."""
         filled = self.attendance.fill(self.expected)
-        places = (self.expected or 0) - len(self.attendance) + len(filled)
-        for i, member in enumerate(filled, 1):
-            if begun := member.incarnation in training:
-                self._miss(member)
-            self.losses.taken(member, places - i, began=begun)
+        for num_counted, member in enumerate(filled, len(self.attendance) - len(filled) + 1):
+            if member.incarnation in training:
+                self._miss(member, num_counted)
         return filled
 
     def dump(self) -> Plain:

@@ -17,7 +17,9 @@ key                 what is kept
 ``data/NAME/SET``   which ranges of a data set are done, and who has which
 ``ended/NAME``      how a job has ended
 ``erase/WHO``       what a server is to forget, and has not confirmed
+``recut/NAME``      shards that are cut anew, and who does not go by them yet
 ``drains``          which servers are to go, and how many there are to be
+``scale``           how many servers jobs are to lie on, and who wants to know
 ==================  ====================================================================================
 
 What waits for an answer is not kept: who waits asks again. ``WHO`` is an incarnation in hex; a name of a job has no
@@ -50,6 +52,7 @@ from zmqps.core.coordinator.journal import (
 )
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.scales import Scales
 
 
 class Host(Protocol):
@@ -58,6 +61,7 @@ class Host(Protocol):
     membership: Membership
     servers: Fleet
     drains: Drains
+    scales: Scales
     jobs: Jobs
     ended: EndedJobs
     erasures: Erasures
@@ -75,7 +79,7 @@ def dump(machine: Host, what: str, whose: str) -> Plain:
 def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
     """Return all that there is to keep; tests compare it with what was written."""
     members = [who.hex() for who in machine.membership.members]
-    keys = [("cluster", ""), ("drains", "")]
+    keys = [("cluster", ""), ("drains", ""), ("scale", "")]
     keys += [(what, who) for who in members for what in ("member", "answers", "erase")]
     keys += [("barred", who.hex()) for who in machine.membership.barred]
     for name, run in machine.jobs.runs.items():
@@ -100,6 +104,8 @@ def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
     for who, data in records["answers"].items():
         membership.members[bytes.fromhex(who)].restore_answers(data)
     machine.ended.restore(records["ended"], now)
+    if (scale := records["scale"].get("")) is not None:
+        machine.scales.restore(scale, now)
     if (drains := records["drains"].get("")) is not None:
         machine.drains.restore(drains, now)
     _restore_jobs(machine, records, now)
@@ -142,6 +148,8 @@ def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now
             run.startup.copies.restore(copies, members)
             run.replication.restore(becoming, now)
             run.replication.moves.restore(records["moves"].get(name, ()), run.startup.copies, now)
+        if name in records["recut"]:
+            run.replication.restore_recut(records["recut"][name], members, now)
         if name in records["step"] and run.startup.job is not None:
             run.steps.restore(records["step"][name], run.startup.job, run.startup.copies, now)
         if name in records["fallback"]:
@@ -185,6 +193,7 @@ def _data(machine: Host, whose: str) -> Plain:
 _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "cluster": lambda machine, _: _dump_cluster(machine),
     "drains": lambda machine, _: machine.drains.dump(),
+    "scale": lambda machine, _: machine.scales.dump(),
     "member": lambda machine, who: machine.membership.dump(bytes.fromhex(who)),
     "answers": lambda machine, who: machine.membership.dump_answers(bytes.fromhex(who)),
     "barred": lambda machine, who: machine.membership.dump_barred(bytes.fromhex(who)),
@@ -194,6 +203,7 @@ _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "copies": _of_run(_dump_copies),
     "moves": _of_run(lambda run: run.replication.moves.dump()),
     "fallback": _of_run(lambda run: run.fallback.dump()),
+    "recut": _of_run(lambda run: run.replication.recuts.dump()),
     "step": _of_run(lambda run: run.steps.kept),
     "data": _data,
     "ended": lambda machine, name: machine.ended.dump(name),

@@ -11,10 +11,11 @@ from zmqps.core.coordinator.handovers import Handover, Handovers
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import Moves
+from zmqps.core.coordinator.recuts import Recuts
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Promote, Promoted, Replicas, Replicating, Retargeted
+from zmqps.core.protocol.messages import Followed, Promote, Promoted, Replicas, Replicating, Retargeted
 from zmqps.errors import PSError, counted
 
 #: A server answers within milliseconds; one that did not may not have received it.
@@ -60,7 +61,7 @@ class Replication:
         replicas: int,
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self.moves = Moves(members, lambda: changed("moves"))
+        self.moves = Moves(members, lambda who: self.recuts.is_followed_by(who), lambda: changed("moves"))
         self._changed = changed
         self.replicas = replicas
         self._name = name
@@ -82,12 +83,13 @@ class Replication:
             replicas,
             lambda: changed("copies"),
         )
+        self.recuts = Recuts(name, startup, steps, members, self._backups_changed, self._recut, self._recut_changed)
 
     # --- losses --------------------------------------------------------------------------------
 
     def lose(self, server: MemberInfo, error: PSError, now: float) -> tuple[list[Action], list[Copy]]:
         """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
-        copies, actions, lost = self._startup.copies, list[Action](), list[Copy]()
+        copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Copy]()
         gone = copies.of(server)
         self._changed("copies")
         for copy in gone:
@@ -163,16 +165,18 @@ class Replication:
         copies = self._startup.copies
         self._changed("copies")
         for shard, _, _ in copies.primaries():
-            if len(copies.backups(shard)) < self.replicas:
+            if sum(backup.whole for backup in copies.backups(shard)) < self.replicas:
                 self._degraded[shard] = _Degraded(now, "there are too few servers")
 
     def failed(self, epoch: int, error: PSError, now: float) -> tuple[list[Action], bool]:
         """A server could not do what it was asked to with a copy; return whether a shard is lost by it."""
         copies = self._startup.copies
+        if epoch in copies.coming:
+            return self.recuts.failed(error, now), False
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
             return [], False  # a primary goes on, and whoever asked for what it cannot is told
-        actions = self.handovers.lose(copy)
+        actions = [*self.recuts.take_back(now), *self.handovers.lose(copy)]
         self._startup.drop(copy)
         self._unfit[copy.server.incarnation, copy.shard] = str(error)
         if not copy.backup:
@@ -207,9 +211,15 @@ class Replication:
             return []
         return self._steps.brought_again(member.incarnation, message.shard, missing, now)
 
+    def followed_cut(self, member: MemberInfo, message: Followed) -> list[Action]:
+        """A member goes by the new shards: it is told which of them have moved since."""
+        self.recuts.followed(member, message)
+        return self.moves.again(self._startup.epoch, self._startup.copies, member)
+
     def leave(self, member: MemberInfo) -> None:
         """A member has gone."""
         self.moves.leave(member)
+        self.recuts.leave(member)
 
     def forget(self, shards: Iterable[int]) -> None:
         """No copy is left of these shards that counts."""
@@ -253,8 +263,10 @@ class Replication:
         rows = self._startup.copies.rows_of_backups(primary)
         return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
 
-    def replicating(self, copy: Copy, message: Replicating) -> None:
+    def replicating(self, copy: Copy | None, message: Replicating) -> None:
         """A primary waits for its new backups, and no others."""
+        if copy is None:
+            return
         if message.generation == copy.generation and self._unanswered.pop(copy.epoch, None) is not None:
             self._changed("copies")
 
@@ -281,7 +293,10 @@ class Replication:
         return actions
 
     def ready(self, copy: Copy, loaded: bool) -> list[Action]:
-        """A new backup is built, or whole."""
+        """A new backup is built, or whole; or what is to be a shard."""
+        if copy.epoch in self._startup.copies.coming:
+            self.recuts.ready(copy, loaded)
+            return []
         if copy.built and (copy.whole or not loaded):
             return []
         copy.built = True
@@ -297,9 +312,78 @@ class Replication:
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""
+        if self.recuts.active:
+            return []
         actions = self.handovers.plan(servers, self._promoting, now)
         busy = self._is_busy
         return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=busy)]
+
+    def spread(self, wanted: Mapping[int, Sequence[MemberInfo]], now: float) -> tuple[list[Action], str]:
+        """Let shards have more copies, on these servers, and no others than they should have, or are wanted.
+
+        Returns
+        -------
+        actions
+            What is to be done.
+        why
+            What cannot be done, and why; empty: all can.
+        """
+        copies, actions, told = self._startup.copies, list[Action](), set[int]()
+        for shard in {copy.shard for copy in copies} - set(self._promoting):
+            there = {copy.server.incarnation for copy in copies if copy.shard == shard}
+            for server in wanted.get(shard, ()):
+                if why := self._unfit.pop((server.incarnation, shard), ""):  # said once: then it is tried again
+                    self._changed("copies")
+                    return actions, why
+                if server.incarnation not in there:
+                    actions += self._startup.assign([copies.add(shard, server, backup=True)])
+                    told.add(shard)
+        for copy in self._surplus(wanted):
+            self._startup.drop(copy)
+            told.add(copy.shard)
+        for shard in sorted(told):
+            self._changed("copies")
+            actions += self._backups_changed(shard, now)
+        return actions, ""
+
+    def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]]) -> list[Copy]:
+        """Return the backups that a shard has beyond those it should have, where nobody wants them."""
+        found: list[Copy] = []
+        for shard in {copy.shard for copy in self._startup.copies} - set(self._promoting):
+            backups = self._startup.copies.backups(shard)
+            spare = sum(backup.whole for backup in backups) - self.replicas
+            homes = {server.incarnation for server in wanted.get(shard, ())}
+            for backup in backups:
+                if self.handovers.moves(backup) or backup.server.incarnation in homes:
+                    continue
+                if not backup.whole and spare >= 0:
+                    found.append(backup)
+                elif spare > 0:
+                    found.append(backup)
+                    spare -= 1
+        return found
+
+    def _recut_changed(self) -> None:
+        self._changed("recut")
+        self._changed("copies")
+
+    def restore_recut(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
+        """Take back what was to be cut anew when this coordinator went away."""
+        for shard in self.recuts.restore(kept, members, now):
+            self._backups_changed(shard, now)  # said again by `on_deadline`
+
+    def _recut(self, now: float) -> None:
+        """The job lies in other shards: what was known of those before is out of date."""
+        self._unfit.clear()
+        self._degraded.clear()
+        self._unanswered.clear()
+        self.begin(now)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no shard moves or is to, and every member knows where all are."""
+        moving = self.handovers or self._promoting or self._unanswered or self.moves.next_deadline() is not None
+        return not moving and self.recuts.settled and all(copy.whole for copy in self._startup.copies)
 
     def _is_busy(self, primary: Copy) -> bool:
         return primary.shard in self._promoting or primary.epoch in self._unanswered
@@ -308,12 +392,13 @@ class Replication:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self.moves.next_deadline(), self.handovers.next_deadline())
-        return min((due for due in dues if due is not None), default=None)
+        moving = (self.moves, self.handovers, self.recuts)
+        dues = [self._retry_due, *[part.next_deadline() for part in moving]]
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say again what is not answered."""
-        startup, actions = self._startup, list[Action]()
+        startup, actions = self._startup, self.recuts.on_deadline(now)
         if self._retry_due is not None and now >= self._retry_due:
             new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
             waiting = bool(self._promoting or self._unanswered or new)
@@ -333,7 +418,7 @@ class Replication:
         """A member is back: say again what it may not have heard."""
         startup, actions = self._startup, list[Action]()
         if member.role != "server":
-            return self.moves.again(startup.epoch, startup.copies, member)
+            return [*self.recuts.again(member), *self.moves.again(startup.epoch, startup.copies, member)]
         for copy in startup.copies.of(member) if startup.ready else ():
             if copy.epoch in self._unanswered:
                 actions.append(self._replicas(copy))
@@ -399,11 +484,12 @@ class Replication:
         copies = self._startup.copies
         self.moves.validate()
         self.handovers.validate()
+        self.recuts.validate()
         for copy in [*self._promoting.values(), *self._unanswered.values()]:
             assert copies.by_epoch[copy.epoch] is copy
             assert not copy.backup
-        for copy in copies:
-            same = [other for other in copies if other.shard == copy.shard]
-            assert len({other.server.incarnation for other in same}) == len(same), "two copies on one server"
-            assert sum(not other.backup for other in same) <= 1
+        places = [(copy.shard, copy.server.hello.incarnation) for copy in copies]
+        assert len(set(places)) == len(places), "two copies on one server"
+        primaries = [copy.shard for copy in copies if not copy.backup]
+        assert len(set(primaries)) == len(primaries)
         assert self._retry_due is not None or not (self._promoting or self._unanswered)

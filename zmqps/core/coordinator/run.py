@@ -315,13 +315,13 @@ class JobRun:
     # --- servers -------------------------------------------------------------------------------
 
     def is_on(self, server: MemberInfo) -> bool:
-        """Whether a server has a shard of this job."""
-        return bool(self.startup.copies.of(server))
+        """Whether a server has a shard of this job, or is about to."""
+        return self.startup.copies.are_on(server)
 
     def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its copy of a shard, or has all its values."""
         self.waits.tell_soon(now)
-        copy = self.startup.copies.by_epoch[message.epoch]
+        copy = self.startup.copies[message.epoch]
         if self.fallback.concerns(copy):
             actions = self.fallback.ready(copy, bool(message.loaded), now)
             return [*actions, *self.move_on(now)] if actions else []
@@ -429,7 +429,7 @@ class JobRun:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
         dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.broken else None]
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in dues if due is not None], default=None)
 
     def expired(self, now: float) -> bool:
         """Whether nobody has been there for so long that the job is not kept any more."""
@@ -495,6 +495,6 @@ class JobRun:
         self.replication.validate()
         assert {incarnation for incarnation, _ in self.startup.parked} <= set(self.members)
         self.fallback.validate()
-        assert not (self.startup.ready and self.startup.parked) or self.startup.held
-        assert {m.incarnation for roster in (self.workers, self.observers) for m in roster} == set(self.members)
-        assert all(member.job == self.name for member in self.members.values())
+        assert not (self.startup.ready and self.startup.parked) or self.startup.held or self.startup.cutting
+        assert {m.hello.incarnation for m in (*self.workers, *self.observers)} == set(self.members)
+        assert {member.job for member in self.members.values()} <= {self.name}

@@ -109,6 +109,7 @@ class Startup:
         self._slice_nbytes = slice_nbytes
         self.given_up: list[Copy] = []  # what servers still have
         self.held = ""  # why those who come have to wait, though the job is under way
+        self.cutting = ""  # the same, while its shards are cut anew
         self._forget()
 
     def _forget(self) -> None:
@@ -130,6 +131,7 @@ class Startup:
         self._wire: dict[str, Any] = {}
         self._cuts: dict[str, Any] = {}
         self.copies = Copies(self._root, self._new_epoch)
+        self.cut = 0  # the number of the last time that its shards were cut anew
         self.built: set[int] = set()  # by epoch
         self.loaded: set[int] = set()
         for what in ("spec", "start", "copies"):
@@ -203,10 +205,46 @@ class Startup:
         self.given_up.append(copy)
         self._changed("copies")
 
-    def assign(self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None) -> list[Action]:
-        """Tell servers the copies that they are to keep; ``source``: from where, if not what the job began from."""
+    @property
+    def num_shards(self) -> int:
+        """How many shards the job lies in; none, as long as it was not placed."""
+        return 0 if self.placement is None else self.placement.num_shards
+
+    def recut(self, placement: Placement, number: int) -> None:
+        """The job lies in other shards: the copies that were to be them are, and no others."""
+        self.cut = number
+        for copy in list(self.copies):
+            self.drop(copy, moved=True)
+        self.copies.by_epoch, self.copies.coming = self.copies.coming, {}
+        self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
+        self.built, self.loaded = set(self.copies.by_epoch), set(self.copies.by_epoch)
+        self.moved()
+        for what in ("spec", "start", "copies"):
+            self._changed(what)
+
+    def drop_coming(self) -> None:
+        """The shards stay as they are."""
+        for copy in self.copies.coming.values():
+            copy.moved = True
+            self.given_up.append(copy)
+        self.copies.coming = {}
+
+    def where(self, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
+        """Return where the job lies, as a member is told it."""
+        falls_back, servers = int(self._falls_back), self.copies.rows(member, load=load)
+        more = {"replicas": self._replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
+        return {**self._cuts, **more}
+
+    def assign(
+        self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None, placement: Placement | None = None
+    ) -> list[Action]:
+        """Tell servers the copies that they are to keep.
+
+        ``source``: from where, if not what the job began from; ``placement``: of which shards, if of others.
+        """
         assert self.placement is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        cuts = cuts if placement is None else placement.to_wire()
         if source is None:
             source = self.resumption.source() if self.resumption else {}
         hosts = Counter(
@@ -219,7 +257,7 @@ class Startup:
             backups = {} if copy.backup else self.copies.rows_of_backups(copy)
             assign = Assign(
                 copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key,
-                {} if copy.backup else source, copy.generation, int(copy.backup), backups,
+                {} if copy.backup and placement is None else source, copy.generation, int(copy.backup), backups,
             )  # fmt: skip
             actions.append(Send(server.peer, assign))
         return actions
@@ -334,6 +372,7 @@ class Startup:
         """Forget the job; what servers have built of it is in `given_up`."""
         if self.placement is not None:
             self.given_up += self.copies
+        self.drop_coming()
         self._forget()
 
     def _choose_loader(self) -> list[Action]:
@@ -348,7 +387,7 @@ class Startup:
 
     def answer(self) -> list[Action]:
         """Tell the job to those who wait for it, once it can be trained."""
-        if not self.ready or self.held:
+        if not self.ready or self.held or self.cutting:
             return []
         replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
         self.parked.clear()
@@ -360,16 +399,7 @@ class Startup:
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
         assert self.placement is not None
         before = None if load else member.answer_with(self._wire)
-        placement: Mapping[str, Any] = (
-            {
-                **self._cuts,
-                "replicas": self._replicas,
-                "falls_back": int(self._falls_back),
-                "servers": self.copies.rows(member, load=bool(load)),
-            }
-            if before is None
-            else before.placement
-        )
+        placement = self.where(member, load=bool(load)) if before is None else before.placement
         self.told.add(member.incarnation)
         self._changed("start")
         step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
@@ -393,8 +423,8 @@ class Startup:
 
     def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
         """Say whom a parked init waits for."""
-        if self.held:
-            return self.held
+        if self.held or self.cutting:
+            return self.held or self.cutting
         if len(servers) < self.num_servers:
             return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
         if self.placement is not None and len(self.built) < len(self.copies):

@@ -256,7 +256,7 @@ class Steps:
     def let_go(self) -> list[Action]:
         """Let those begin the next step who may, if they were held."""
         self.pauses.holding = False
-        return self._proceed() if not self._replicated or self.settled else []
+        return self._proceed()
 
     @property
     def is_between(self) -> bool:
@@ -373,8 +373,7 @@ class Steps:
         if decision.commitment is not None:
             actions += self._commit(decision.commitment, now)
         self._granted += decision.granted
-        if not self.pauses.holding and (not self._replicated or self.settled):
-            actions += self._proceed()
+        actions += self._proceed()
         actions += self._fail(decision, awaited, now)
         if not self._requests:
             self._since = None
@@ -389,8 +388,10 @@ class Steps:
         return actions
 
     def _proceed(self) -> list[Action]:
-        """Tell those who may go on."""
+        """Tell those who may go on, unless servers could not take gradients of the next step yet."""
         actions: list[Action] = []
+        if self.pauses.holding or not self._commits.may_go_on(replicated=self._replicated):
+            return actions
         for grant in self._granted:
             member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)
             if member is not None and request is not None:
@@ -440,10 +441,9 @@ class Steps:
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""
         self._commits.confirmed(epoch, step + 1)
-        if not self.settled:
-            return []
-        self._retry_due = None
-        actions = self._proceed() if self._granted and not self.pauses.holding else []
+        if self.settled:
+            self._retry_due = None
+        actions = self._proceed()
         if not self._requests:
             self._since = None
         return actions
@@ -462,7 +462,7 @@ class Steps:
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
-            return f"{listed(self._commits.late(), MOST_NAMED)} and its backups to have the step"
+            return f"{listed(self._commits.late(), MOST_NAMED)}{' and its backups' * self._replicated} to have the step"
         awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
         titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
         return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
@@ -470,7 +470,7 @@ class Steps:
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
-        return min((due for due in (self._retry_due, policy) if due is not None), default=None)
+        return min([due for due in (self._retry_due, policy) if due is not None], default=None)
 
     def on_deadline(self, missing: int, now: float) -> list[Action]:
         """Send unconfirmed commits again; let the policy see the time."""
@@ -489,11 +489,11 @@ class Steps:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert {*self._requests, *self._paused} <= set(self._members)
-        assert self._training == {who for who in self._ranks if who in self._members} <= set(self._attendance.here)
-        assert {*self._told, *self._behind} <= set(self._members)
+        here = set(self._members)
+        assert {*self._requests, *self._paused, *self._told, *self._behind} <= here
+        assert self._training == {who for who in self._ranks if who in here} <= set(self._attendance.here)
         assert set(self._commits.unconfirmed) <= set(self._commits.copies) or self.policy is None
         assert self._moving <= set(self._behind_moves)
-        assert all(behind <= set(self._members) for behind in self._behind_moves.values())
+        assert set().union(*self._behind_moves.values()) <= here
         if self.policy is not None:
             self.policy.validate()

@@ -66,7 +66,8 @@ class Line:
 
     def validate(self) -> None:
         """Assert that who is here waits for something."""
-        assert all(requests for _, requests in self._members.values())
+        for _, requests in self._members.values():
+            assert requests
 
 
 class Telling:
@@ -112,7 +113,7 @@ class Telling:
     def next_deadline(self) -> float | None:
         """Return when somebody is to be told."""
         dues = (self._first.next_deadline(), self._again.next_deadline())
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Tell those whose turn it is."""

@@ -6,7 +6,7 @@ many of its own are gone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,14 +46,22 @@ class Tellings:
         Knows the copies, and who was told the job.
     members
         The live members of the job by incarnation; shared with its `JobRun`.
+    may_tell
+        Whether a member, by incarnation, goes by the same shards: else it is told later, by `again`.
     changed
         Called when somebody is to be told, or has gone back.
     """
 
     def __init__(
-        self, name: str, startup: Startup, members: Mapping[bytes, MemberInfo], changed: Changed = nothing
+        self,
+        name: str,
+        startup: Startup,
+        members: Mapping[bytes, MemberInfo],
+        may_tell: Callable[[bytes], bool] = lambda who: True,
+        changed: Changed = nothing,
     ) -> None:
         self._name = name
+        self._may_tell = may_tell
         self._changed = changed
         self._startup = startup
         self._members = members
@@ -75,7 +83,8 @@ class Tellings:
         """The servers of shards are lost, and these are to go back: who needs them is to wait."""
         self._number += 1
         self._changed()
-        return self.send_all(GoBack(self._startup.epoch, self._number, sorted(shards), {}, 0, 0, {"path": path}))
+        message = GoBack(self._startup.epoch, self._number, sorted(shards), {}, 0, 0, {"path": path})
+        return [Send(self._members[who].peer, message) for who in filter(self._may_tell, self.told)]
 
     def forget(self, shard: int) -> int:
         """A shard that has gone back is lost once more; return how many pushes are known to be lost by the first time.
@@ -114,7 +123,7 @@ class Tellings:
     def _tell(self, number: int, telling: _Telling, awaited: Iterable[bytes]) -> list[Action]:
         copies, epoch, restored = self._startup.copies, self._startup.epoch, telling.restored
         lost, actions = telling.lost if telling.whole else 0, list[Action]()
-        for who in sorted(awaited):
+        for who in filter(self._may_tell, sorted(awaited)):
             member = self._members[who]
             rows = {"rows": [copies.row(copies.primary(shard), member) for shard in telling.shards]}
             message = GoBack(epoch, number, telling.shards, rows, restored["version"], lost, restored)
@@ -178,7 +187,7 @@ class Tellings:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        return min((telling.due for telling in self._open.values()), default=None)
+        return min([telling.due for telling in self._open.values()], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Tell again whoever has not gone back."""

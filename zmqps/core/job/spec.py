@@ -144,6 +144,12 @@ class JobSpec:
                 "deterministic training cannot go on without a worker that is late: on_straggler is 'wait' or 'fail'"
             )
 
+    @property
+    def may_move(self) -> bool:
+        """Whether its shards may: what each worker has read is known to a primary alone."""
+        treatment = make_treatment(self.treatment)
+        return treatment is None or not treatment.needs_read
+
     def check_startable(self, num_workers: int | None) -> None:
         """Raise `ConfigurationError` unless the job can be trained by so many workers (None: whoever comes)."""
         if self.deterministic and num_workers is None:

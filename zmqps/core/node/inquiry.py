@@ -30,6 +30,7 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Error,
     JobEnded,
+    Scale,
     Status,
     StatusRequest,
 )
@@ -61,7 +62,7 @@ class Inquiry:
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: StatusRequest | EndJob | Checkpoint | Drain = StatusRequest(1),  # noqa: B008  (frozen)
+        question: StatusRequest | EndJob | Checkpoint | Drain | Scale = StatusRequest(1),  # noqa: B008  (frozen)
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.endpoint = endpoint

@@ -144,6 +144,13 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Close a connection that this node has opened; nothing comes over it any more, and nobody tells of its end."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """Find out why nobody answers at an endpoint; `Looked` comes back, some time."""
 
@@ -213,7 +220,7 @@ class Notify:
     event: Any
 
 
-Action = Landed | Send | Connect | Look | Log | Record | Exit | Run | Resolve | Notify
+Action = Landed | Send | Connect | Disconnect | Look | Log | Record | Exit | Run | Resolve | Notify
 
 
 class Machine(Protocol):

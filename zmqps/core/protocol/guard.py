@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello, Welcome
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello, Scale, Welcome
 from zmqps.errors import IdentityError
 
 #: What to do about it, in errors.
@@ -87,10 +87,21 @@ def check_drain(job_secret: bytes, end_key: bytes, message: Drain) -> None:
     _check_order(job_secret, end_key, message, message.server, guard, "drain a server", how)
 
 
+def scale_guard(job_secret: bytes, servers: str, nonce: bytes) -> bytes:
+    """Return what proves the same of the sender of a `Scale`."""
+    return _guard(job_secret, b"scale", servers.encode(), nonce) if job_secret else b""
+
+
+def check_scale(job_secret: bytes, end_key: bytes, message: Scale) -> None:
+    """Raise `IdentityError` unless the sender of a `Scale` knows one of them."""
+    what, how = "change the number of servers", "by zmqps scale --coordinator"
+    _check_order(job_secret, end_key, message, str(message.servers), scale_guard, what, how)
+
+
 def _check_order(
     job_secret: bytes,
     end_key: bytes,
-    message: EndJob | Checkpoint | Drain,
+    message: EndJob | Checkpoint | Drain | Scale,
     subject: str,
     guard: Callable[[bytes, str, bytes], bytes],
     what: str,

@@ -54,7 +54,9 @@ class Assign(Message):
     host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
     ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
     ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here; with
-    ``ledgers`` true, what is kept there of workers' pushes is taken, too, for these workers go on with it. ``backup``
+    ``ledgers`` true, what is kept there of workers' pushes is taken, too, for these workers go on with it; with
+    ``anew`` true nothing of that, for they have numbered their pushes anew since. With ``cut`` true it is filled from
+    other copies on that server, at `Cut`. ``backup``
     is 1 for a copy that follows a primary, which has ``backups`` as in `Replicas`; both are of this ``generation``.
     """
 

@@ -12,6 +12,9 @@ WINDOW_NBYTES = 16 << 20
 MAX_BACKLOG_NBYTES = 4 * WINDOW_NBYTES
 #: Of all peers of a node: beyond it who does not read, or has most of it, is shut.
 MAX_ALL_BACKLOGS_NBYTES = 64 * WINDOW_NBYTES
+#: Steps whose gradients may wait at a server at the same time: the one being collected, and the next, whose first
+#: gradients can overtake the commit on another connection. The coordinator lets nobody begin one beyond them.
+OPEN_STEPS = 2
 #: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.
 MAX_FACTS = 16
 MAX_FACT_CHARS = 4096

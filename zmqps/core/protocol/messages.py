@@ -29,7 +29,7 @@ from zmqps.core.protocol.membership import (
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
-from zmqps.core.protocol.resizing import Drain, Draining, Yield, Yielded
+from zmqps.core.protocol.resizing import Cut, Drain, Draining, Followed, Recut, Scale, Yield, Yielded
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
 from zmqps.core.protocol.saving import (
     Checkpoint,
@@ -72,6 +72,7 @@ __all__ = [
     "Checkpointed",
     "Commit",
     "Committed",
+    "Cut",
     "Departed",
     "Discard",
     "Discarded",
@@ -83,6 +84,7 @@ __all__ = [
     "Farewell",
     "FileAnswer",
     "FileAsk",
+    "Followed",
     "Forgotten",
     "GoBack",
     "GoOn",
@@ -108,6 +110,7 @@ __all__ = [
     "Range",
     "Ready",
     "Recalled",
+    "Recut",
     "Released",
     "Replicas",
     "Replicate",
@@ -117,6 +120,7 @@ __all__ = [
     "Retargeted",
     "Save",
     "Saved",
+    "Scale",
     "Shutdown",
     "Status",
     "StatusRequest",

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Incarnation, Parts, Payload, Plain, Text, Versions
 
 #: What a record of the stream is, ``what`` in `Replicate`: a push that was accepted; the mean of a synchronous step, of
-#: one slice; the end of such a step; a part of a worker's ledger; a slice as it is.
-PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE = 1, 2, 3, 4, 5
+#: one slice; the end of such a step; a part of a worker's ledger; a slice as it is; nothing, to be
+#: confirmed before a pull is answered.
+PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE, ASKED = 1, 2, 3, 4, 5, 6
 #: Of a record that is nobody's push.
 NOBODY = bytes(16)
 

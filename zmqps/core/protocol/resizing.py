@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Text
+    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Plain, Text, Versions
 
 #: ``state`` in `Draining`, of a server that is to go: it has something still; it has nothing, and goes; it stays.
 GOING, GONE, STAYS = 0, 1, 2
@@ -32,7 +32,10 @@ class Drain(Message):
 
 @dataclass(frozen=True, slots=True)
 class Draining(Message):
-    """How far a server is that is to go: ``state``, and ``text`` in words. Answer to `Drain`, and told that server."""
+    """How far a server is that is to go: ``state``, and ``text`` in words. Answer to `Drain`, and told that server.
+
+    Answer to `Scale`, too: what is said of a server goes for the change of their number then.
+    """
 
     kind: ClassVar[int] = 76
     request: U32
@@ -42,7 +45,7 @@ class Draining(Message):
 
 @dataclass(frozen=True, slots=True)
 class Yield(Message):
-    """A primary is to give up its place to a backup that has all: it answers for the shard no more.
+    """A primary is to give up its place to a copy that has all: it answers for the shard no more.
 
     It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
     gradients of a step that is not committed. `Replicas` of a newer generation gives it its place back.
@@ -65,3 +68,51 @@ class Yielded(Message):
     generation: U64
     busy: U8
     numbers: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Message):
+    """The cluster is to have so many servers that jobs are cut for; asked again, nothing more is done.
+
+    ``nonce`` and ``guard`` are as in `EndJob`.
+    """
+
+    kind: ClassVar[int] = 79
+    request: U32
+    servers: U32
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Message):
+    """A server fills a copy that was built for it with what its other copies of the job have of that.
+
+    ``parents`` are the epochs of these: backups, or primaries that have yielded.
+    """
+
+    kind: ClassVar[int] = 83
+    epoch: U32
+    parents: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Recut(Message):
+    """The job of this ``epoch`` lies in other shards from now on: ``placement`` is as in `Job`.
+
+    It ends the pause that `Hold` has begun. What comes under a lower ``number`` is out of date.
+    """
+
+    kind: ClassVar[int] = 84
+    epoch: U32
+    number: U64
+    placement: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Followed(Message):
+    """A member goes by the shards of the `Recut` of this ``number``."""
+
+    kind: ClassVar[int] = 85
+    epoch: U32
+    number: U64

@@ -41,6 +41,7 @@ from zmqps.core.protocol.messages import (
     Promoted,
     Pull,
     Push,
+    Recut,
     Replicate,
     Saved,
     Status,
@@ -232,7 +233,7 @@ SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
 
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
-    **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status, GoBack)], MAX_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status, GoBack, Recut)], MAX_HEADER_NBYTES),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
     **dict.fromkeys(
         [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted)], MAX_LIST_HEADER_NBYTES

@@ -17,13 +17,11 @@ import numpy as np
 
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.limits import OPEN_STEPS
 from zmqps.core.server.memory import GIVE_BACK_NBYTES, HostMemory, Memory
 from zmqps.core.server.slices import Note
 from zmqps.errors import LimitError, ProtocolError
 
-#: Steps whose gradients may wait at the same time: the one being collected, and the next, whose
-#: first gradients can overtake the commit on another connection.
-OPEN_STEPS = 2
 #: Gradients of a worker that a step may hold beyond those it needs: of pushes that failed halfway and were repeated.
 SPARE_GRADIENTS = 4
 #: What keeping one part costs beside its elements, and how much of that a worker may cause in a step: it may divide
@@ -233,11 +231,15 @@ class Stage:
     def validate(self) -> None:
         """Assert that only open steps are kept, and what they cover is in order."""
         assert len(self._steps) <= OPEN_STEPS
-        assert all(used <= self._limit for counter in self._used.values() for used in counter.values())
-        for brought in (b for step in self._steps.values() for slices in step.values() for b in slices.values()):
-            bounds = [bound for pair in brought.bounds for bound in pair]
-            assert bounds == sorted(bounds)
-            assert brought.buffer.size == sum(stop - start for start, stop in brought.bounds)
+        for counter in self._used.values():
+            for used in counter.values():
+                assert used <= self._limit
+        for brought in [b for step in self._steps.values() for slices in step.values() for b in slices.values()]:
+            size = last = 0
+            for start, stop in brought.bounds:
+                assert last <= start <= stop
+                size, last = size + stop - start, stop
+            assert brought.buffer.size == size
 
 
 def _grown(buffers: dict[np.dtype[Any], Array], size: int, dtype: np.dtype[Any], memory: Memory) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 
 from zmqps.core.protocol.encoding import RAW, named
 from zmqps.core.protocol.messages import Replicate, Replicated
-from zmqps.core.protocol.replication import AVERAGED, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.replication import ASKED, AVERAGED, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.records import remember
 from zmqps.core.server.shard import Shard
@@ -114,6 +114,9 @@ class Backup:
         if shard.steps is not None:
             shard.steps.version = record.step
 
+    def _asked_whether_it_follows(self, shard: Shard, record: Replicate) -> None:
+        """Nothing is to be done: that it takes the record is the answer."""
+
     def _unknown(self, shard: Shard, record: Replicate) -> None:
         raise ProtocolError(f"no record is of kind {record.what}")
 
@@ -125,4 +128,5 @@ TAKE: dict[int, Callable[[Backup, Shard, Replicate], None]] = {
     STEPPED: Backup._step,
     REMEMBERED: Backup._remember,
     STATE: Backup._restore,
+    ASKED: Backup._asked_whether_it_follows,
 }

@@ -94,12 +94,16 @@ class Builds:
 
     def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:
         shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
-        if assign.restore:
+        if assign.restore.get("cut"):  # its memory is there when it is filled, in a pause
+            for slice_ in shard.slices:
+                slice_.value[:] = 0
+        elif assign.restore:
             if self._files is None:
                 raise JobError("this server was started without a place for checkpoints, and cannot restore one")
             state = dict(self._files.read(shard, job, assign.restore))
             shard.begin_at(assign.restore["version"])
-        return Built(shard, state.get("ledgers", {}) if assign.restore.get("ledgers") else None)
+        ledgers = {} if assign.restore.get("anew") else state.get("ledgers", {})
+        return Built(shard, ledgers if assign.restore.get("ledgers") else None)
 
 
 def build_error(name: str, assign: Assign, error: Exception) -> PSError:

@@ -52,4 +52,5 @@ class Changes:
 
     def validate(self) -> None:
         """Assert that no more is kept than may be built upon."""
-        assert all(len(saves) <= 2 for saves in self._counts.values())
+        for saves in self._counts.values():
+            assert len(saves) <= 2

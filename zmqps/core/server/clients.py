@@ -177,12 +177,13 @@ class Clients:
 
     def validate(self, epochs: Iterable[int]) -> None:
         """Assert that both directions agree, and that all have shown tickets for shards of these epochs."""
-        assert len(self) <= MAX_CLIENTS
-        assert {c.peer: c for c in self.by_incarnation.values()} == self._by_peer
-        assert all(who == client.hello.incarnation for who, client in self.by_incarnation.items())
-        assert set().union(*(client.epochs for client in self._by_peer.values())) <= set(epochs)
-        assert all(client.loads <= client.epochs for client in self._by_peer.values())
-        assert all(client.epochs for client in self._by_peer.values())
-        assert not set(self._barred) & set(self.by_incarnation)
-        assert len(self._barred) <= MAX_BARRED
-        assert set(self._barred_peers) <= {peer for peer, _ in self._barred.values()}
+        here, barred = set(epochs), self._barred
+        assert len(self._by_peer) == len(self) <= MAX_CLIENTS
+        for who, client in self.by_incarnation.items():
+            assert who == client.hello.incarnation
+            assert self._by_peer.get(client.peer) is client
+            assert client.epochs
+            assert client.loads <= client.epochs <= here
+            assert who not in barred
+        assert len(barred) <= MAX_BARRED
+        assert not self._barred_peers or self._barred_peers.keys() <= {peer for peer, _ in barred.values()}

@@ -26,8 +26,8 @@ LONGEST_REST_S = 2.0
 
 #: Returns the records of the ledgers as they are at this moment.
 Ledgers = Callable[[], Iterable[Record]]
-#: Returns the record of a slice, by its index, as it is at this moment; None: there is no such slice.
-Slices = Callable[[int], Record | None]
+#: Returns the record of a slice, by its index, as it is at this moment.
+Slices = Callable[[int], Record]
 
 
 class Follower:
@@ -71,6 +71,7 @@ class Follower:
         self._source: tuple[Ledgers, Slices] | None = None  # of what it is to be told first
         self._begun = number is not None  # to be told
         self._slices: Slices | None = None  # while it has yet to be told of some
+        self._num_slices = 0
         self._next_slice = 0
         self._filling: int | None = None  # number of the record of the one that is under way
         self._begun_at = 0.0  # that
@@ -86,10 +87,10 @@ class Follower:
         """Return up to which of the primary's records it has confirmed all, where ``position`` is the last."""
         return next((record.position - 1 for _, record in self.unconfirmed if record.position), position)
 
-    def fill(self, ledgers: Ledgers, slices: Slices) -> None:
+    def fill(self, ledgers: Ledgers, slices: Slices, num_slices: int) -> None:
         """Tell it what there is, as soon as it is there: the ledgers, then slice by slice."""
         if not self._begun:
-            self._source = ledgers, slices
+            self._source, self._num_slices = (ledgers, slices), num_slices
 
     def _begin(self, ledgers: Ledgers, slices: Slices, now: float) -> None:
         self._fill_due = None
@@ -98,7 +99,7 @@ class Follower:
         except MemoryError:
             self._fill_due = now + SLOWEST_RETRY_S
             return
-        self._begun, self._slices = True, slices
+        self._begun, self._slices = True, slices if self._num_slices else None
         for record in found:
             self.add(record)
 
@@ -149,9 +150,6 @@ class Follower:
         except MemoryError:
             self._fill_due = now + SLOWEST_RETRY_S
             return
-        if record is None:
-            self._slices = None
-            return
         self.add(record)
         self._next_slice += 1
         self._filling, self._begun_at, self._disturbed = self.last, now, False
@@ -176,7 +174,9 @@ class Follower:
                 self._out_nbytes -= record.nbytes
         if self._filling is not None and message.number >= self._filling:
             self._filling = None
-            if self._disturbed:
+            if self._next_slice == self._num_slices:
+                self._slices = None
+            elif self._disturbed:
                 self._fill_due = now + min(REST * (now - self._begun_at), LONGEST_REST_S)
         if message.again if self._open else self.handshake.welcome is not None and self.handshake.due is None:
             self._sent, self._out_nbytes, self._open = min(message.number, self.last), 0, True

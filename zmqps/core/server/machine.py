@@ -38,6 +38,7 @@ from zmqps.core.protocol.messages import (
     Ack,
     Assign,
     Commit,
+    Cut,
     Discard,
     Error,
     Hello,
@@ -82,7 +83,7 @@ from zmqps.errors import (
 )
 
 #: Messages about a copy: its number stands in the error that answers them.
-OF_COPY = (Assign, Commit, Discard, Replicas, Promote, Replicate, Yield)
+OF_COPY = (Assign, Commit, Cut, Discard, Replicas, Promote, Replicate, Yield)
 
 
 class ServerMachine:
@@ -170,7 +171,7 @@ class ServerMachine:
         if isinstance(event, Looked):
             if self.replication.takes(event.peer):
                 return self.replication.looked(event, now)
-            return self.member.looked(event.why, now)
+            return self.member.looked(event.why, now) if event.peer == COORDINATOR else []
         message = event.message
         try:
             if event.peer == COORDINATOR:
@@ -219,11 +220,12 @@ class ServerMachine:
         """Assert the invariants."""
         self.clients.validate(self.tenants)
         self._saves.validate()
+        clients = self.clients.by_incarnation
         for epoch, tenant in self.tenants.items():
             assert epoch not in self.discarded
             inherited = tenant.inherited or tenant.backup is not None  # of workers that may not have come here yet
-            assert inherited or set(tenant.ledgers) <= set(self.clients.by_incarnation)
-            tenant.validate(self.clients.by_incarnation)
+            assert inherited or tenant.ledgers.keys() <= clients.keys()
+            tenant.validate(clients)
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
         self.replication.validate()
 
@@ -308,9 +310,11 @@ class ServerMachine:
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
         return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant, self._now)]
 
-    def answer_held(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
-        """Answer a push that was applied a while ago, with the values as they are now."""
+    def answer_held(self, client: Client, tenant: Tenant, message: Push | Pull) -> list[Action]:
+        """Answer a push that was applied a while ago, or a pull, with the values as they are now."""
         try:
+            if isinstance(message, Pull):
+                return self._read(client, tenant, message)
             return self._push(client, tenant, message, held=True)
         except (MemoryError, PSError) as error:
             return self._failed(client.peer, message, error)
@@ -369,10 +373,18 @@ class ServerMachine:
 
     def _pull(self, client: Client, message: Pull) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
-        shard = tenant.ready()
+        tenant.ready()
         check_for_values(message.codec)
-        if tenant.stream is not None and (last := tenant.stream.awaited(client.hello.incarnation)) is not None:
+        who = client.hello.incarnation
+        # a primary that was deposed, and has not heard of it, must not say that nobody is ahead of what it has
+        if tenant.stream is not None and tenant.is_bounded and tenant.stream.ask(who, message.request):
+            return self.replication.forwarded(client, tenant, message, self._now)
+        if tenant.stream is not None and (last := tenant.stream.awaited(who)) is not None:
             return self._park(client, tenant, message, [(CONFIRMED, last)])  # behind the answers to its pushes
+        return self._read(client, tenant, message)
+
+    def _read(self, client: Client, tenant: Tenant, message: Pull) -> list[Action]:
+        shard = tenant.ready()
         if shard.available(message.parts, message.version, exact=bool(message.exact)):
             return [self._values(client, tenant, shard, message)]
         return self._park(client, tenant, message, awaited_by(shard, message))

@@ -13,6 +13,7 @@ from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
+    Cut,
     Departed,
     Discard,
     Discarded,
@@ -35,6 +36,7 @@ from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.parked import COMMITTED, Awaited
+from zmqps.core.server.recut import cut
 from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Saves
@@ -67,9 +69,6 @@ class Host(Protocol):
 
     def depart(self, incarnation: bytes, evicted: int = 0) -> None:
         """A client has gone for good."""
-
-    def forget(self, incarnation: bytes) -> None:
-        """Keep nothing of a client."""
 
 
 class Orders:
@@ -125,15 +124,14 @@ class Orders:
         if tenant is None:
             pass  # of a job that was given up meanwhile
         elif isinstance(built, Exception):
-            self._host.replication.discarded(
-                tenants.pop(assign.epoch)
-            )  # asked again, because our answer was lost, it fails again
+            # asked again, because our answer was lost, it fails again
+            actions += self._host.replication.discarded(tenants.pop(assign.epoch))
             error = build_error(self._host.member.identity.name, assign, built)
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
             shard = tenant.shard = built.shard
             tenant.recall(built.ledgers)
-            self._host.replication.built(tenant)
+            actions += self._host.replication.built(tenant)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
             actions += [Log("info", text), *self.report_ready(tenant, now)]
@@ -200,13 +198,13 @@ class Orders:
         tenant = self._host.tenants.pop(message.epoch, None)
         actions: list[Action] = []
         if tenant is not None:
-            self._host.replication.discarded(tenant)
+            actions += self._host.replication.discarded(tenant)
             discarded.add(message.epoch, tenant.name, moved=bool(message.moved))
             error = discarded.error(message.epoch)
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
-                self._host.forget(incarnation)
+                clients.forget(incarnation)  # but not its pushes: other copies here, of other shards, know of them
             actions += self._saves.end(message.epoch)
             why = f"shard {tenant.assign.shard} is elsewhere now" if message.moved else "has ended"
             actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed"))
@@ -221,6 +219,11 @@ class Orders:
 
     def _yield(self, message: Yield, now: float) -> list[Action]:
         return self._host.replication.give_up_place(message, now)
+
+    def _cut(self, message: Cut, now: float) -> list[Action]:
+        tenant = self._host.tenant_of(message.epoch)
+        cut(tenant, [self._host.tenant_of(epoch) for epoch in message.parents])
+        return self.report_ready(tenant, now)
 
     def _draining(self, message: Draining, now: float) -> list[Action]:
         return self._host.leaving.told(message, now)
@@ -255,6 +258,7 @@ HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
     Replicas: Orders._replicas,
     Promote: Orders._promote,
     Yield: Orders._yield,
+    Cut: Orders._cut,
     Draining: Orders._draining,
     Save: Orders._save,
     FileAnswer: Orders._file,

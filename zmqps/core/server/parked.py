@@ -128,6 +128,8 @@ class Parked:
 
     def validate(self, clients: Iterable[bytes]) -> None:
         """Assert the bounds, that both directions agree, and that all are of clients that are here."""
+        if not (self._of or self.awaited or self._nbytes_of or self.nbytes):
+            return
         held = {(who, request): held for who, of in self._of.items() for request, held in of.items()}
         assert {key for keys in self.awaited.values() for key in keys} == set(held)
         assert all(self.awaited.values())

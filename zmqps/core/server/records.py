@@ -17,7 +17,7 @@ from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.loans import Borrowed
 from zmqps.core.protocol.messages import Push, Replicate
-from zmqps.core.protocol.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.slices import SliceState
@@ -88,6 +88,11 @@ def averaged(state: SliceState, step: int, means: Sequence[tuple[int, Array]], m
 def stepped(step: int) -> Record:
     """Return the record of the end of a step."""
     return Record(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), ()))
+
+
+def asked() -> Record:
+    """Return the record of nothing: who confirms it still follows this primary."""
+    return Record(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), ()))
 
 
 def state_of(state: SliceState, step: int, memory: Memory) -> Record:

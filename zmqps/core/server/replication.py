@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import (
@@ -18,7 +19,6 @@ from zmqps.core.protocol.events import (
     Peer,
     Send,
     Unreachable,
-    server_peer,
 )
 from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import (
@@ -28,6 +28,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Promote,
     Promoted,
+    Pull,
     Push,
     Replicas,
     Replicate,
@@ -74,8 +75,8 @@ class Host(Protocol):
     def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
         """Return the shard of an epoch, or raise why it is not here."""
 
-    def answer_held(self, client: Client, tenant: Tenant, message: Push) -> list[Action]:
-        """Answer a push that was applied a while ago."""
+    def answer_held(self, client: Client, tenant: Tenant, message: Push | Pull) -> list[Action]:
+        """Answer a push that was applied a while ago, or a pull."""
 
     def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
         """Answer the pulls that have waited for this."""
@@ -104,7 +105,7 @@ class Replication:
         self.due: float | None = None
         self._host = host
         self.unconfirmed = Unconfirmed()
-        self._endpoints: dict[str, Peer] = {}  # connections to other servers
+        self._connections = Connections()  # to other servers
         self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
         self._primaries: dict[int, int] = {}  # epoch of a backup -> of its primary, which is here
 
@@ -119,10 +120,15 @@ class Replication:
             return []
         return self._retarget(tenant, assign.backups, now) if assign.backups else []
 
-    def built(self, tenant: Tenant) -> None:
-        """A shard is there; a backup's gets its slices from the primary."""
-        if tenant.backup is not None:
+    def built(self, tenant: Tenant) -> list[Action]:
+        """A shard is there; a backup's gets its slices from the primary, unless it begins with the same."""
+        if tenant.backup is None:
+            return []
+        if not tenant.assign.restore.get("cut"):
             tenant.built().follow()
+        there = [client for client in self._host.clients.by_incarnation.values() if client.hello.role == "server"]
+        primaries = [client for client in there if tenant.assign.epoch in client.epochs]
+        return [action for client in primaries for action in self.welcomed(client, tenant)]
 
     def loaded(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has its values: its backups are to have them, too."""
@@ -166,13 +172,16 @@ class Replication:
             stream.stop()
             tenant.stream = None
         text = ", ".join(follower.title for follower in stream.followers.values()) or "none"
-        return [*actions, Log("info", f"job {tenant.name!r}: backups of shard {tenant.assign.shard}: {text}")]
+        return [
+            *actions,
+            *self._close_idle(),
+            Log("info", f"job {tenant.name!r}: backups of shard {tenant.assign.shard}: {text}"),
+        ]
 
     def _open(self, tenant: Tenant, stream: Stream, row: dict[str, Any], now: float) -> list[Action]:
         endpoint, epoch = row["endpoint"], row["epoch"]
         title = printable(f"server {row['rank']} ({row['name']}, {endpoint.partition(' ')[0]})")
-        is_open = endpoint in self._endpoints  # a second connection would take the first one's place
-        peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
+        peer, was_open = self._connections.open(endpoint)
         hello = self._host.member.identity.hello(key_of(row["ticket"]), epoch)
         handshake = Handshake(replace(hello, job=tenant.name), peer, endpoint)
         follower = Follower(title, handshake, key_of(row["proof"]), epoch, row.get("number"))
@@ -180,7 +189,7 @@ class Replication:
         self._peers[peer][epoch] = follower
         self._primaries[epoch] = tenant.assign.epoch
         stream.follow(follower)
-        return handshake.beside(others, now) if is_open else handshake.start(now)
+        return handshake.beside(others, now) if was_open else handshake.start(now)
 
     def _lose(self, stream: Stream, epoch: int) -> None:
         follower = stream.followers[epoch]
@@ -223,18 +232,20 @@ class Replication:
         shard, stream = tenant.built(), tenant.stream
         if not tenant.yielding:
             open_step = shard.steps is not None and shard.steps.is_open
-            if stream is None or not stream.followers or open_step or shard.updates.broken is not None:
+            if open_step or shard.updates.broken is not None:
                 return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
             tenant.yielding = True
-        return [] if stream is None else [*self._pumped(stream, now), *self._yielded(tenant, stream)]
+        pumped = [] if stream is None else self._pumped(stream, now)
+        return [*pumped, *self._yielded(tenant, stream)]
 
-    def _yielded(self, tenant: Tenant, stream: Stream) -> list[Action]:
-        """Say that another copy may take over, if the backups have all that was done here."""
-        if stream.is_behind or not stream.followers:
+    def _yielded(self, tenant: Tenant, stream: Stream | None) -> list[Action]:
+        """Say that other copies may take over, if the backups have all that was done here."""
+        if stream is not None and stream.is_behind:
             return []
+        followers = {} if stream is None else stream.followers
         error = DeposedError(job=tenant.name, generation=tenant.generation)
         actions = self._turn_away(tenant, [], error)
-        numbers = {str(epoch): follower.last for epoch, follower in stream.followers.items() if follower.is_filled}
+        numbers = {str(epoch): follower.last for epoch, follower in followers.items() if follower.is_filled}
         return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
     def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
@@ -258,7 +269,7 @@ class Replication:
             return self._pumped(stream, now)
         return [Send(COORDINATOR, message)]
 
-    def discarded(self, tenant: Tenant) -> None:
+    def discarded(self, tenant: Tenant) -> list[Action]:
         """A shard is not kept any more."""
         if tenant.stream is not None:
             for epoch in list(tenant.stream.followers):
@@ -266,11 +277,17 @@ class Replication:
             tenant.stream.drain()
             tenant.stream.stop()
             tenant.stream = None
+        return self._close_idle()
+
+    def _close_idle(self) -> list[Action]:
+        """Close the connections over which no backup is told anything any more."""
+        self._peers = {peer: followers for peer, followers in self._peers.items() if followers}
+        return self._connections.close_others(self._peers)
 
     # --- a primary -----------------------------------------------------------------------------
 
-    def forwarded(self, client: Client, tenant: Tenant, message: Push, now: float) -> list[Action]:
-        """Answer a push as soon as all backups have what was done by now."""
+    def forwarded(self, client: Client, tenant: Tenant, message: Push | Pull, now: float) -> list[Action]:
+        """Answer a push, or a pull, as soon as all backups have what was done by now."""
         stream = tenant.stream
         assert stream is not None
         try:
@@ -321,9 +338,11 @@ class Replication:
         assert stream is not None
         error = DeposedError(job=tenant.name, generation=generation)
         shard.updates.broken = error
-        waiting = [(held.who, held.message.request) for held in stream.drain() if isinstance(held.message, Push)]
+        waiting = [
+            (held.who, held.message.request) for held in stream.drain() if not isinstance(held.message, Committed)
+        ]
         actions = self._turn_away(tenant, waiting, error)
-        self.discarded(tenant)
+        actions += self.discarded(tenant)
         text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
         return [*actions, Log("warning", f"{text} (generation {generation}); this one answers for it no more")]
 
@@ -340,8 +359,10 @@ class Replication:
         if isinstance(held.message, Committed):
             return [Send(COORDINATOR, held.message)]
         client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)
-        if client is None or ledger is None or ledger.results.get(held.message.seq) is None:
+        if client is None:
             return []  # it has gone
+        if isinstance(held.message, Push) and (ledger is None or ledger.results.get(held.message.seq) is None):
+            return []
         return self._host.answer_held(client, tenant, held.message)
 
     def _pumped(self, stream: Stream, now: float) -> list[Action]:
@@ -357,8 +378,10 @@ class Replication:
             raise DeposedError(job=tenant.name, generation=tenant.generation)
 
     def welcomed(self, client: Client, tenant: Tenant) -> list[Action]:
-        """Tell a primary what this backup has."""
-        return [] if tenant.backup is None else [Send(client.peer, tenant.backup.position)]
+        """Tell a primary what this backup has, once that is there to be filled: then pushes wait for it."""
+        if tenant.backup is None or tenant.shard is None:
+            return []
+        return [Send(client.peer, tenant.backup.position)]
 
     def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
         """Take a record of the primary; return what to answer, and whether this copy is whole since."""
@@ -419,7 +442,8 @@ class Replication:
         """Assert that all backups are some primary's, and what waits is counted."""
         streams = {epoch: tenant.stream for epoch, tenant in self._host.tenants.items() if tenant.stream is not None}
         assert self._primaries == {copy: epoch for epoch, stream in streams.items() for copy in stream.followers}
-        assert {e for followers in self._peers.values() for e in followers} == set(self._primaries)
+        self._connections.validate(self._peers)
+        assert self._primaries.keys() == {copy for followers in self._peers.values() for copy in followers}
         for stream in streams.values():
             stream.validate()
 

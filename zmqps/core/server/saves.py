@@ -28,8 +28,8 @@ MAX_WHY_CHARS = 500
 class Writer(Protocol):
     """Writes a shard's part of a checkpoint; called from other threads, one at a time."""
 
-    def write(self, piece: Piece) -> None:
-        """Write a slice."""
+    def write(self, piece: Piece, *, gently: bool) -> None:
+        """Write a slice; ``gently``: training goes on, and is to feel little of it."""
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write what is left, wait until all is on the disk, and return what the manifest says of it."""
@@ -78,6 +78,7 @@ class _Save:
         self.busy = False  # a thread has the writer
         self.ready: list[Piece] = []  # the next to be written
         self.nbytes = 0
+        self.num_pushes = tenant.counts["pushes"]  # when the last slice was handed out
         self.reported_at = 0.0
 
     @property
@@ -181,7 +182,9 @@ class Saves:
         actions: list[Action] = []
         if save.ready:
             piece = save.ready.pop(0)
-            actions.append(Run(Saving(*save.key, piece.number), partial(writer.write, piece)))
+            num_pushes = save.tenant.counts["pushes"]
+            gently, save.num_pushes = num_pushes != save.num_pushes, num_pushes
+            actions.append(Run(Saving(*save.key, piece.number), partial(writer.write, piece, gently=gently)))
         elif not save.in_hand:
             actions.append(Run(Saving(*save.key), partial(writer.close, save.state)))
         save.busy = bool(actions)

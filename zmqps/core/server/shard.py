@@ -270,10 +270,8 @@ class Shard:
 
         Parameters
         ----------
-        parts, payload, worker, checked, note
-            As in `push`.
-        push, step, examples
-            As in `Steps.collect`.
+        parts, payload, worker, checked, note, push, step, examples
+            As in `push`, and in `Steps.collect`.
 
         Raises
         ------
@@ -324,6 +322,11 @@ class Shard:
         state.version, state.steps = version, np.array(steps, np.int64)
         self._missing.discard(index)
         self.adopted()
+
+    def filled(self) -> None:
+        """All slices have come."""
+        self._missing.clear()
+        self.loaded = True
 
     def lacks(self, index: int) -> bool:
         """Whether a slice has yet to come."""
@@ -482,11 +485,11 @@ class Shard:
 
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""
-        assert [state.slice for state in self.slices] == list(self.placement.slices[self.index])
-        for state in self.slices:
-            assert state.value.size == state.slice.size
-            assert all(slot.size == state.slice.size for slot in state.slots)
-            assert all(0 <= steps <= state.version for steps in state.steps)
+        for state, slice_ in zip(self.slices, self.placement.slices[self.index], strict=True):
+            assert state.slice is slice_ or state.slice == slice_
+            assert {array.size for array in (state.value, *state.slots)} == {slice_.size}
+            for steps in state.steps.tolist():
+                assert 0 <= steps <= state.version
             assert self.steps is not None or not state.history
         if self.steps is not None:
             self.steps.validate(self._missing)

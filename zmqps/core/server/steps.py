@@ -8,7 +8,8 @@ from typing import Any
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor
-from zmqps.core.server.aggregate import OPEN_STEPS, Contribution, PushId, Stage
+from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.server.aggregate import Contribution, PushId, Stage
 from zmqps.core.server.slices import Note, Pin, SliceState, Updates
 from zmqps.errors import ProtocolError
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.messages import Committed, Push
+from zmqps.core.protocol.messages import Committed, Pull, Push
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.records import (
     Record,
+    asked,
     averaged,
     ledgers_of,
     nbytes_beside,
@@ -50,7 +51,7 @@ class Unconfirmed:
 
 
 class Held(NamedTuple):
-    """An answer that waits: to the push of a worker, or where that is nobody to the coordinator.
+    """An answer that waits: to the push or pull of a worker, or where that is nobody to the coordinator.
 
     ``position``: of the last record that must be confirmed; ``nbytes``: what the records since the one before take.
     """
@@ -58,7 +59,7 @@ class Held(NamedTuple):
     position: int
     nbytes: int
     who: bytes
-    message: Push | Committed
+    message: Push | Pull | Committed
 
 
 class Stream:
@@ -104,9 +105,7 @@ class Stream:
             self._fill(follower, self._shard)
 
     def _fill(self, follower: Follower, shard: Shard) -> None:
-        def record_of(index: int) -> Record | None:
-            if index >= len(shard.slices):
-                return None
+        def record_of(index: int) -> Record:
             return state_of(shard.slices[index], shard.version, shard.memory)
 
         def first() -> Iterator[Record]:
@@ -115,7 +114,7 @@ class Stream:
             if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
                 yield from ledgers_of(self._ledgers)
 
-        follower.fill(first, record_of)
+        follower.fill(first, record_of, len(shard.slices))
 
     def lose(self, epoch: int) -> None:
         """A copy is no backup any more: nothing waits for it."""
@@ -202,7 +201,21 @@ class Stream:
         """Up to which record all backups have confirmed all."""
         return min([follower.confirmed(self.position) for follower in self.followers.values()], default=self.position)
 
-    def hold(self, who: bytes, request: int, message: Push | Committed) -> None:
+    def ask(self, who: bytes, request: int) -> bool:
+        """Ask the backups whether they still follow, for a pull; return whether its answer has to wait for theirs.
+
+        Raises
+        ------
+        MemoryError
+            Too much waits already.
+        """
+        if (who, request) not in self._asked:
+            record = asked()
+            self._unconfirmed.check(record.nbytes)
+            self._queue(record)
+        return self.is_behind
+
+    def hold(self, who: bytes, request: int, message: Push | Pull | Committed) -> None:
         """Let an answer wait for all that is done by now; one that waits already stays where it is.
 
         Raises
@@ -233,7 +246,7 @@ class Stream:
         confirmed = self.confirmed
         while self._held and self._held[0].position <= confirmed:
             held = self._held.popleft()
-            request = held.message.request if isinstance(held.message, Push) else held.message.step
+            request = held.message.step if isinstance(held.message, Committed) else held.message.request
             self._asked.discard((held.who, request))
             self._of[held.who] -= 1
             if not self._of[held.who]:
@@ -265,10 +278,11 @@ class Stream:
 
     def validate(self) -> None:
         """Assert that answers wait in order, and what waits is counted."""
-        positions = [held.position for held in self._held]
-        assert positions == sorted(positions)
-        assert all(position <= self.position for position in positions)
-        assert self._nbytes == self._fresh_nbytes + sum(held.nbytes for held in self._held)
+        nbytes, last = self._fresh_nbytes, 0
+        for held in self._held:
+            assert last <= held.position <= self.position
+            nbytes, last = nbytes + held.nbytes, held.position
+        assert self._nbytes == nbytes
         assert len(self._asked) == len(self._held) == sum(self._of.values())
         for follower in self.followers.values():
             follower.validate()

@@ -71,6 +71,11 @@ class Tenant:
         return shard
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether workers count on what others have pushed before a step to be in what they read."""
+        return bool(self.assign.job.get("staleness"))
+
+    @property
     def untouched_nbytes(self) -> int:
         """Memory that was admitted for the shard and does not show in what the host uses yet."""
         shard = self.shard

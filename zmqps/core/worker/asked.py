@@ -138,13 +138,14 @@ class Asked:
         if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
-            actions += host.links.connect(placement, message, now)
+            actions += host.links.connect(placement, message.placement, now)
             host.attached = Attached(job, placement, Restored.from_wire(message.restored))
             host.epoch = message.epoch
             replicas = message.placement.get("replicas", 0)
             falls_back = message.placement.get("falls_back") == 1
             host.transfers.moves.attach(replicas if type(replicas) is int else 0, falls_back=falls_back)
             host.transfers.rollbacks.attach()
+            host.transfers.recuts.attach(message.placement.get("cut", 0))
         host.member.rank = message.rank
         if not message.load:
             host.member.num_workers = message.num_workers

@@ -96,8 +96,8 @@ class Link:
         self.promised = ""  # the server was lost: where its shard will be
         self.sent = Sent()
         self._coding = coding
-        self._versions = [0] * num_slices  # of each slice, when last read
-        self._left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
+        self.versions = [0] * num_slices  # of each slice, when last read
+        self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
         self._numbers = count(1) if numbers is None else numbers
         self._next_seq = 1
         self._num_sent = 0
@@ -166,7 +166,7 @@ class Link:
     def _message(self, request: Request) -> Message:
         transfer, epoch = request.transfer, self.epoch
         parts: list[Part] = [
-            (cargo.slice.index, self._versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
+            (cargo.slice.index, self.versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
         ]
         if isinstance(transfer, Pull):
             codec = transfer.target.codec
@@ -207,9 +207,9 @@ class Link:
 
     def _residuals(self, cargo: Cargo) -> list[Array]:
         slice_ = cargo.slice
-        if slice_.index not in self._left_out:
-            self._left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
-        return [self._left_out[slice_.index][start:stop] for start, stop in cargo.bounds]
+        if slice_.index not in self.left_out:
+            self.left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
+        return [self.left_out[slice_.index][start:stop] for start, stop in cargo.bounds]
 
     def on_connected(self, now: float) -> list[Action]:
         """The connection is there, perhaps again: say hello, for what was sent before may be lost."""
@@ -302,7 +302,7 @@ class Link:
                 raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
             self._land(request, target, message)
             for cargo, version in zip(request.cargoes, message.versions, strict=True):
-                self._versions[cargo.slice.index] = version
+                self.versions[cargo.slice.index] = version
         elif target is not None:
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
@@ -478,10 +478,10 @@ class Link:
     def validate(self) -> None:
         """Assert that the window holds."""
         self.queue.validate()
-        assert self.in_flight_nbytes == sum(request.nbytes for request in self.in_flight.values())
+        assert self.in_flight_nbytes == sum([request.nbytes for request in self.in_flight.values()])
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
+        assert [*self.in_flight] == [request.number for request in self.in_flight.values()]
         assert (self.probe.due is not None) == (bool(self.in_flight) and not self._broken)
-        assert all(number == request.number for number, request in self.in_flight.items())
         assert self.retry_due == min([request.retry_at or 0.0 for request in self._put_off], default=None)
         assert not (self._put_off and self._broken)
         assert self.handshake.is_over or self.handshake.due is not None or not self._broken, "nobody looks why"

@@ -8,12 +8,13 @@ from itertools import count
 from typing import Any
 
 from zmqps.core.job.keyspace import Placement
+from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import LOOK_S, Handshake
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import Coding
-from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send, server_peer
+from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send
 from zmqps.core.protocol.keys import key_of, same
-from zmqps.core.protocol.messages import Job, Leave
+from zmqps.core.protocol.messages import Leave
 from zmqps.core.worker.link import Link
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
 
@@ -44,7 +45,7 @@ class Links:
         self.by_peer: dict[Peer, list[Link]] = {}
         self._member = member
         self._coding = coding
-        self._endpoints: dict[str, Peer] = {}  # connections to servers
+        self._connections = Connections()
         self._numbers = count(1)  # of requests to servers
 
     @property
@@ -79,9 +80,9 @@ class Links:
         """Return the link that only this proof welcomes; None if a server shows another one."""
         return next((link for link in self.by_peer.get(peer, ()) if same(proof, link.proof)), None)
 
-    def connect(self, placement: Placement, message: Job, now: float) -> list[Action]:
-        """Open the links to the shards of a job."""
-        servers = message.placement.get("servers")
+    def connect(self, placement: Placement, wire: Mapping[str, Any], now: float) -> list[Action]:
+        """Open the links to the shards of a job, as they travel with its placement."""
+        servers = wire.get("servers")
         if type(servers) is not list or len(servers) != placement.num_shards:
             raise ProtocolError("a job names one server a shard")
         for server in servers:
@@ -103,8 +104,7 @@ class Links:
             )
             self.by_shard.append(link)
             actions += first
-        self._sort()
-        return actions
+        return [*actions, *self._sort()]
 
     def move(self, shard: int, server: Mapping[str, Any], now: float) -> list[Action]:
         """A shard has another server."""
@@ -112,24 +112,24 @@ class Links:
         proof = key_of(server["proof"])
         handshake, first = self._greet(server, now)
         self.by_shard[shard].retarget(_title(server), handshake, proof, server["epoch"], server["rank"])
-        self._sort()
-        return first
+        return [*first, *self._sort()]
 
     def _greet(self, server: Mapping[str, Any], now: float) -> tuple[Handshake, list[Action]]:
         """Say hello to a server, over the connection that there is, or a new one."""
         endpoint = server["endpoint"]
-        is_open = endpoint in self._endpoints  # a second connection would take the first one's place
-        peer = self._endpoints.setdefault(endpoint, server_peer(len(self._endpoints)))
+        peer, was_open = self._connections.open(endpoint)
         hello = self._member.identity.hello(key_of(server["ticket"]), server["epoch"])
         handshake = Handshake(hello, peer, endpoint)
-        if not is_open:
+        if not was_open:
             return handshake, handshake.start(now)
         return handshake, handshake.beside([link.handshake for link in self.by_peer.get(peer, ())], now)
 
-    def _sort(self) -> None:
+    def _sort(self) -> list[Action]:
+        """Sort the links by their connections, and close those that none of them goes over any more."""
         self.by_peer = {}
         for link in self.by_shard:
             self.by_peer.setdefault(link.peer, []).append(link)
+        return self._connections.close_others(self.by_peer)
 
     @property
     def lost_server(self) -> PSError | None:
@@ -173,6 +173,12 @@ class Links:
         texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
         texts = list(dict.fromkeys(texts))  # a server with several shards is named once
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
+
+    def validate(self) -> None:
+        """Assert that there are no connections but those of links."""
+        self._connections.validate(self.by_peer)
+        for link in self.by_shard:
+            link.validate()
 
 
 def _title(server: Mapping[str, Any]) -> str:

@@ -73,6 +73,12 @@ class Moves:
         self._generations.clear()
         self._bringing.clear()
 
+    def recut(self) -> None:
+        """The job lies in other shards, which have not moved yet and have all of the steps before."""
+        self._generations.clear()
+        self._kept.clear()
+        self._bringing.clear()
+
     def go_back(self) -> None:
         """All shards are at an earlier step: nothing is to be brought again."""
         self._kept.clear()

@@ -164,4 +164,5 @@ class Pace:
     def validate(self) -> None:
         """Assert that nothing is held without a reason."""
         assert self.closed or not self.held
-        assert all(not operation.done for operation in self.held)
+        for operation in self.held:
+            assert not operation.done

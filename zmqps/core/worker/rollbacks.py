@@ -21,7 +21,7 @@ from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push
-from zmqps.errors import ProtocolError, counted, printable
+from zmqps.errors import ProtocolError, VersionError, counted, printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,20 @@ class Rollbacks:
         self._numbers: dict[int, int] = {}  # by shard: the newest message about it
         self._awaited: dict[int, GoBack] = {}  # by shard: what its new server is yet to say of our pushes
         self._lost: dict[int, int] = {}  # by number: pushes that are lost, as far as it is known
+        self._floor = 0  # all messages up to this number are of shards that there are no more
+        self._is_told = True  # where the servers are that we talk to was told together with the clock
 
     def attach(self) -> None:
         """The job is another one."""
+        self._floor, self._is_told = 0, True
+        self._clear()
+
+    def recut(self) -> None:
+        """The job lies in other shards."""
+        self._floor, self._is_told = max([self._floor, *self._numbers.values()]), False
+        self._clear()
+
+    def _clear(self) -> None:
         self._numbers.clear()
         self._awaited.clear()
         self._lost.clear()
@@ -110,7 +121,7 @@ class Rollbacks:
         shards, links = list(message.shards), self._links.by_shard
         if message.epoch != self._host.epoch or not shards or max(shards) >= len(links):
             return []
-        if any(message.number < self._numbers.get(shard, 0) for shard in shards):
+        if message.number <= self._floor or any(message.number < self._numbers.get(shard, 0) for shard in shards):
             return []
         if not message.servers:
             path = printable(str(message.restored.get("path", "")))
@@ -122,7 +133,8 @@ class Rollbacks:
         rows, restored = message.servers.get("rows"), Restored.from_wire(message.restored)
         if type(rows) is not list or len(rows) != len(shards) or restored is None:
             raise ProtocolError("shards that have gone back have a server each, and a checkpoint")
-        if all(row.get("epoch") == links[shard].epoch for shard, row in zip(shards, rows, strict=True)):
+        begun = self._is_told or all(message.number == self._numbers.get(shard) for shard in shards)
+        if begun and all(row.get("epoch") == links[shard].epoch for shard, row in zip(shards, rows, strict=True)):
             awaited = any(self._awaited.get(shard) == message for shard in shards)
             return [] if awaited else self._confirm(message, self._lost.get(message.number, 0))  # told again
         self._numbers |= dict.fromkeys(shards, message.number)
@@ -196,9 +208,14 @@ class Rollbacks:
                 if operation.pull is None:
                     ends.append(operation)
         ends += [pace.closing] if isinstance(pace.closing, Advance) else []
+        reads = [operation for _, operation in under_way] + list(pace.held)
         actions: list[Action] = []
         for operation in ends:
             actions += host.resolve(operation, None)
+        for operation in reads:
+            if not operation.done and (version := self._gone(operation, message.version)) is not None:
+                error = VersionError(version=version, oldest=message.version, newest=message.version)
+                actions += host.resolve(operation, error)
         if pace.brought or pace.arrive is not None or complete:
             host.tally.dropped()
         if pace.arrive is not None:
@@ -207,10 +224,17 @@ class Rollbacks:
         transfers.moves.go_back()
         for shard, row in zip(message.shards, rows, strict=True):
             actions += self._links.move(shard, row, now)
-        pulls = [transfer for transfer, _ in under_way if isinstance(transfer, Pull)]
+        pulls = [transfer for transfer, _ in under_way if isinstance(transfer, Pull) and not transfer.done]
         for pull in pulls:
             self._again(pull)
         return [*self._done(message, restored, message.lost), *actions]
+
+    def _gone(self, operation: Operation, version: int) -> int | None:
+        """Return the version that an operation is to read if it is none any more, and not there before we go on."""
+        pull = operation.pull if isinstance(operation, Exchange) else None
+        if pull is None or not pull.exact or pull.target.missing is not None:
+            return None
+        return pull.version if version < pull.version <= self._pace.clock else None
 
     def _again(self, pull: Pull) -> None:
         """Ask for all of a pull again, of the version that there is now."""

@@ -34,6 +34,7 @@ from zmqps.core.protocol.messages import (
     Lost,
     Message,
     Moved,
+    Recut,
     Resumed,
     Shutdown,
     Waiting,
@@ -118,6 +119,7 @@ class SessionMachine:
             Left: self._on_left,
             Hold: self._on_hold,
             GoOn: self._on_go_on,
+            Recut: self.transfers.recuts.take,
         }
         self._farewell_due: float | None = None
         self._fatal: PSError | None = None
@@ -243,7 +245,8 @@ class SessionMachine:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert all(not operation.done for operation in self.operations)
+        for operation in self.operations:
+            assert not operation.done
         self._asked.validate()
         self.transfers.validate()
 

@@ -34,6 +34,7 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
+from zmqps.core.worker.recuts import Recuts
 from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
@@ -105,6 +106,7 @@ class Transfers:
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
         self.moves = Moves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
+        self.recuts = Recuts(host, self, links)
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
@@ -178,14 +180,16 @@ class Transfers:
     def validate(self) -> None:
         """Assert the invariants."""
         self.pace.validate()
-        requests = [request for link in self._links.by_shard for request in [*link.queue, *link.in_flight.values()]]
+        self._links.validate()
+        transfers = []  # of all requests that are not answered
         for link in self._links.by_shard:
-            link.validate()
+            transfers += [request.transfer for request in link.queue]
+            transfers += [request.transfer for request in link.in_flight.values()]
         for operation in self._host.operations:
             if (transfer := operation.transfer) is not None:
                 assert not transfer.done
                 assert self._asked[transfer] is operation
-                assert transfer.remaining == sum(request.transfer is transfer for request in requests)
+                assert transfer.remaining == transfers.count(transfer)
 
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
@@ -251,6 +255,8 @@ class Transfers:
         """Queue the requests of a transfer on behalf of an operation."""
         operation.transfer = transfer
         self._asked[transfer] = operation
+        if self.recuts.any:
+            self.recuts.adapt(transfer)
         if self.pace.mode != "async":
             self.pace.start(transfer)
             if self.moves.replicas and isinstance(transfer, Push):

@@ -81,6 +81,7 @@ class Lender:
         self._counter = counter
         self._arenas: list[Arena | None] = [None] * MAX_ARENAS
         self._numbers = [0] * MAX_ARENAS
+        self._gone: dict[int, int] = {}  # arenas that are, by index -> the newest loan when that was found
         self._free = list(range(MAX_LOANS))
         self._loans: dict[int, LaneLoan] = {}
         self._number = 0
@@ -101,16 +102,31 @@ class Lender:
         return None
 
     def _announce(self, arena: Arena) -> None:
-        number = int(self._shelf.announced[0]) + 1
-        index = number % MAX_ARENAS
-        known = self._arenas[index]
-        if known is not None and known.alive:
+        first = int(self._shelf.announced[0]) + 1
+        taken = {index for index, known in enumerate(self._arenas) if known is not None and known.alive}
+        number = next((n for n in range(first, first + MAX_ARENAS) if n % MAX_ARENAS not in taken), None)
+        if number is None:
             return  # as many as can be; what else there is travels as before
+        index = number % MAX_ARENAS
         self._arenas[index], self._numbers[index] = arena, number
+        self._gone.pop(index, None)
+        self._write(index, ANNOUNCEMENT.pack(number, *arena.description), number)
+
+    def _write(self, index: int, announcement: bytes, announced: int) -> None:
         at = index * ANNOUNCEMENT.size
-        packed = ANNOUNCEMENT.pack(number, *arena.description)
-        self._shelf.directory[at : at + ANNOUNCEMENT.size] = np.frombuffer(packed, np.uint8)
-        self._shelf.announced[0] = number
+        self._shelf.directory[at : at + ANNOUNCEMENT.size] = np.frombuffer(announcement, np.uint8)
+        self._shelf.announced[0] = announced  # the other side looks
+
+    def withdraw(self) -> None:
+        """Let the other side let go of arenas that are gone, once all loans are back that may be of them."""
+        oldest = min([loan.number for loan in list(self._loans.values()) if not loan.done], default=self._number + 1)
+        for index, arena in enumerate(self._arenas):
+            if arena is None or arena.alive:
+                continue
+            if self._gone.setdefault(index, self._number) < oldest:
+                del self._gone[index]
+                self._arenas[index], self._numbers[index] = None, 0
+                self._write(index, bytes(ANNOUNCEMENT.size), int(self._shelf.announced[0]) + 1)
 
     def lend(self) -> LaneLoan | None:
         """Make a loan; None if too many are out."""
@@ -188,10 +204,10 @@ class Borrower:
         self._seen = announced
         for index in range(MAX_ARENAS):
             number, *rest = ANNOUNCEMENT.unpack_from(self._shelf.directory.data, index * ANNOUNCEMENT.size)
+            for old in [old for old in self._memories if old % MAX_ARENAS == index and old != number]:
+                del self._memories[old]  # views of it keep it mapped
             if not 0 < number <= announced or int(self._shelf.answers[index]) & ~REFUSED == number:
                 continue
-            for old in [old for old in self._memories if old % MAX_ARENAS == index]:
-                del self._memories[old]  # views of it keep it mapped
             try:
                 self._memories[number] = attach(Description(*rest))
                 self._shelf.answers[index] = number

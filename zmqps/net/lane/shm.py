@@ -216,6 +216,13 @@ class LaneTransport:
         elif peer != COORDINATOR:
             log.info("%s: payloads over %s", peer.decode(), self._schemes[peer])
 
+    def disconnect(self, peer: Peer) -> None:
+        """Close a connection that was opened here, and its lane; values that lie in there stay until they are gone."""
+        self._inner.disconnect(peer)
+        self._drop(peer)
+        self._offering.discard(peer)
+        self._schemes.pop(peer, None)
+
     # --- the handshake ------------------------------------------------------------------------
 
     def greeting(self, peer: Peer) -> tuple[str, ...]:
@@ -365,9 +372,13 @@ class LaneTransport:
         self._arm()
 
     def _reap(self) -> None:
-        """Let go of lanes whose creator has gone, so that their memory is free."""
-        for peer in [p for p, lane in self._lanes.items() if not lane.opened and lane.segment.orphaned]:
-            self._drop(peer)
+        """Let go of lanes whose creator has gone, and let others let go of arenas, so that their memory is free."""
+        accepted = {peer: lane for peer, lane in self._lanes.items() if not lane.opened}
+        for peer, lane in accepted.items():
+            if lane.segment.orphaned:
+                self._drop(peer)
+            else:
+                lane.segment.lender.withdraw()
         retired, self._retired = self._retired, []
         for lane in retired:
             self._retire(lane)

@@ -212,3 +212,28 @@ def test_a_job_that_goes_on_from_a_checkpoint_begins_at_its_clock() -> None:
     assert policy.now == 7
     assert policy.join(b"w" * 16) == 7
     policy.validate()
+
+
+def test_what_was_brought_before_the_coordinator_came_back_can_be_taken_back() -> None:
+    before = make(A, B, C)
+    arrive(before, A, 0, attempt=1)
+    arrive(before, B, 0, attempt=2)
+    policy = make(A, B, C)
+    policy.restore(before.dump(), now=1.0)
+    policy.validate()
+    for worker in (A, B):  # they have gone, and their gradients with a server
+        policy.retract(worker)
+        policy.leave(worker)
+    policy.leave(C)
+    assert decide(policy) == Decision(), "a step without a gradient is not complete"
+    policy.join(C)
+    assert contributors(arrive(policy, C, 0, attempt=3)) == {C}
+
+
+def test_a_worker_that_has_brought_two_gradients_counts_twice_when_the_coordinator_is_back() -> None:
+    before = make(A, aggregate=3)
+    arrive(before, A, 0, attempt=1)
+    arrive(before, A, 0, attempt=2)
+    policy = make(A, aggregate=3)
+    policy.restore(before.dump(), now=1.0)
+    assert contributors(arrive(policy, A, 0, attempt=3)) == {A}

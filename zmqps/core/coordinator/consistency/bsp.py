@@ -109,18 +109,15 @@ class Synchronous(Policy):
 
     def dump(self) -> list[Any]:
         """Return the step, how many it has dropped so far, and what workers have brought to it."""
-        return [
-            self.step,
-            self.dropped,
-            self._count,
-            [[worker, list(a.attempts)] for worker, a in self._arrivals.items()],
-        ]
+        arrivals = [[worker, list(a.attempts), a.count] for worker, a in self._arrivals.items()]
+        return [self.step, self.dropped, arrivals]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""
-        self.step, self.dropped, self._count, arrivals = kept
-        for worker, attempts in arrivals:
-            self._arrivals[worker] = Arrival(tuple(attempts))
+        self.step, self.dropped, arrivals = kept
+        for worker, attempts, count in arrivals:
+            self._arrivals[worker] = Arrival(tuple(attempts), count=count)
+            self._count += count
             self._absent.pop(worker, None)
         if arrivals:
             self._first_at = self._patient_from = now
@@ -223,3 +220,4 @@ class Synchronous(Policy):
         assert not self._paused & set(self._live)
         assert all(worker in {*self._live, *self._paused} for worker, a in self._arrivals.items() if a.waiting)
         assert (self._first_at is None) == (not self._arrivals)
+        assert self._count == sum(arrival.count for arrival in self._arrivals.values())

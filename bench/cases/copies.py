@@ -1,0 +1,64 @@
+"""copies: what steps cost with backups of shards, beside the same without."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+import zmqps
+from bench.children import Child, call_all
+from bench.options import report, transfer_options
+from bench.results import Row, timed
+from bench.setup import WARM_UP, Setup
+from bench.stats import Times
+from bench.transfer import check_values, start_workers
+
+
+def _start(stack: ExitStack, setup: Setup, staleness: int | None, replicas: int) -> list[Child]:
+    cluster = stack.enter_context(
+        zmqps.LocalCluster(setup.servers, setup.workers, heartbeat_timeout=60.0, replicas=replicas)
+    )
+    return start_workers(stack, cluster.address, setup, staleness=staleness)
+
+
+def measure(setup: Setup, staleness: int | None, replicas: int) -> Row:
+    """Let steps of two clusters take turns: with backups, and without.
+
+    Parameters
+    ----------
+    setup, staleness
+        Who does what, in which mode.
+    replicas
+        Backups of each shard.
+    """
+    ours: list[float] = []
+    plain: list[float] = []
+    with ExitStack() as stack:
+        copied, other = _start(stack, setup, staleness, replicas), _start(stack, setup, staleness, 0)
+        for turn in range(WARM_UP + setup.steps):
+            measured = [call_all(workers, "steps", f"step {turn}", 1) for workers in (copied, other)]
+            if turn >= WARM_UP:
+                for times, found in zip((ours, plain), measured, strict=True):
+                    times += [seconds for steps in found for seconds in steps]
+        checked = check_values(setup, copied[0]) if staleness is None else False
+    return Row(
+        case="copies",
+        **setup.labels,
+        **timed(Times(tuple(ours)), Times(tuple(plain)), 2 * setup.nbytes),
+        extra={"replicas": replicas, "staleness": staleness, "checked": checked},
+    )
+
+
+@click.command("copies")
+@transfer_options
+@click.option("--replicas", type=click.IntRange(0, 2), default=1, show_default=True, help="Backups of each shard.")
+@click.option("--staleness", type=click.IntRange(0), help="As for init; 0: synchronous.  [default: asynchronous]")
+def command(json_path: Path | None, replicas: int, staleness: int | None, **fields: Any) -> None:
+    """Steps with backups of shards, beside steps of a cluster without, in turns.
+
+    The limit is the step without, so the ratio is the price.
+    """
+    report(measure(Setup(**fields), staleness, replicas), json_path)

@@ -1,0 +1,24 @@
+"""What copies cost, and what scaling does: that it is measured at all, and checked."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.cases import copies, resizing
+from bench.setup import Setup
+
+pytestmark = pytest.mark.processes
+
+
+def test_steps_with_backups_take_turns_with_steps_without() -> None:
+    setup = Setup(model="64KB", servers=2, workers=1, transport="tcp", optimizer="sgd", steps=3)
+    row = copies.measure(setup, None, 1)
+    assert row.extra["checked"]
+    assert row.median_s > 0
+    assert row.limit_s is not None
+
+
+def test_steps_are_measured_while_servers_come_and_go() -> None:
+    row = resizing.measure("scale", "64KB", "sgd", "tcp", None, 1)
+    assert row.extra["scale_s"] > 0
+    assert row.median_s > 0

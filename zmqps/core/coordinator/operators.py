@@ -1,0 +1,65 @@
+"""What somebody may ask for without joining: that jobs end or are saved, and that servers go or become more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from zmqps.core.coordinator.admission import check_draining, check_ending, check_saving, check_scaling
+from zmqps.core.coordinator.checkpoints import Checkpoints
+from zmqps.core.coordinator.drains import Drains
+from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.making import Wish
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.scales import Scales
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.events import Action, Peer, Received, Send
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Scale
+
+
+class Host(Protocol):
+    """What is needed of the machine."""
+
+    identity: Identity
+    jobs: Jobs
+    checkpoints: Checkpoints
+    drains: Drains
+    scales: Scales
+
+
+def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
+    """Do what an operator asks for, as who joins nothing may do; None: this is nothing of that.
+
+    Raises
+    ------
+    PSError
+        It may not, or it cannot be done.
+    """
+    message = event.message
+    if isinstance(message, EndJob):
+        check_ending(host.identity, message, event.holder)
+        return host.jobs.end_asked(event.peer, message, now)
+    if isinstance(message, Checkpoint) and (member is None or message.job):
+        check_saving(host.identity, message, event.holder)
+        return save(host, event.peer, member, message, message.job, now)
+    if isinstance(message, Drain) and member is None and message.server:
+        check_draining(host.identity, message, event.holder)
+        answer, actions = host.drains.ask(None, message, now)
+    elif isinstance(message, Scale):
+        check_scaling(host.identity, message, event.holder)
+        answer, actions = host.scales.ask(message, now)
+    else:
+        return None
+    return [*actions, *host.jobs.discard_given_up(now), Send(event.peer, answer)]
+
+
+def save(host: Host, peer: Peer, member: MemberInfo | None, message: Checkpoint, job: str, now: float) -> list[Action]:
+    """Somebody asks for a checkpoint of a job."""
+    who = message.nonce or (peer if member is None else member.incarnation)
+    wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
+    wish.askers[who, message.request] = peer
+    return host.checkpoints.ask(wish, now)
+
+
+def save_own(host: Host, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
+    """A member asks for a checkpoint of its job."""
+    return save(host, member.peer, member, message, member.job, now)
