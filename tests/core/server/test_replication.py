@@ -262,6 +262,18 @@ def test_answers_to_one_worker_keep_the_order_of_its_requests() -> None:
     assert copies.answered("w") == [101, 7, 102, 8, 9]
 
 
+def test_a_pull_does_not_wait_for_the_answers_to_others() -> None:
+    copies = trained(B)
+    copies.push("w", push(1, 1.0))
+    copies.push("v", push(1, 1.0))
+    copies.from_worker("p", "w", pull(7))
+    copies.deliver(("p", "b"))
+    copies.deliver(("b", "p"))
+    copies.from_worker("p", "w", pull(8))
+    assert copies.answered("w") == [101, 7, 8]
+    assert copies.answered("v") == []
+
+
 def test_a_primary_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
     copies = trained(B)
     copies.cut("p", "b")

@@ -239,7 +239,9 @@ class Stream:
 
     def awaited(self, who: bytes) -> int | None:
         """Return the record for which a worker's next answer has to wait, to come after its others; None: for none."""
-        return self._held[-1].position if who in self._of else None
+        if who not in self._of:
+            return None
+        return next(held.position for held in reversed(self._held) if held.who == who)
 
     def release(self) -> Iterator[Held]:
         """Yield the answers that need not wait any more, in their order."""
