@@ -128,6 +128,22 @@ def test_shards_get_copies_where_they_are_to_be_and_no_others_remain() -> None:
     assert not any(copy.backup for copy in copies)
 
 
+def test_no_copy_is_given_up_as_long_as_another_one_is_on_a_server_that_is_silent() -> None:
+    cluster = Cluster(2)
+    cluster.join("s2")
+    replication, copies = cluster.run().replication, cluster.run().startup.copies
+    first, _, third = cluster.machine.servers
+    replication.spread({0: [third]}, 1.0)
+    [backup] = copies.backups(0)
+    backup.whole = True
+    first.seen_at, third.seen_at = 1.0, 5.0
+    assert replication.spread({}, 5.0, 2.0) == ([], "")
+    assert copies.backups(0) == [backup]
+    first.seen_at = 4.0
+    replication.spread({}, 5.0, 2.0)
+    assert not copies.backups(0)
+
+
 def test_what_workers_read_cannot_be_cut() -> None:
     cluster = Cluster(2, treatment={"name": "compensate", "lambda": 0.5})
     assert errors(scale(cluster, 1), peer("outsider")) == [ScaleError.code]

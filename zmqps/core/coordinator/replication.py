@@ -318,8 +318,12 @@ class Replication:
         busy = self._is_busy
         return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=busy)]
 
-    def spread(self, wanted: Mapping[int, Sequence[MemberInfo]], now: float) -> tuple[list[Action], str]:
+    def spread(
+        self, wanted: Mapping[int, Sequence[MemberInfo]], now: float, silence_s: float = float("inf")
+    ) -> tuple[list[Action], str]:
         """Let shards have more copies, on these servers, and no others than they should have, or are wanted.
+
+        Copies on servers that have said nothing for ``silence_s`` may be lost: others are kept in their place.
 
         Returns
         -------
@@ -338,7 +342,7 @@ class Replication:
                 if server.incarnation not in there:
                     actions += self._startup.assign([copies.add(shard, server, backup=True)])
                     told.add(shard)
-        for copy in self._surplus(wanted):
+        for copy in self._surplus(wanted, now - silence_s):
             self._startup.drop(copy)
             told.add(copy.shard)
         for shard in sorted(told):
@@ -346,12 +350,13 @@ class Replication:
             actions += self._backups_changed(shard, now)
         return actions, ""
 
-    def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]]) -> list[Copy]:
+    def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]], heard_since: float) -> list[Copy]:
         """Return the backups that a shard has beyond those it should have, where nobody wants them."""
         found: list[Copy] = []
         for shard in {copy.shard for copy in self._startup.copies} - set(self._promoting):
             backups = self._startup.copies.backups(shard)
-            spare = sum(backup.whole for backup in backups) - self.replicas
+            there = [self._startup.copies.primary(shard), *backups]
+            spare = sum(copy.whole and copy.server.seen_at >= heard_since for copy in there) - 1 - self.replicas
             homes = {server.incarnation for server in wanted.get(shard, ())}
             for backup in backups:
                 if self.handovers.moves(backup) or backup.server.incarnation in homes:

@@ -283,7 +283,7 @@ class Scales:
         if any(server.absent for server in servers) or not run.fallback.is_followed:
             return actions, False
         to_do = plan(run, servers, self._replicas)
-        spread, self._why = replication.spread(to_do.spread, now)
+        spread, self._why = replication.spread(to_do.spread, now, self._silence_s)
         actions += spread
         if to_do.cut is not None and replication.is_quiet:
             actions += recuts.begin(to_do.cut, to_do.homes, now)
@@ -321,7 +321,10 @@ class Scales:
         actions: list[Action] = []
         for run in self._runs.values():
             if run.startup.placement is not None and run.is_whole:
-                actions += [*run.replication.recuts.take_back(now), *run.replication.spread({}, now)[0]]
+                actions += [
+                    *run.replication.recuts.take_back(now),
+                    *run.replication.spread({}, now, self._silence_s)[0],
+                ]
             run.replication.recuts.error = None
         for nonce in self._nonces:
             self._ended[nonce] = how
