@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.messages import Message, Promoted, Values
+from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
 from zmqps.core.worker.plan import plan
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Pushes of one worker that can be told apart in a float32: two bits each.
 MOST_TOLD_APART = 11
+#: Of a shard: the life of its job, the cuts of its placement, its number.
+Place: TypeAlias = tuple[Life, tuple[tuple[int, ...], ...], int]
 #: How often a worker does a step again that has failed at its deadline: until all that went wrong is long over.
 RETRIES = 6
 
@@ -89,6 +94,9 @@ class AsyncTraining(Training):
         )  # … is, by what is said
         self._marks_of: dict[int, tuple[Push, int]] = {}  # by id: what a push is marked with
         self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
+        # what was acknowledged when another copy of a shard, by its place, became primary; who reads at the one before
+        self._before: dict[Place, Any] = {}
+        self._behind: defaultdict[str, set[Place]] = defaultdict(set)
         # by id of a placement and number of a shard: the placement, and whose each element is
         self._owners: dict[tuple[int, int], tuple[Placement, Any]] = {}
 
@@ -137,6 +145,7 @@ class AsyncTraining(Training):
         both = rng.random() < 0.3
         if not both:
             seen = self.acknowledged(worker)
+            self._behind[worker.name].clear()
             yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
             self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
@@ -190,6 +199,10 @@ class AsyncTraining(Training):
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
             self._check_values(values, attempted[owners])
             due = seen[owners] & ~self._excused(life, attached.placement, number)[owners, np.arange(array.size)]
+            for place in self._behind[worker.name]:
+                if place[:2] == (life, attached.placement.cuts):
+                    its = self._shards[attached.placement][number] == place[2]
+                    due[its] &= self._before[place][owners[its]]
             assert self._holds(values, due), "a worker does not see what was pushed before"
 
     def _excused(self, life: Life, placement: Placement, parameter: int) -> Any:
@@ -199,6 +212,22 @@ class AsyncTraining(Training):
             shards = self._shards[placement] = shards_of(placement)
         lost = np.stack([self._lost[life, shard] for shard in range(placement.num_shards)])
         return lost[shards[parameter]].T
+
+    def watch(self, simulation: SimulatedCluster) -> None:
+        """Note who reads where a primary was deposed and does not know it: pushes are fenced there, reads are not."""
+        simulation.on_send.append(partial(self._sent_by_copies, simulation))
+
+    def _sent_by_copies(self, simulation: SimulatedCluster, sender: Node, receiver: str, message: Message) -> None:
+        if not simulation.options.replicas or not isinstance(message, (Promoted, Values)):
+            return
+        assert isinstance(sender.machine, ServerMachine)
+        for life, epoch, shard in copies_on(simulation, sender, self.name):
+            place = life, shard.placement.cuts, shard.index
+            if isinstance(message, Values):
+                if sender.machine.tenants[epoch].backup is None and not simulation.is_live(sender, epoch):
+                    self._behind[receiver].add(place)
+            elif epoch == message.epoch:
+                self._before.setdefault(place, self._applied[life].copy())
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that each copy has pushes there were, each once at most, and all that were acknowledged."""
