@@ -17,14 +17,13 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Snapshot
 from zmqps.errors import CheckpointError, ConfigurationError
 from zmqps.nodes.checkpoints import (
-    LONGEST_REST_S,
     CheckpointConfig,
     CheckpointStore,
     ShardFiles,
     cadence,
     resumptions,
 )
-from zmqps.nodes.host import Processors
+from zmqps.nodes.host import LONGEST_REST_S, Rests
 from zmqps.optim import OptimizerSpec, adam, sgd
 from zmqps.testing.training import ReferenceRules
 
@@ -134,8 +133,8 @@ def test_it_rests_between_slices_where_training_goes_on_and_no_processor_is_idle
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gently: bool, idle: float, rests: bool
 ) -> None:
     rested: list[float] = []
-    monkeypatch.setattr(Processors, "idle", lambda self: idle)
-    monkeypatch.setattr("zmqps.nodes.checkpoints.time.sleep", rested.append)
+    monkeypatch.setattr(Rests, "idle", lambda self: idle)
+    monkeypatch.setattr("zmqps.nodes.host.time.sleep", rested.append)
     job, store = spec(), CheckpointStore(str(tmp_path), 2)
     (of,) = trained(job, placement(job, 1, 64))
     writer = ShardFiles().open(store.begin("default", 3), job.to_wire(), of.placement, of.index)

@@ -266,6 +266,10 @@ class DeviceMemory:
         """Return a new array on the device."""
         return self._device.empty(size, dtype)
 
+    def fill(self, array: Any, value: float) -> None:
+        """Let all elements of an array be a number."""
+        array.fill(value)
+
     def given_back(self, nbytes: int) -> None:
         """The device's pool keeps it for the next array, and counts it as free."""
 

@@ -36,7 +36,7 @@ from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
 from zmqps.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
-from zmqps.nodes.host import Processors
+from zmqps.nodes.host import Rests
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
 
@@ -50,12 +50,11 @@ KEEP = 3
 MAX_FULL_EVERY = 50
 MAX_PATH_CHARS = 4096
 VIA = ("shared", "coordinator")
+#: A server that writes while training goes on rests after each slice so many times as long as that took, where no
+#: processor is idle: then steps take about a tenth longer.
+REST = 6.0
 #: What ``--checkpoint-every`` takes, in seconds.
 UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
-
-#: While training goes on and fewer processors than this are idle, a server rests after each slice that it writes so
-#: many times as long as that took, so that steps take about a tenth longer; but no longer than this, in seconds.
-IDLE, REST, LONGEST_REST_S = 0.5, 6.0, 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +132,7 @@ class _Writer:
     def __init__(self, writer: ShardWriter, slots: tuple[str, ...], unchanged: Unchanged) -> None:
         self._writer = writer
         self._slots = slots
-        self._processors = Processors()
+        self._rests = Rests(REST)
         self._lowest = min((version for version, _ in unchanged.values()), default=None)
         for index, (version, steps) in unchanged.items():
             writer.keep(index, version=version, steps=steps)
@@ -143,9 +142,7 @@ class _Writer:
         began, steps = time.monotonic(), piece.steps.tolist()
         self._writer.write(piece.number, piece.value, piece.slots, version=piece.version, steps=steps)
         self._lowest = piece.version if self._lowest is None else min(self._lowest, piece.version)
-        idle = self._processors.idle()
-        if gently and idle < IDLE:
-            time.sleep(min(REST * (time.monotonic() - began), LONGEST_REST_S))
+        self._rests.after(began, wanted=gently)
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Bring all to the disk; return the files, the slots and the version of the slice with the fewest updates."""

@@ -1,9 +1,13 @@
-"""How much memory a server's host has left, and how many processors are idle."""
+"""How much memory a server's host has left, and how work of no haste leaves its processors to others."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: What a container may use, what it uses, and what of that are files it has read, whose memory can be had at once;
 #: psutil tells of the whole host only.
@@ -25,16 +29,39 @@ def available_nbytes() -> int:
         return available
 
 
-class Processors:
-    """How many processors of this host are idle."""
+#: Work that can wait rests while fewer processors than this are idle; but no longer than this at once, in seconds.
+IDLE, LONGEST_REST_S = 0.5, 2.0
 
-    def __init__(self) -> None:
+
+class Rests:
+    """Lets others have the processors of this host between the parts of some work, where none is idle.
+
+    Parameters
+    ----------
+    times
+        It rests so many times as long as the part before has taken.
+    """
+
+    def __init__(self, times: float) -> None:
+        self._times = times
         self._last = time.monotonic(), _idle_s()
 
+    def after(self, began: float, *, wanted: bool = True) -> None:
+        """Rest, if that is wanted and needed, after a part of the work that began then, as `time.monotonic` says."""
+        if self.idle() < IDLE and wanted:
+            time.sleep(min(self._times * (time.monotonic() - began), LONGEST_REST_S))
+
     def idle(self) -> float:
-        """Return how many there were on average since this was asked last."""
-        (began, before), self._last = self._last, (time.monotonic(), _idle_s())
-        return (self._last[1] - before) / max(self._last[0] - began, 1e-9)
+        """Return how many processors were idle on average since this was asked last."""
+        (asked, before), self._last = self._last, (time.monotonic(), _idle_s())
+        return (self._last[1] - before) / max(self._last[0] - asked, 1e-9)
+
+    def paced(self, parts: Iterable[T]) -> Iterator[T]:
+        """Yield the parts of some work, with rests behind them."""
+        for part in parts:
+            began = time.monotonic()
+            yield part
+            self.after(began)
 
 
 def _idle_s() -> float:

@@ -39,7 +39,7 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
-from zmqps.nodes.host import available_nbytes
+from zmqps.nodes.host import Rests, available_nbytes
 from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
@@ -52,6 +52,8 @@ MAX_IO_THREADS = 64
 KERNELS = ("numba", "numpy")
 #: A spot instance has a minute or two from its notice to its end.
 HANDOVER_TIMEOUT_S = 60.0
+#: Where no processor is idle, a shard that nobody waits for is made ready with rests so many times as long as the work.
+REST = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +263,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         streams.enter()
         log.info("computing on %s", streams.device.name)
     keys = load_node_keys(config.keys)
+    if config.kernels == "numba":
+        all_finite(np.zeros(1, np.float32), "numba")  # numba takes a second to be there: before anybody waits for it
     where = await resolved(lambda: config.place.binds(0, config.coordinator), parent_fd, log)
     if where is None:
         return exits.OK
@@ -292,7 +296,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         nonlocal largest_header
         segments = sum(len(slice_.segments) for slice_ in placement.slices[index])
         largest_header = max(largest_header, data_header_nbytes(len(placement.slices[index]), segments))
-        host = HostMemory(transport.arenas.empty, watched_coding(), freed.add)
+        pace = Rests(REST).paced if room.gently else iter
+        host = HostMemory(transport.arenas.empty, watched_coding(), freed.add, pace)
         return make_shard(config, job, placement, index, room, host, streams, identity.name)
 
     relay = RelayStorage()

@@ -15,12 +15,14 @@ class Room(NamedTuple):
     """What a server that builds a shard knows about the memory for it.
 
     ``reserved_nbytes`` were admitted for other jobs on it; ``available_nbytes`` are its share of what is free on
-    its host; ``num_workers`` is how many the job counts on.
+    its host; ``num_workers`` is how many the job counts on; ``gently``: it is trained meanwhile, and nobody waits for
+    the shard.
     """
 
     reserved_nbytes: int = 0
     available_nbytes: int = 1 << 62
     num_workers: int = 1
+    gently: bool = False
 
 
 def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:

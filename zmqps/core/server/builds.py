@@ -89,14 +89,15 @@ class Builds:
         required = {e: t.shard.required_nbytes for e, t in self._tenants.items() if t.shard is not None}
         since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
         job, placement = _located(assign)
-        room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers)
+        gently = bool(assign.restore.get("cut"))
+        room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers, gently)
         return [Run(assign, partial(self._build, job, placement, assign, room))]
 
     def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:
         shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
         if assign.restore.get("cut"):  # its memory is there when it is filled, in a pause
             for slice_ in shard.slices:
-                slice_.value[:] = 0
+                shard.memory.fill(slice_.value, 0)
         elif assign.restore:
             if self._files is None:
                 raise JobError("this server was started without a place for checkpoints, and cannot restore one")

@@ -26,6 +26,8 @@ Size = tuple[int, np.dtype[Any]]
 
 #: Bytes of what is not needed any more given back at once: for 0.1 ms a megabyte nobody is served.
 GIVE_BACK_NBYTES = 64 << 20
+#: Bytes of new memory that are written to at once.
+FILL_NBYTES = 4 << 20
 
 #: A piece and where it belongs.
 Located = tuple[Any, int, Any]
@@ -54,6 +56,9 @@ class Memory(Protocol):
 
     def values(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return one for values, which other processes may read."""
+
+    def fill(self, array: Array, value: float) -> None:
+        """Let all elements of a new array be a number, so that its memory is there."""
 
     def given_back(self, nbytes: int) -> None:
         """So many bytes of arrays are not kept any more."""
@@ -103,6 +108,8 @@ class HostMemory:
         The door to the codecs.
     given_back
         Is told how many bytes are not kept any more.
+    paced
+        Yields what it is given, and may rest before the next: where memory is made ready while others need the host.
     """
 
     def __init__(
@@ -110,7 +117,9 @@ class HostMemory:
         values: Callable[[int, np.dtype[Any]], Array] = np.empty,
         coding: Coding = CODING,
         given_back: Callable[[int], None] = lambda nbytes: None,
+        paced: Callable[[Iterable[Array]], Iterable[Array]] = iter,
     ) -> None:
+        self._paced = paced
         self._values = values
         self._coding = coding
         self._given_back = given_back
@@ -122,6 +131,12 @@ class HostMemory:
     def values(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array for values."""
         return self._values(size, dtype)
+
+    def fill(self, array: Array, value: float) -> None:
+        """Write to all of its pages, which are not there before, part by part."""
+        size = FILL_NBYTES // array.itemsize
+        for part in self._paced(array[start : start + size] for start in range(0, len(array), size)):
+            part.fill(value)
 
     def given_back(self, nbytes: int) -> None:
         """Tell the process, whose allocator may keep what is freed."""

@@ -40,7 +40,7 @@ class Slots:
         for (_, size), dtype in zip(tables, dtypes, strict=True):
             slots = [memory.empty(size, dtype) for _ in fills]
             for slot, fill in zip(slots, fills, strict=True):
-                slot.fill(fill)
+                memory.fill(slot, fill)
             self._arenas.append(slots)
             self.nbytes += size * dtype.itemsize * len(slots)
 
