@@ -414,6 +414,18 @@ def test_the_other_backups_of_a_shard_that_moves_stay_as_they_are() -> None:
     assert {d.epoch for d in sent(done, Discard)} == {asked.epoch}
 
 
+def test_a_primary_that_has_given_up_its_place_is_told_of_no_other_backups_or_it_would_keep_it() -> None:
+    cluster = Cluster(servers=4, replicas=1)
+    whole = cluster.fill(cluster.drain("s1"))
+    (promote,) = sent(cluster.give_up(whole), Promote)
+    lost = cluster.take("s2", Leave("closed"))  # which has the other backup of the shard that moves
+    assert [m for m in sent(lost, Replicas, peer("s1")) if m.epoch == 2] == []
+    heir = cluster.run().startup.copies.by_epoch[promote.epoch].server.hello.name
+    done = cluster.take(heir, Promoted(promote.epoch, promote.generation, 0, ()))
+    (told,) = [m for m in sent(done, Replicas, peer(heir)) if m.epoch == promote.epoch]
+    assert told.generation > promote.generation, "it waits for the one that was lost no more"
+
+
 def test_with_a_copy_on_every_server_one_stays_unless_it_goes_in_any_case() -> None:
     cluster = Cluster(servers=2, replicas=1)
     assert errors(cluster.drain("s1"), peer("outsider")) == [DrainError.code]

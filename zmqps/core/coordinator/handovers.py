@@ -103,6 +103,13 @@ class Handovers:
         """Whether a shard is about to have another primary."""
         return any(handover.asked_at is not None for handover in self._of.values())
 
+    def has_yielded(self, shard: int) -> bool:
+        """Whether a shard's primary has given up its place, for a copy that is yet to say that it has taken it.
+
+        Told of other backups, it would keep its place after all, and the copy would lack what it does then.
+        """
+        return any(handover.old.shard == shard and handover.numbers is not None for handover in self._of.values())
+
     # --- what is to move -----------------------------------------------------------------------
 
     def plan(self, servers: Sequence[MemberInfo], moving: Iterable[int], now: float) -> list[Action]:

@@ -149,7 +149,7 @@ class Replication:
         backups = copies.backups(old.shard)
         if len(backups) < self.replicas or not all(backup.whole for backup in backups):
             self._degraded.setdefault(old.shard, _Degraded(now, f"it has moved from {old.server.title}"))
-        if not backups:
+        if not backups and len(handover.numbers or ()) < 2:  # else one was lost meanwhile that it still waits for
             return actions
         new = [copy for copy in backups if not copy.whole]
         return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
@@ -242,7 +242,7 @@ class Replication:
 
     def _backups_changed(self, shard: int, now: float) -> list[Action]:
         """Tell the primary of a shard which backups it has now, unless it is yet to become that."""
-        if shard in self._promoting:
+        if shard in self._promoting or self.handovers.has_yielded(shard):
             return []  # it is told when it has
         primary = next((copy for copy in self._startup.copies if copy.shard == shard and not copy.backup), None)
         if primary is None:
