@@ -305,8 +305,8 @@ MESSAGES: dict[str, Message] = {
     "yielded": Yielded(1, 4, 0, {"5": 12, "6": 9}),
     "busy": Yielded(1, 4, 1),
     "scale": Scale(1, 4, SECRET, PROOF),
-    "cut": Cut(7, (1, 2)),
-    "cut of nothing": Cut(8, ()),
+    "cut": Cut(7, (1, 2), 40),
+    "cut of nothing": Cut(8, (), 0),
     "recut": Recut(1, 3, {"cuts": [[0, 4, 8]], "slice_nbytes": 4096, "servers": [TO_REACH, TO_REACH]}),
     "followed": Followed(1, 3),
 }

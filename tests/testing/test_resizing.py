@@ -63,13 +63,13 @@ def test_a_coordinator_that_does_not_wait_for_workers(monkeypatch: Patch) -> Non
 
 
 def test_a_shard_that_is_filled_in_part(monkeypatch: Patch) -> None:
-    def fills(original, shard, parents):  # type: ignore[no-untyped-def]
-        original(shard, parents)
+    def fills(original, shard, *what):  # type: ignore[no-untyped-def]
+        original(shard, *what)
         if shard.slices:
             shard.slices[-1].value[:] = 0
 
     original = recut.fill
-    monkeypatch.setattr(recut, "fill", lambda shard, parents: fills(original, shard, parents))
+    monkeypatch.setattr(recut, "fill", lambda shard, *what: fills(original, shard, *what))
     caught("async-scales", "an acknowledged push is missing")
 
 
@@ -104,13 +104,13 @@ def test_a_coordinator_that_is_back_and_takes_nothing_back(monkeypatch: Patch) -
 
 
 def test_a_backup_that_is_filled_in_part(monkeypatch: Patch) -> None:
-    def fills(original, tenant, parents):  # type: ignore[no-untyped-def]
-        original(tenant, parents)
+    def fills(original, tenant, *what):  # type: ignore[no-untyped-def]
+        original(tenant, *what)
         if tenant.backup is not None and tenant.shard.slices:
             tenant.shard.slices[-1].value[:] = 0
 
     original = recut.cut
-    monkeypatch.setattr(orders, "cut", lambda tenant, parents: fills(original, tenant, parents))
+    monkeypatch.setattr(orders, "cut", lambda tenant, *what: fills(original, tenant, *what))
     caught("async-scales-replicas", "has another slice")
 
 

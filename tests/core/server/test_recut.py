@@ -67,9 +67,9 @@ def test_a_primary_that_may_change_yet_is_no_source() -> None:
     there = SimpleNamespace(backup=None, yielding=False, assign=SimpleNamespace(shard=0), ready=lambda: parent)
     copy: Any = SimpleNamespace(built=lambda: whole)
     with pytest.raises(ProtocolError, match="has not yielded"):
-        cut(copy, [cast("Any", there)])
+        cut(copy, [cast("Any", there)], 4)
     there.yielding = True
-    cut(copy, [cast("Any", there)])
+    cut(copy, [cast("Any", there)], 4)
     assert whole.loaded
 
 
@@ -87,3 +87,14 @@ def test_shards_of_different_steps_are_not_put_together() -> None:
     there[1].begin_at(5)
     with pytest.raises(ProtocolError, match="of versions"):
         fill(whole, there)
+
+
+def test_a_shard_without_a_slice_is_at_the_step_of_the_others() -> None:
+    small = KeySpace([Parameter("b", (5,), "float32")])
+    placement = Placement.balance(small, 2, 1 << 14)
+    (empty,) = [shard for shard in shards(placement, synchronous=True) if not shard.slices]
+    empty.follow()
+    assert not empty.loaded, "it is yet to be told which that is"
+    cut(cast("Any", SimpleNamespace(built=lambda: empty)), [], 4)
+    assert empty.loaded
+    assert empty.version == 4

@@ -224,7 +224,8 @@ class Recuts:
             if not copy.whole:
                 its = parents(self._startup.placement, self._placement, copy.shard)
                 there = [other for other in self._startup.copies.of(copy.server) if other.shard in its]
-                actions.append(Send(copy.server.peer, Cut(copy.epoch, tuple(other.epoch for other in there))))
+                order = Cut(copy.epoch, tuple(other.epoch for other in there), self._steps.clock)
+                actions.append(Send(copy.server.peer, order))
         return actions
 
     def _finish(self, now: float) -> list[Action]:

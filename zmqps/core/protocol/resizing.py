@@ -88,12 +88,14 @@ class Scale(Message):
 class Cut(Message):
     """A server fills a copy that was built for it with what its other copies of the job have of that.
 
-    ``parents`` are the epochs of these: backups, or primaries that have yielded.
+    ``parents`` are the epochs of these: backups, or primaries that have yielded; none for a shard without a slice.
+    ``version`` is the steps that the job has done, where a step is one for all.
     """
 
     kind: ClassVar[int] = 83
     epoch: U32
     parents: Versions
+    version: U64
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class Builds:
     def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:
         shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
         if assign.restore.get("cut"):  # its memory is there when it is filled, in a pause
+            shard.follow()
             for slice_ in shard.slices:
                 shard.memory.fill(slice_.value, 0)
         elif assign.restore:

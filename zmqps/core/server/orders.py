@@ -222,7 +222,7 @@ class Orders:
 
     def _cut(self, message: Cut, now: float) -> list[Action]:
         tenant = self._host.tenant_of(message.epoch)
-        cut(tenant, [self._host.tenant_of(epoch) for epoch in message.parents])
+        cut(tenant, [self._host.tenant_of(epoch) for epoch in message.parents], message.version)
         return self.report_ready(tenant, now)
 
     def _draining(self, message: Draining, now: float) -> list[Action]:

@@ -14,8 +14,10 @@ from zmqps.core.server.tenant import Tenant
 from zmqps.errors import ProtocolError
 
 
-def cut(tenant: Tenant, parents: Sequence[Tenant]) -> None:
+def cut(tenant: Tenant, parents: Sequence[Tenant], version: int) -> None:
     """Fill a copy with what others here have of it, which change no more; done again, do nothing.
+
+    ``version``: the steps that the job has done, which nobody else says to a shard without a slice.
 
     Raises
     ------
@@ -32,10 +34,10 @@ def cut(tenant: Tenant, parents: Sequence[Tenant]) -> None:
             raise ProtocolError(f"the primary of shard {parent.assign.shard} has not yielded")
         if parent.backup is not None and parent.backup.broken is not None:
             raise parent.backup.broken.again()
-    fill(shard, [parent.ready() for parent in parents])
+    fill(shard, [parent.ready() for parent in parents], version)
 
 
-def fill(shard: Shard, parents: Sequence[Shard]) -> None:
+def fill(shard: Shard, parents: Sequence[Shard], version: int = 0) -> None:
     """Let a shard have the values, slots, counts and versions that its parents have of its elements.
 
     A slice has the newest version of those that it is made of, and a parameter in it the most updates: where pushes
@@ -54,8 +56,7 @@ def fill(shard: Shard, parents: Sequence[Shard]) -> None:
     there = Lookup([(other.slice, other) for parent in parents for other in parent.slices])
     for state in shard.slices:
         _fill_slice(state, list(there.over(state.slice)), shard.memory)
-    for version in versions:
-        shard.begin_at(version)
+    shard.begin_at(versions.pop() if versions else version)
     shard.filled()
 
 

@@ -297,7 +297,7 @@ class Shard:
         self.steps.commit(step, contributors)
 
     def follow(self) -> None:
-        """Become a copy that gets all it has from another one, if that is only a step."""
+        """Become a copy that gets all it has from others, if that is only a step."""
         self.filling, self.loaded = True, False
 
     def adopted(self) -> None:
@@ -326,7 +326,7 @@ class Shard:
     def filled(self) -> None:
         """All slices have come."""
         self._missing.clear()
-        self.loaded = True
+        self.adopted()
 
     def lacks(self, index: int) -> bool:
         """Whether a slice has yet to come."""
