@@ -168,6 +168,7 @@ def test_an_init_that_is_not_asked_again_is_waited_for_no_more() -> None:
     kept.come_back("s0", "s1", "w0")
     kept.take("w0", Resumed(0))
     assert kept.run().startup.job is None
+    assert "step/default" not in kept.journal, "what is known of its steps goes with the job"
 
 
 def test_epochs_are_never_given_twice() -> None:

@@ -150,7 +150,7 @@ def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now
             run.replication.moves.restore(records["moves"].get(name, ()), run.startup.copies, now)
         if name in records["recut"]:
             run.replication.restore_recut(records["recut"][name], members, now)
-        if name in records["step"] and run.startup.job is not None:
+        if name in records["step"] and run.startup.job is not None:  # and it was placed
             run.steps.restore(records["step"][name], run.startup.job, run.startup.copies, now)
         if name in records["fallback"]:
             run.fallback.restore(records["fallback"][name], members, now)
@@ -204,7 +204,7 @@ _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "moves": _of_run(lambda run: run.replication.moves.dump()),
     "fallback": _of_run(lambda run: run.fallback.dump()),
     "recut": _of_run(lambda run: run.replication.recuts.dump()),
-    "step": _of_run(lambda run: run.steps.kept),
+    "step": _of_run(lambda run: None if run.startup.placement is None else run.steps.kept),
     "data": _data,
     "ended": lambda machine, name: machine.ended.dump(name),
     "erase": lambda machine, who: machine.erasures.dump(bytes.fromhex(who)),

@@ -134,7 +134,7 @@ class Startup:
         self.cut = 0  # the number of the last time that its shards were cut anew
         self.built: set[int] = set()  # by epoch
         self.loaded: set[int] = set()
-        for what in ("spec", "start", "copies"):
+        for what in ("spec", "start", "copies", "step"):
             self._changed(what)
 
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
@@ -219,7 +219,7 @@ class Startup:
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
         self.built, self.loaded = set(self.copies.by_epoch), set(self.copies.by_epoch)
         self.moved()
-        for what in ("spec", "start", "copies"):
+        for what in ("spec", "start", "copies", "step"):
             self._changed(what)
 
     def drop_coming(self) -> None:
