@@ -134,6 +134,8 @@ class CopyWitness:
         for epoch, follower in stream.followers.items():
             if not follower.is_filled or follower.unconfirmed or tenant.shard is None or _is_coming(tenant):
                 continue
+            if self._follows_another(epoch, tenant):
+                continue
             for other in self._simulation.servers:
                 machine = other.machine
                 theirs = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) and other.alive else None
@@ -149,6 +151,15 @@ class CopyWitness:
                     ours, there = tenant.ledgers[worker], theirs.ledgers[worker]
                     known = {seq: result for seq, result in ours.results.items() if result is not None}
                     assert (ours.floor, known) == (there.floor, dict(there.results)), f"{who} has another ledger"
+
+    def _follows_another(self, epoch: int, tenant: Tenant) -> bool:
+        """Return whether a backup has got a newer primary than this one, which has handed its place on."""
+        machines = [node.machine for node in self._simulation.servers if node.alive]
+        tenants = [t for machine in machines if isinstance(machine, ServerMachine) for t in machine.tenants.values()]
+        return any(
+            other.stream is not None and epoch in other.stream.followers and other.generation > tenant.generation
+            for other in tenants
+        )
 
     # --- whole again ---------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ class Fallbacks:
         self._restored: dict[tuple[str, int], Assign] = {}  # by server and epoch: copies loaded for a job under way
         # by worker and shard: the messages of its pushes that were acknowledged, and what they are of
         self._acked: dict[tuple[str, int], dict[int, Pushing]] = defaultdict(dict)
+        # by worker and shard: pushes of which it was told that they are lost, whatever of them is applied after that
+        self._told: dict[tuple[str, int], dict[int, Pushing]] = defaultdict(dict)
         self._falling: dict[tuple[Life, int], str] = {}  # by shard: the checkpoint
         self._times: dict[Life, int] = defaultdict(int)
         self._loaded: dict[int, str] = {}  # by epoch: the checkpoint that a copy was loaded from
@@ -147,7 +149,9 @@ class Fallbacks:
             lost = {id(push): push for push in gone.values()}
             for seq in gone:
                 del acked[seq]
-            total += len(lost)
+            told = self._told[worker.name, shard]
+            total += len(lost.keys() - told.keys())
+            told.update(lost)
             self._training.fell(worker, shard, saved, lost.values())
         assert rollback.lost == total, f"{worker.name} is told that {rollback.lost} pushes are lost: {total} are"
         assert life in self._times or total == 0

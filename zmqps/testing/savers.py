@@ -24,6 +24,7 @@ ASKS = 0.04
 #: Those who ask wait for so long.
 ASKED_S = 30.0
 #: A worker is paused for no longer, whatever is lost: it may be asked for once more just before it goes on by itself.
+#: A coordinator that comes back asks anew, for checkpoints of its own.
 LONGEST_PAUSE_S = 2 * PAUSE_S
 
 
@@ -50,7 +51,7 @@ class Savers:
         self._disk = disk
         self._crash = crash
         self._lives: dict[str, Life] = {}  # by path: of the job that is saved there
-        self._paused_at: dict[str, float] = {}
+        self._paused_at: dict[str, tuple[float, int]] = {}
         disk.on_publish = self._published
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
@@ -122,8 +123,10 @@ class Savers:
         if not isinstance(node.machine, SessionMachine) or node.machine.transfers.pace.paused is None:
             self._paused_at.pop(node.name, None)
             return
-        now = self._simulation.now
-        paused_at = max(self._paused_at.setdefault(node.name, now), node.stopped_until)
+        now, life = self._simulation.now, node.machine.transfers.pace.paused >> 32  # of the coordinator
+        if self._paused_at.get(node.name, (now, -1))[1] != life:
+            self._paused_at[node.name] = now, life
+        paused_at = max(self._paused_at[node.name][0], node.stopped_until)
         assert now - paused_at <= LONGEST_PAUSE_S, f"{node.name} stays paused for a checkpoint"
 
     def check_end(self) -> None:

@@ -36,7 +36,7 @@ KEPT = {
     "Handovers": "_of",
     "Handover": "old new made asked_at",
     "Drains": "_of _ended",
-    "Scales": "_wanted _shrinks _most_before _since _nonces _ended",
+    "Scales": "wanted _shrinks _most_before _since _nonces _ended",
     "Recuts": "_cutting _behind",
     "_Drain": "server since nonces moved",
     "Moves": "_moves",

@@ -157,7 +157,7 @@ class Scales:
         self._hold_s = hold_s
         self._silence_s = silence_s
         self._changed = changed
-        self._wanted: int | None = None  # None: all is as it is to be
+        self.wanted: int | None = None  # None: all is as it is to be
         self._shrinks = False
         self._most_before = 0  # how many a new job was placed on at most
         self._since = 0.0
@@ -169,7 +169,7 @@ class Scales:
     @property
     def is_active(self) -> bool:
         """Whether jobs are to lie on another number of servers."""
-        return self._wanted is not None
+        return self.wanted is not None
 
     # --- who asks ------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Scales:
         if ended is not None:
             return Draining(message.request, GONE, ended), []
         actions: list[Action] = []
-        if self._wanted != message.servers:
+        if self.wanted != message.servers:
             actions = self._begin(message.servers, now)
         self._changed()
         if message.nonce and len(self._nonces) < MAX_ASKED:
@@ -216,10 +216,10 @@ class Scales:
                 raise self._error(servers, why, "wait until that job has ended")
         if staying < servers:
             raise self._too_few(servers)
-        instead = self._error(self._wanted, f"{servers} were asked for instead", "nothing is to be done")
+        instead = self._error(self.wanted, f"{servers} were asked for instead", "nothing is to be done")
         actions = self._end(instead, now)
         shown = counted(servers, "server")
-        self._wanted, self._since = servers, now
+        self.wanted, self._since = servers, now
         self._shrinks = servers < max(self._fleet.wanted, self._used)
         self._most_before, self._fleet.wanted, self._fleet.most = self._fleet.most, servers, servers
         self._drains.note_fleet()
@@ -247,12 +247,12 @@ class Scales:
 
     def look(self, now: float) -> list[Action]:
         """Do what can be done now; called after every event while there is anything to do."""
-        if self._wanted is None:
+        if self.wanted is None:
             return []
         self._look_due = now + LOOK_S
-        if len(self._fleet.staying) < self._wanted:
-            return self._end(self._too_few(self._wanted), now)
-        servers = self._order[: self._wanted]
+        if len(self._fleet.staying) < self.wanted:
+            return self._end(self._too_few(self.wanted), now)
+        servers = self._order[: self.wanted]
         actions: list[Action] = []
         # of one that is lost soon, a server that is too many now may be needed in its place
         done = not any(server.absent or server.seen_at < now - self._silence_s for server in servers)
@@ -292,11 +292,11 @@ class Scales:
 
     def _finish(self, now: float) -> list[Action]:
         """All jobs lie as they are to: let those go that are too many."""
-        assert self._wanted is not None
-        too_many = self._order[self._wanted :] if self._shrinks else []
+        assert self.wanted is not None
+        too_many = self._order[self.wanted :] if self._shrinks else []
         longest = max((run.replication.recuts.longest_s for run in self._runs.values()), default=0.0)
         goes = f"; {listed([s.hello.name for s in too_many], MOST_NAMED)} may go" if too_many else ""
-        text = f"jobs lie on {counted(self._wanted, 'server')}, after {now - self._since:.1f} s{goes}"
+        text = f"jobs lie on {counted(self.wanted, 'server')}, after {now - self._since:.1f} s{goes}"
         text += f" (the longest pause of pushes {longest:.3f} s)" if longest else ""
         for run in self._runs.values():
             if run.startup.cut and run.fallback.is_outdated:
@@ -307,17 +307,17 @@ class Scales:
         return actions
 
     def _give_up(self, why: str, now: float) -> list[Action]:
-        return self._end(self._error(self._wanted, why, "ask again once that is mended"), now)
+        return self._end(self._error(self.wanted, why, "ask again once that is mended"), now)
 
     def _end(self, how: ScaleError | str, now: float) -> list[Action]:
-        if self._wanted is None:
+        if self.wanted is None:
             return []
         self._changed()
         if isinstance(how, PSError):  # a new job is not to wait for servers that are not there
             self._fleet.most = self._most_before
             self._fleet.wanted = max(1, min(self._fleet.most, len(self._fleet.staying)))
             self._drains.note_fleet()
-        self._wanted, self._why = None, ""
+        self.wanted, self._why = None, ""
         actions: list[Action] = []
         for run in self._runs.values():
             if run.startup.placement is not None and run.is_whole:
@@ -335,13 +335,13 @@ class Scales:
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing is cut any more."""
-        if self._wanted is None:
+        if self.wanted is None:
             return []
-        return self._end(self._error(self._wanted, "the cluster ends", "start another one with so many"), now)
+        return self._end(self._error(self.wanted, "the cluster ends", "start another one with so many"), now)
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
-        return None if self._wanted is None else self._look_due
+        return None if self.wanted is None else self._look_due
 
     # --- a coordinator that was away -----------------------------------------------------------
 
@@ -351,10 +351,10 @@ class Scales:
             [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
             for nonce, how in self._ended.items()
         ]
-        if self._wanted is None and not ended:
+        if self.wanted is None and not ended:
             return None
         return [
-            self._wanted or 0,
+            self.wanted or 0,
             self._shrinks,
             self._since,
             sorted(self._nonces),
@@ -367,7 +367,7 @@ class Scales:
         """Go on with what was kept."""
         wanted, self._shrinks, since, nonces, ended, most, self._most_before = kept
         self._fleet.wanted = self._fleet.most = most
-        self._wanted, self._since, self._nonces = wanted or None, min(since, now), set(nonces)
+        self.wanted, self._since, self._nonces = wanted or None, min(since, now), set(nonces)
         for nonce, text, error in ended:
             self._ended[nonce] = unpacked_error(error) if error else text
 
@@ -375,7 +375,7 @@ class Scales:
 
     def _text(self) -> str:
         what = [f"job {run.name!r}: {text}" for run in self._runs.values() for text in self._texts_of(run)]
-        return f"jobs are to lie on {counted(self._wanted or 0, 'server')}: {listed(what, MOST_NAMED) or 'about to be'}"
+        return f"jobs are to lie on {counted(self.wanted or 0, 'server')}: {listed(what, MOST_NAMED) or 'about to be'}"
 
     def _texts_of(self, run: JobRun) -> list[str]:
         replication = run.replication
@@ -389,13 +389,13 @@ class Scales:
 
     def texts(self) -> list[str]:
         """Return how far it is, if there is anything to do."""
-        return [] if self._wanted is None else [self._text()]
+        return [] if self.wanted is None else [self._text()]
 
     def status(self) -> Mapping[str, Any]:
         """Return the same as plain data, for the status."""
-        return {} if self._wanted is None else {"servers": self._wanted, "text": self._text()}
+        return {} if self.wanted is None else {"servers": self.wanted, "text": self._text()}
 
     def validate(self) -> None:
         """Assert that shards are cut only while there is something to do."""
         assert len(self._ended) <= MAX_ASKED
-        assert self._wanted is not None or not any(run.replication.recuts.active for run in self._runs.values())
+        assert self.wanted is not None or not any(run.replication.recuts.active for run in self._runs.values())
