@@ -19,6 +19,7 @@ from bench.cases import (
     pull,
     push,
     push_pull,
+    refill,
     resizing,
     saving,
     sync_step,
@@ -38,7 +39,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
-    *(checkpoint, saving, changes, copies),
+    *(checkpoint, saving, changes, copies, refill),
 )
 for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.scale):
     main.add_command(command)

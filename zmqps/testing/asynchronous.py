@@ -131,7 +131,7 @@ class AsyncTraining(Training):
             if done == self.steps:
                 break
         try:
-            yield Enter(0.0, barrier="end"), t
+            yield Enter(0.0, barrier="end"), t + 2 * self._compute_s * self.steps  # who comes anew begins anew
         except PSError:
             pass
         yield Finish(0.0), t
@@ -199,7 +199,7 @@ class AsyncTraining(Training):
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
             self._check_values(values, attempted[owners])
             due = seen[owners] & ~self._excused(life, attached.placement, number)[owners, np.arange(array.size)]
-            for place in self._behind[worker.name]:
+            for place in self._behind[worker.name] & self._before.keys():  # else nobody has taken over
                 if place[:2] == (life, attached.placement.cuts):
                     its = self._shards[attached.placement][number] == place[2]
                     due[its] &= self._before[place][owners[its]]

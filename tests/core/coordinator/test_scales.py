@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.coordinator.test_drains import Cluster
-from tests.core.machines import errors, peer, receivers, sent
+from tests.core.machines import errors, logged, peer, receivers, sent
 from zmqps.core.coordinator.scales import MAX_ASKED, plan
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -233,3 +233,24 @@ def test_of_those_who_ask_so_many_are_remembered() -> None:
     for number in range(MAX_ASKED + 9):
         scale(cluster, 4, number.to_bytes(16, "big"))
     assert len(cluster.machine.scales.dump()[3]) == MAX_ASKED
+
+
+def test_the_pause_that_is_told_is_of_this_change_alone() -> None:
+    cluster = Cluster(2)
+    cluster.join("s2", "s3")
+    recuts = cluster.run().replication.recuts
+    recuts.longest_s = 3.0  # of a change before
+    scale(cluster, 4)
+    assert recuts.longest_s == 0.0
+
+
+def test_a_pause_begins_when_the_first_worker_has_nothing_under_way() -> None:
+    cluster = Cluster(2)
+    cluster.join("s2", "s3")
+    (number,) = {hold.number for hold in sent(built(cluster, scale(cluster, 4)), Hold)}
+    cluster.now += 1.0
+    cluster.take("w0", Holding(number))
+    cluster.now += 2.0
+    done = filled(cluster, yielded(cluster, cluster.take("w1", Holding(number))))
+    assert "after a pause of 2.000 s, of which it took 0.000 s" in logged(done)
+    assert cluster.run().replication.recuts.longest_s == 2.0

@@ -401,10 +401,9 @@ class CoordinatorMachine:
         return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
-        run = self.runs[member.job]
-        return (
-            [] if run.replication.recuts.holds(member, message.number) else self.checkpoints.holds(member, message, now)
-        )
+        if self.runs[member.job].replication.recuts.holds(member, message.number, now):
+            return []
+        return self.checkpoints.holds(member, message, now)
 
     # --- failures ------------------------------------------------------------------------------
 

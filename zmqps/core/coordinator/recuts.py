@@ -84,7 +84,7 @@ class Recuts:
         self._placement: Placement | None = None  # that is to be
         self._not_before = 0.0
         self._held_at: float | None = None  # since when steps, or pushes, are held
-        self._paused_at = self._cut_at = 0.0  # since when pushes are; since when none is under way
+        self._paused_at = self._cut_at = 0.0  # since when some worker waits; since when no push is under way
         self._number = 0  # of the pause
         self._late = False  # somebody began a step before it was held: none may be under way
         self._holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
@@ -190,10 +190,12 @@ class Recuts:
         self._again_at = now + RETRY_S
         return [Send(worker.peer, Hold(self._number)) for worker in self._awaited.values()]
 
-    def holds(self, member: MemberInfo, number: int) -> bool:
+    def holds(self, member: MemberInfo, number: int, now: float) -> bool:
         """A worker has no push under way; return whether that is for this pause."""
         if not number or number != self._number or member.incarnation not in self._holding:
             return False
+        if not self._is_sync and len(self._awaited) == len(self._holding):
+            self._paused_at = now  # the first one: until now nobody had to wait
         self._awaited.pop(member.incarnation, None)
         return True
 

@@ -223,6 +223,8 @@ class Scales:
         self._shrinks = servers < max(self._fleet.wanted, self._used)
         self._most_before, self._fleet.wanted, self._fleet.most = self._fleet.most, servers, servers
         self._drains.note_fleet()
+        for run in self._runs.values():
+            run.replication.recuts.longest_s = 0.0
         return [*actions, Log("info", f"jobs are to lie on {shown}, of {staying} that are there")]
 
     @property
