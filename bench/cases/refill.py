@@ -75,6 +75,8 @@ def measure(model: str, optimizer: str, transport: str, staleness: int | None, t
                         meanwhile.append(step())
                     if time.perf_counter() > deadline:
                         raise RuntimeError(f"after {TIMEOUT:g} s: {degraded}")
+                if not meanwhile:
+                    raise RuntimeError("the backups were filled before a step was over; take a larger model")
                 seconds.append(time.perf_counter() - began)
                 filling += meanwhile
                 before += [plain] * len(meanwhile)

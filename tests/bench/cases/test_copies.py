@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cases import copies, resizing
+from bench.cases import copies, refill, resizing
 from bench.setup import Setup
 
 pytestmark = pytest.mark.processes
@@ -22,3 +22,9 @@ def test_steps_are_measured_while_servers_come_and_go() -> None:
     row = resizing.measure("scale", "64KB", "sgd", "tcp", None, 1)
     assert row.extra["scale_s"] > 0
     assert row.median_s > 0
+
+
+def test_steps_while_backups_are_filled() -> None:
+    row = refill.measure("32MB", "sgd", "tcp", None, 1)
+    assert row.extra["refill_s"] > 0
+    assert row.extra["steps"] > 0
