@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.remembered import dump_all
 from zmqps.core.protocol.messages import (
     Assign,
     Commit,
@@ -28,7 +30,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import JobError
-from zmqps.testing.engine import Node
+from zmqps.testing.engine import Node, as_kept
 from zmqps.testing.network import RECONNECT_S, Connection
 
 if TYPE_CHECKING:
@@ -77,7 +79,9 @@ class LostServers:
         """Whether the coordinator knows another place of all that this server has, which is there to be heard."""
         simulation = self._simulation
         if not simulation.coordinator_alive or (simulation.restarting and not simulation.options.patience):
-            return False  # else: as it was when the coordinator died
+            return False
+        if simulation.restarting and not self._is_written():
+            return False  # it comes back as it was before; else as it was when it died
         there = {
             node.identity.incarnation
             for node in simulation.servers
@@ -101,6 +105,11 @@ class LostServers:
             if not shards <= kept:
                 return False
         return True
+
+    def _is_written(self) -> bool:
+        """Whether the journal has all that the coordinator knew when it died."""
+        found = dump_all(self._simulation.coordinator).items()
+        return {key_of(*key): as_kept(data) for key, data in found} == self._simulation.journals["coordinator"]
 
     def absent(self, server: Node, seconds: float) -> None:
         """A server is not heard for so long, by somebody: it counts as lost until it can be back."""
