@@ -72,6 +72,7 @@ class AsyncWorker:
     push = _awaiting(Worker.push, Worker.push_async)
     push_pull = _awaiting(Worker.push_pull, Worker.push_pull_async)
     advance = _awaiting(Worker.advance, Worker.advance_async)
+    skip = _awaiting(Worker.skip, Worker.skip_async)
     barrier = _awaiting(Worker.barrier, Worker.barrier_async)
     checkpoint = _awaiting(Worker.checkpoint, Worker.checkpoint_async)
     status = _awaiting(Worker.status, Worker.status_async)

@@ -1,4 +1,4 @@
-"""The worker: what a training script does with a job, on top of `Puller`."""
+"""The worker: what a training script does with a job, on top of `Pusher`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.draining import drain_on as drain_on
-from zmqps.client.puller import Puller
-from zmqps.client.requests import Params
+from zmqps.client.naming import check_groups
+from zmqps.client.pusher import Pusher
 from zmqps.client.tensors import describe
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
@@ -20,7 +20,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.protocol.exits import DRAINED as DRAINED
 from zmqps.core.treatments import Treatment
-from zmqps.core.worker.operations import Advance, Checkpoint, Exchange, Init, SaveJob
+from zmqps.core.worker.operations import Checkpoint, Init, SaveJob
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
 
@@ -30,7 +30,7 @@ JOB_SECRET_VARIABLE = "ZMQPS_JOB_SECRET"
 DEFAULT_JOB = "default"
 
 
-class Worker(Puller):
+class Worker(Pusher):
     """A connection to a cluster; made by `connect`.
 
     Methods block until done; those in ``_async`` return a `concurrent.futures.Future` with the
@@ -81,8 +81,8 @@ class Worker(Puller):
             From `zmqps.optim`.
         staleness : int, optional
             How many clocks a read may lag: None trains asynchronously, 0 synchronously, n with
-            bounded staleness. In the last two a push of all parameters (or `advance`) completes
-            this worker's step, and its next transfer waits for what the mode demands.
+            bounded staleness. In the last two a push of all parameters that are not frozen (or `advance`, or `skip`)
+            ends this worker's step, and its next transfer waits for what the mode demands.
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
         replicas_to_aggregate : int, optional
@@ -164,6 +164,7 @@ class Worker(Puller):
             )
         checks.flag("deterministic", deterministic)
         parameters, values = describe(params, self._handover)
+        check_groups(optimizer, [parameter.name for parameter in parameters])
         job = JobSpec(
             parameters=parameters,
             optimizer=optimizer.to_wire(),
@@ -266,139 +267,6 @@ class Worker(Puller):
         """`checkpoint`, as a future."""
         checks.flag("consistent", consistent)
         return self._submit(SaveJob(0.0, consistent=consistent, state=checks.plain("state", state or {})), timeout)
-
-    # --- pushes -------------------------------------------------------------------------------
-
-    def push(
-        self,
-        grads: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        atomic: bool = False,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-    ) -> None:
-        """Send gradients; return when every shard has applied them.
-
-        Parameters
-        ----------
-        grads : mapping of str to array
-            Gradients of some or all parameters; they are not copied where they are contiguous, and
-            not even sent where they are `gradient_buffers` and the server is on this host. Those on a
-            GPU are copied to this host, after what their library still computes, before this
-            returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
-        timeout : float, optional
-            Seconds; by default as `connect` says, at least 60.
-        atomic : bool
-            Apply all of it on a shard at once, so that no other worker's update of that shard comes
-            in between. Otherwise slices (4 MiB unless ``--slice-size`` says otherwise) are atomic. Over
-            several shards nothing is promised.
-        examples : int
-            Synchronous: how often these gradients count in the step's mean, usually the size of
-            the batch they are the mean of. Each parameter's mean is over the workers that pushed it;
-            what nobody pushed in a step is not updated.
-        codec : Codec or str, optional
-            How the gradients travel; by default the job's.
-
-        Raises
-        ------
-        UnknownParameterError, ShapeError, DtypeError, NonFiniteGradientError, DeviceError
-            Nothing was sent.
-        DeadlineError, PeerLostError
-            The push may have been applied in part; what was is never applied twice. Some of it may
-            still be on its way: leave the arrays as they are, or what arrives may be neither.
-        """
-        refuse_in_callback()
-        self.push_async(grads, timeout=timeout, atomic=atomic, examples=examples, codec=codec).result()
-
-    def push_async(
-        self,
-        grads: Mapping[str, Any],
-        *,
-        timeout: float | None = None,
-        atomic: bool = False,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-    ) -> Future[None]:
-        """`push`, as a future."""
-        push = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic)
-        return self._submit(Exchange(push=push), timeout)
-
-    def push_pull(
-        self,
-        grads: Mapping[str, Any],
-        *,
-        out: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-        pull_codec: str | Codec | None = None,
-        copy: bool = True,
-    ) -> Params:
-        """Send gradients and return the values after them, in one round trip.
-
-        As `push`, then `pull` of the same parameters, but each slice's values leave the server
-        while later slices still arrive. ``copy`` as in `pull`.
-        """
-        refuse_in_callback()
-        return self.push_pull_async(
-            grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy
-        ).result()
-
-    def push_pull_async(
-        self,
-        grads: Mapping[str, Any],
-        *,
-        out: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        examples: int = 1,
-        codec: str | Codec | None = None,
-        pull_codec: str | Codec | None = None,
-        copy: bool = True,
-    ) -> Future[Params]:
-        """`push_pull`, as a future."""
-        requests = self._requests or self._job(timeout)
-        push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy)
-        return self._submit(Exchange(push=push, pull=pull), timeout, result)
-
-    def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
-        """Return an array for the gradient of each parameter, in memory that servers on this host read in place.
-
-        Compute gradients into them (``np.multiply(…, out=buffers["w"])``, or tensors made by
-        ``torch.from_numpy(buffers["w"])``) and push them: all at once, as the dict that this
-        returns or one like it, or some. Servers on this host apply them from there, nothing is copied;
-        to others they travel as any arrays do. A program that cannot compute in place gains nothing.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to ask for the job, where `init` was not called.
-
-        Returns
-        -------
-        dict of str to array
-            Zeros at first, in the shape of each parameter and the dtype that servers keep (float32 or
-            float64). The same arrays at each call, also after `rejoin` if the job is the same. They are
-            plain memory of this process, valid as long as they are referred to, and count in
-            ``statistics().shared_bytes`` where they are shared. As with any array, leave them alone
-            from a push until it is done.
-        """
-        self._buffers = self._job(timeout).gradient_buffers()
-        return dict(self._buffers.arrays)
-
-    def advance(self, *, timeout: float | None = None) -> None:
-        """Complete a step that consists of several partial pushes.
-
-        A push of all parameters does so by itself. A worker that holds only some of the layers calls
-        this after having pushed theirs: each parameter's mean is over the workers that pushed it.
-        Nothing happens in asynchronous mode.
-        """
-        refuse_in_callback()
-        self.advance_async(timeout=timeout).result()
-
-    def advance_async(self, *, timeout: float | None = None) -> Future[None]:
-        """`advance`, as a future."""
-        return self._submit(Advance(0.0), timeout)
 
 
 def connect(

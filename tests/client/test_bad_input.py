@@ -33,7 +33,7 @@ BAD: dict[str, tuple[type[Exception], Callable[[zmqps.Worker], object]]] = {
     "a name that is not there": (zmqps.UnknownParameterError, lambda w: w.pull("c")),
     "a shape that is not the parameter's": (zmqps.ShapeError, lambda w: w.push({"a": np.zeros(5)})),
     "integers": (zmqps.DtypeError, lambda w: w.push({"a": np.zeros(4, int)})),
-    "no gradient": (zmqps.DtypeError, lambda w: w.push({"a": None})),
+    "no gradient of a name that is not there": (zmqps.UnknownParameterError, lambda w: w.push({"c": None})),
     "lists of different lengths": (zmqps.DtypeError, lambda w: w.push({"a": [[1.0], [2.0, 3.0]]})),
     "NaN": (zmqps.NonFiniteGradientError, lambda w: w.push({"a": np.full(4, np.nan)})),
     "a number that float32 cannot hold": (zmqps.NonFiniteGradientError, lambda w: w.push({"a": np.full(4, 1e39)})),

@@ -60,6 +60,43 @@ def test_patterns_see_the_whole_name_and_its_case() -> None:
     assert indices == [0, 0, 1, 1, 1]
 
 
+def test_names_are_exact_whatever_is_in_them() -> None:
+    spec = optim.sgd(groups=[group(names=["layers[0]", "a*"], frozen=True), group("layers*", weight_decay=0.5)])
+    rules, indices = spec.rules(["layers[0]", "layers0", "a*", "ab"])
+    assert [(rules[i].frozen, rules[i].weight_decay) for i in indices] == [
+        (True, 0),
+        (False, 0.5),
+        (True, 0),
+        (False, 0),
+    ]
+
+
+def test_a_pattern_that_comes_first_wins_over_names() -> None:
+    spec = optim.sgd(groups=[group("w*", weight_decay=0.5), group(names=["w1", "x"], frozen=True)])
+    rules, indices = spec.rules(["w1", "x"])
+    assert [rules[i].frozen for i in indices] == [False, True]
+
+
+def test_a_model_may_have_a_group_for_each_of_thousands_of_parameters() -> None:
+    names = [f"w{i}" for i in range(5000)]
+    spec = optim.sgd(0.5, groups=[group(names=[name], learning_rate=1 / (i + 3)) for i, name in enumerate(names)])
+    rules, indices = OptimizerSpec.from_wire(spec.to_wire()).rules([*names, "other"])
+    assert [rules[i].learning_rate for i in indices] == [*(1 / (i + 3) for i in range(5000)), 0.5]
+
+
+def test_what_is_trained_is_all_that_is_not_frozen() -> None:
+    groups = [group("w1", weight_decay=0.1), group("w*", frozen=True), group(names=["x"], frozen=True)]
+    assert optim.trained(optim.sgd(groups=groups).to_wire(), ["w1", "w2", "x", "y"]) == ["w1", "y"]
+    assert optim.trained(optim.sgd().to_wire(), ["w1"]) == ["w1"]
+
+
+def test_a_group_that_is_meant_for_nothing_is_found() -> None:
+    names = ["w[0]", "w[1]", "b"]
+    assert optim.unused([group("w*"), group(names=["b"])], names) is None
+    assert optim.unused([group("b"), group("w[0]")], names) == ("w[0]", True)
+    assert optim.unused([group(names=["b", "c"])], names) == ("c", False)
+
+
 # --- what a script may not say ------------------------------------------------------------------
 
 
@@ -80,6 +117,11 @@ def test_patterns_see_the_whole_name_and_its_case() -> None:
         (lambda: optim.ftrl(groups=[group("*", learning_rate=0.0)]), "ftrl: learning_rate must be .* above 0"),
         (lambda: optim.sgd(groups=[{"pattern": "*"}, 3]), "made by zmqps.optim.group, not 3"),
         (lambda: optim.sgd(groups="*.bias"), "groups must be a sequence"),
+        (lambda: group(), "group: give a pattern"),
+        (lambda: group("*", names=["w"]), "not both"),
+        (lambda: group(names="w"), "group: names must be names, .* not 'w'"),
+        (lambda: group(names=[]), "group: names must be names"),
+        (lambda: group(names=["w", 3]), "group: names must be names"),
         (lambda: group(""), "group: pattern must be a string of 1 to 1024 characters"),
         (lambda: group("*", weight_decay=-1.0), "group: weight_decay must be a finite number at least 0"),
         (lambda: OptimizerSpec(name="adam", hyper={"b1": 0.9}), "adam needs a value for b2, eps"),
@@ -162,8 +204,10 @@ def test_nested_warm_ups_are_refused_before_they_can_exhaust_the_stack() -> None
 
 def test_more_groups_or_options_than_anybody_needs_are_refused() -> None:
     wire = optim.sgd().to_wire()
-    with pytest.raises(OptimizerError, match="at most 256 groups"):
+    with pytest.raises(OptimizerError, match="at most 256 patterns, not 257"):
         OptimizerSpec.from_wire(wire | {"groups": [group("*").to_wire()] * 257})
+    with pytest.raises(OptimizerError, match="at most 65536 groups"):
+        OptimizerSpec.from_wire(wire | {"groups": [group(names=["w"]).to_wire()] * 65537})
     with pytest.raises(OptimizerError, match="at most 64 entries"):
         OptimizerSpec.from_wire(wire | {"hyper": {f"b{i}": 0.1 for i in range(65)}})
 
@@ -221,4 +265,4 @@ def test_junk_inside_a_schedule_or_group_is_refused(data: st.DataObject) -> None
 @given(st.text("ab*?[]!-\\^", max_size=30), st.text("ab[]", max_size=30))
 def test_any_pattern_can_be_matched(pattern: str, name: str) -> None:
     if pattern:
-        group(pattern).matches(name)
+        optim.sgd(groups=[group(pattern)]).rules([name])

@@ -24,6 +24,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Disconnected, Run, Send
 from zmqps.core.protocol.messages import (
     Ack,
+    Arrive,
     Commit,
     Departed,
     Error,
@@ -48,6 +49,7 @@ from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
+from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
@@ -370,6 +372,32 @@ def test_an_arrival_that_is_never_answered(monkeypatch: Patch) -> None:
     wrap(monkeypatch, Steps, "advance", advance)
     monkeypatch.setattr("zmqps.core.coordinator.membership.MAX_ANSWERED", 0)
     caught("sync-twisted", "waits although all is well")
+
+
+def test_a_step_that_nobody_has_brought_anything_to_and_that_never_ends(monkeypatch: Patch) -> None:
+    def complete(original: Any, policy: Synchronous, missing: int) -> bool:
+        return policy._count > 0 and original(policy, missing)
+
+    wrap(monkeypatch, Synchronous, "_complete", complete)
+    caught("sync-skips", "waits although all is well")
+
+
+def test_a_bounded_worker_whose_clock_stands_still_when_it_skips(monkeypatch: Patch) -> None:
+    def arrive(original: Any, policy: Bounded, worker: bytes, step: int, attempts: Any, now: float) -> None:
+        original(policy, worker, step if attempts else -1, attempts, now)
+
+    wrap(monkeypatch, Bounded, "arrive", arrive)
+    caught("ssp-skips", "steps ahead of")
+
+
+def test_a_step_that_counts_what_its_worker_has_left_out(monkeypatch: Patch) -> None:
+    def arriving(original: Any, pace: Pace, request: int) -> Arrive:
+        if isinstance(pace.closing, Advance):
+            pace.closing.skips = False
+        return original(pace, request)
+
+    wrap(monkeypatch, Pace, "arriving", arriving)
+    caught("sync-skips", "left out")
 
 
 def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:

@@ -23,7 +23,7 @@ from zmqps.gpu.handover import Handover
 
 
 class Puller(Connection):
-    """A member of a cluster that takes the job as it is and pulls; `zmqps.Worker` adds what changes it."""
+    """A member of a cluster that takes the job as it is and pulls; `Pusher` adds what changes it."""
 
     _requests: Requests | None = None
     _restored: Restored | None = None

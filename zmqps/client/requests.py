@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
-from zmqps.client.tensors import Destination, Tables, check_names, flatten, look, plain_ones
+from zmqps.client.naming import check_names
+from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import MAX_COUNT
@@ -22,6 +23,7 @@ from zmqps.core.worker.views import Views
 from zmqps.errors import ConfigurationError
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Remote
+from zmqps.optim import trained
 from zmqps.trace.record import watched_coding
 
 #: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
@@ -90,6 +92,8 @@ class Requests:
         #: Of each parameter its name, table, first and one-past-last element there, and shape.
         self._layout = [(p.name, *places[number], p.shape) for number, p in enumerate(self.job.parameters)]
         self._handover = handover
+        #: Without those that the optimizer leaves alone: a step does not wait for their gradients.
+        self._trained = frozenset(self._index[name] for name in trained(self.job.optimizer, self._index))
         self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty = empty
         self._in_place = in_place
@@ -161,8 +165,18 @@ class Requests:
         pull.target.missing = {number: parameters[number].size for number in numbers}
         return pull, {number: out[parameters[number].name] for number in numbers}
 
-    def push(self, grads: Mapping[str, Any], examples: int, codec: str | Codec | None, *, atomic: bool = False) -> Push:
-        """Return the transfer of `zmqps.Worker.push`."""
+    def push(
+        self,
+        grads: Mapping[str, Any],
+        examples: int,
+        codec: str | Codec | None,
+        *,
+        atomic: bool = False,
+        step: bool | None = None,
+    ) -> tuple[Push, bool]:
+        """Return the transfer of `zmqps.Worker.push`, and whether it has a gradient of all that are named."""
+        if step is not None:
+            checks.flag("step", step)
         if atomic is not False:
             checks.flag("atomic", atomic)
         if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # else there is nothing to say, in each step
@@ -173,21 +187,31 @@ class Requests:
         else:
             plain = plain_ones(grads, self.job.parameters, self._index)
         arrays: Mapping[int, Array | Remote]
-        arrays = look(grads, self.job.parameters, self._index, self._handover) if plain is None else plain
+        named: Collection[int]
+        if plain is None:
+            nothing, some = _without_none(grads)
+            arrays = look(some, self.job.parameters, self._index, self._handover)
+            named = {*arrays, *check_names(nothing, self._index)}
+        else:
+            arrays = named = plain
         flat: list[Array | None] = [None] * len(self.job.parameters)
         source = Source(arrays=flat, codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False))
-        cargoes, whole = self._plan(list(arrays)), len(arrays) == len(flat)
+        cargoes = self._plan(list(arrays))
+        lacking = () if len(named) == len(flat) else self._trained.difference(named)
+        whole, complete = not lacking if step is None else step, len(named) == len(arrays)
         push = Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
+        if not whole:
+            push.lacking, push.expected = lacking, len(self._trained)
         port = self._encoder.port_for(source.codec, arrays) if plain is None else None
         if port is not None:
             source.nonfinite, source.encoded = self._encoder.encode(port, source.codec, arrays, cargoes, atomic=atomic)
-            return push
+            return push, complete
         for number, array in (flatten(arrays, self._handover) if plain is None else plain).items():
             flat[number] = np.ascontiguousarray(array).reshape(-1)
         if self.buffers is not None and (own or self.buffers.hold(flat)):
             source.tables = self.buffers.tables
             source.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
-        return push
+        return push, complete
 
     def push_pull(
         self,
@@ -197,6 +221,7 @@ class Requests:
         codec: str | Codec | None,
         pull_codec: str | Codec | None,
         copy: bool = True,
+        step: bool | None = None,
     ) -> tuple[Push, Pull, Result]:
         """Return the transfers of `zmqps.Worker.push_pull`, and what makes its result."""
         if out is not None:
@@ -204,11 +229,12 @@ class Requests:
             checks.mapping("gradients", grads, "names to arrays")
         if out is not None and set(out) != set(grads):
             raise ConfigurationError("push_pull returns what was pushed: out has the same names as grads")
-        push = self.push(grads, examples, codec)
-        target, result = self._receive([self._index[name] for name in grads], out, pull_codec, copy)
+        push, complete = self.push(grads, examples, codec, step=step)
+        numbers = [self._index[name] for name in grads]
+        target, result = self._receive(numbers, out, pull_codec, copy)
         if push.source.in_place:
             push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
-        return push, Pull(cargoes=push.cargoes, target=target), result
+        return push, Pull(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
 
     def _receive(
         self, numbers: list[int] | None, out: Mapping[str, Any] | None, codec: str | Codec | None, copy: bool
@@ -256,6 +282,13 @@ class Requests:
             cargoes = plan(placement, some)
             plans[key] = in_order(cargoes, key) if isinstance(key, tuple) else cargoes
         return plans[key]
+
+
+def _without_none(grads: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
+    """Return whose gradient is None, and the others."""
+    checks.mapping("gradients", grads, "name -> array")
+    nothing = [name for name, grad in grads.items() if grad is None]
+    return nothing, {name: grad for name, grad in grads.items() if grad is not None} if nothing else grads
 
 
 def _several(names: str | Iterable[str] | None) -> list[str] | None:

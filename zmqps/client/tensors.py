@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import warnings
@@ -15,9 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zmqps import checks
+from zmqps.client.naming import check_names
 from zmqps.core.job.spec import MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import GATHER_NBYTES, Array
-from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
+from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
 
@@ -74,20 +74,6 @@ def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Param
         dtype = "bfloat16" if _is_torch_bfloat16(params[name]) else array.dtype.name
         parameters.append(Parameter(name, tuple(array.shape), dtype))
     return tuple(parameters), list(flatten(arrays, handover).values())
-
-
-def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
-    """Return the parameters' numbers; raise `UnknownParameterError` with the nearest name there is."""
-    numbers = []
-    for name in names:
-        number = index.get(name) if isinstance(name, str) else None
-        if number is None:
-            text = name[:MAX_NAME_CHARS] if isinstance(name, str) else checks.shown(name)
-            near = difflib.get_close_matches(text, index, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the job has {', '.join(map(repr, list(index)[:8]))}"
-            raise UnknownParameterError(name=text, hint=hint)
-        numbers.append(number)
-    return numbers
 
 
 def look(

@@ -16,6 +16,7 @@ from .adamw import adamw
 from .amsgrad import amsgrad
 from .base import Rule
 from .ftrl import ftrl
+from .groups import Group, group, trained, unused
 from .kernels import Kernel, all_finite, make_kernel, warm_up
 from .lion import lion
 from .momentum import momentum
@@ -25,7 +26,7 @@ from .rmsprop import rmsprop
 from .scaling import scale_linearly
 from .schedules import Schedule, constant, cosine_decay, exponential_decay, linear_warmup, step_decay
 from .sgd import sgd
-from .spec import Group, OptimizerSpec, custom, group
+from .spec import OptimizerSpec, custom
 
 __all__ = [
     "Group",
@@ -56,5 +57,7 @@ __all__ = [
     "scale_linearly",
     "sgd",
     "step_decay",
+    "trained",
+    "unused",
     "warm_up",
 ]

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .base import Rule
+from .groups import Group
 from .options import number
 from .schedules import Rate
-from .spec import Group, OptimizerSpec
+from .spec import OptimizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,10 @@ from math import sqrt
 from typing import Any, ClassVar
 
 from .base import Rule
+from .groups import Group
 from .options import number
 from .schedules import Rate
-from .spec import Group, OptimizerSpec
+from .spec import OptimizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

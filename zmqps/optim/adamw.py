@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .adam import Adam
+from .groups import Group
 from .schedules import Rate
-from .spec import Group, OptimizerSpec
+from .spec import OptimizerSpec
 
 
 @dataclass(frozen=True, kw_only=True)

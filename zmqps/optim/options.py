@@ -63,9 +63,31 @@ class Text:
     """A string; the limit keeps a peer's patterns and names out of the way of memory and regular expressions."""
 
     longest: int = 1024
+    optional: bool = False
 
-    def accept(self, label: str, value: object) -> str:
+    def accept(self, label: str, value: object) -> str | None:
+        if value is None and self.optional:
+            return None
         return checks.text(label, value, self.longest, OptimizerError)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Some names, each a string."""
+
+    most: int = 1_000_000
+    optional: bool = False
+
+    def accept(self, label: str, value: object) -> tuple[str, ...] | None:
+        if value is None and self.optional:
+            return None
+        try:
+            names: tuple[Any, ...] = () if isinstance(value, str | bytes) else tuple(value)  # type: ignore[arg-type]
+        except TypeError:
+            names = ()
+        if not 0 < len(names) <= self.most or not all(isinstance(name, str) and name for name in names):
+            raise OptimizerError(f"{label} must be names, as in names=['embedding'], not {checks.shown(value)}")
+        return names
 
 
 def option(kind: Option, default: Any = MISSING) -> Any:

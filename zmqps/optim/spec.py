@@ -4,81 +4,19 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any
 
 from ..errors import OptimizerError
 from .base import CLIP, COMMON, Rule
-from .options import Number, Text, check_fields, fields_of, flag, option
+from .groups import Group, assign, groups_of
+from .options import Number, Text, check_fields, fields_of, option
 from .registry import BUILTIN, rule_class
 from .schedules import Rate, RateOption, rate_to_wire
 
-#: Groups are tried one after another for every parameter; a model has tens of kinds of them, not thousands.
-MOST_GROUPS = 256
-
 #: A rule has a handful of hyperparameters; the limit bounds what a peer can make us look at.
 MOST_OPTIONS = 64
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters, by pattern, that are updated with numbers of their own; see `group`."""
-
-    pattern: str = option(Text())
-    _: KW_ONLY
-    learning_rate: Rate | None = option(RateOption(optional=True), None)
-    weight_decay: float | None = option(Number(at_least=0.0, optional=True), None)
-    frozen: bool = flag(default=False)
-
-    def __post_init__(self) -> None:
-        for name, value in check_fields("group", fields_of(self), vars(self)).items():
-            object.__setattr__(self, name, value)
-
-    def matches(self, name: str) -> bool:
-        """Whether the parameter `name` belongs to this group, were it the only one."""
-        return fnmatchcase(name, self.pattern)
-
-    def overrides(self) -> dict[str, Any]:
-        """Return the options in which this group differs from the rest."""
-        named = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        return {name: value for name, value in named.items() if value is not None} | {"frozen": self.frozen}
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return this group as plain data for a message."""
-        rate = None if self.learning_rate is None else rate_to_wire(self.learning_rate)
-        return {
-            "pattern": self.pattern,
-            "learning_rate": rate,
-            "weight_decay": self.weight_decay,
-            "frozen": self.frozen,
-        }
-
-
-def group(
-    pattern: str, *, learning_rate: Rate | None = None, weight_decay: float | None = None, frozen: bool = False
-) -> Group:
-    """Return a parameter group: what differs for the parameters whose name matches a pattern.
-
-    Parameters
-    ----------
-    pattern : str
-        As in a shell (``*``, ``?``, ``[abc]``), against the whole name, case counting. Of several
-        matching groups the first wins.
-    learning_rate : float or Schedule, optional
-        In place of the optimizer's.
-    weight_decay : float, optional
-        In place of the optimizer's.
-    frozen : bool
-        Never update these parameters.
-
-    Examples
-    --------
-    >>> from zmqps.optim import adamw
-    >>> spec = adamw(1e-3, groups=[group("*.bias", weight_decay=0.0), group("embedding.*", frozen=True)])
-    """
-    return Group(pattern, learning_rate=learning_rate, weight_decay=weight_decay, frozen=frozen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +52,7 @@ class OptimizerSpec:
         plain = fields_of(self, without=("hyper", "groups"))
         checked = check_fields("optimizer", plain, {f.name: getattr(self, f.name) for f in plain})
         checked["hyper"] = _hyper(self.name, self.hyper)
-        checked["groups"] = _groups(self.groups)
+        checked["groups"] = groups_of(self.groups)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         if self.name in BUILTIN:
@@ -142,9 +80,9 @@ class OptimizerSpec:
         cls, common = self._checked()
         found: dict[Rule, int] = {}
         indices = []
-        for name in names:
-            own = next((g.overrides() for g in self.groups if g.matches(name)), {})
-            indices.append(found.setdefault(cls(**{**common, **own}), len(found)))
+        for own in assign(self.groups, names):
+            options = {} if own is None else own.overrides()
+            indices.append(found.setdefault(cls(**{**common, **options}), len(found)))
         return tuple(found), indices
 
     def to_wire(self) -> dict[str, Any]:
@@ -188,18 +126,6 @@ def _hyper(name: str, hyper: object) -> dict[str, float | bool]:
             finite = Number().accept(label, value)
             plain[key] = int(value) if isinstance(value, Integral) else finite
     return plain
-
-
-def _groups(groups: object) -> tuple[Group, ...]:
-    if not isinstance(groups, Sequence) or isinstance(groups, str | bytes) or len(groups) > MOST_GROUPS:
-        raise OptimizerError(f"groups must be a sequence of at most {MOST_GROUPS} groups, made by zmqps.optim.group")
-    return tuple(entry if isinstance(entry, Group) else _group(entry) for entry in groups)
-
-
-def _group(entry: object) -> Group:
-    if not isinstance(entry, Mapping):
-        raise OptimizerError(f"a group is made by zmqps.optim.group, not {reprlib.repr(entry)}")
-    return Group(**check_fields("group", fields_of(Group), entry))
 
 
 def custom(

@@ -30,16 +30,19 @@ class BoundedTraining(AsyncTraining):
         How many steps a worker may be ahead of the slowest when it reads.
     plain
         Whether every step is one pull and one push, nothing else.
+    skips
+        Probability that a worker has no gradient in a step.
     **options
         As of `AsyncTraining`.
     """
 
     halves = 2
 
-    def __init__(self, staleness: int, plain: bool = False, **options: Any) -> None:
+    def __init__(self, staleness: int, plain: bool = False, skips: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
         self.staleness = self._bound = staleness
         self._plain = plain
+        self._skips = skips
 
     def watch(self, simulation: SimulatedCluster) -> None:
         """Note the clocks."""
@@ -60,6 +63,9 @@ class BoundedTraining(AsyncTraining):
         yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
         self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 4.0))
+        if self._skips and rng.random() < self._skips:
+            yield Advance(0.0, skips=True), t
+            return
         self.attempt(worker, push)
         way = 1.0 if self._partly else 0.0 if self._plain else rng.random()
         if way < 0.7:
@@ -76,7 +82,7 @@ class BoundedTraining(AsyncTraining):
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         who = sender.identity.incarnation
-        if isinstance(message, Arrive) and message.attempts:
+        if isinstance(message, Arrive):
             self._clocks[who] = max(self._clocks[who], message.step + 1)
         elif isinstance(message, (Take, Enter)):
             self._pausing[who].add(message.request)

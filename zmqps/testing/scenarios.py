@@ -404,6 +404,22 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))
+    skipping = _synchronous(skips=0.4, steps=6, retain=1)
+    found["sync-skips"] = Scenario(faults=EVERYTHING, training=skipping)
+    found["sync-skips-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(skips=0.4, aggregate=2))
+    found["sync-skips-continue"] = Scenario(
+        faults=EVERYTHING, training=_synchronous(skips=0.4, on_straggler="continue", steps=9, hiccup=0.1)
+    )
+    found["sync-skips-returned"] = Scenario(faults=EVERYTHING, training=skipping, journaled=True, calm_s=LATE_CALM_S)
+    found["sync-skips-replicas"] = replace(
+        found["sync-replicas-both"], training=_synchronous(skips=0.4, steps=8, lives=30, compute_s=0.8, timeout=60.0)
+    )
+    found["ssp-skips"] = Scenario(
+        faults=EVERYTHING,
+        training=lambda: BoundedTraining(
+            1, skips=0.4, steps=6, parameters=4, size=32, lives=12, compute_s=0.2, partly=True
+        ),
+    )
     found["sync-data-crashes"] = Scenario(faults=CRASHES, training=policies["data"])
     found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
     found["async-attacked"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True)

@@ -56,6 +56,8 @@ class SyncTraining(Training):
         Whether every step is one pull and one push, nothing else.
     partly
         Whether a step has gradients of every third parameter only, in turn.
+    skips
+        Probability that a worker has no gradient in a step, or leaves out what it has pushed of it.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
     compute_s, hiccup
@@ -76,6 +78,7 @@ class SyncTraining(Training):
     deterministic: bool = False
     plain: bool = False
     partly: bool = False
+    skips: float = 0.0
     eager: float = 0.0
     compute_s: float = 0.02
     hiccup: float = 0.0
@@ -197,7 +200,17 @@ class SyncTraining(Training):
             sent = Source(arrays=source)
             return Push(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
 
-        if way < 0.5:
+        if self.skips and rng.random() < self.skips:
+            if way < 0.7:
+                part = push(plan(attached.placement, frozenset({0})), whole=False)
+                if way < 0.3:
+                    yield Exchange(push=part), t
+                yield Advance(0.0, skips=True), t
+                if self.witness is not None:
+                    self.witness.left_out.add((worker.identity.incarnation, part.attempt))
+            else:
+                yield Exchange(push=push(plan(attached.placement, frozenset()), whole=True)), t
+        elif way < 0.5:
             yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:
             yield Exchange(push=push(pushed, whole=True), pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t

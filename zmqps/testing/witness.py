@@ -89,9 +89,11 @@ class StepWitness:
         self._commits: dict[Track, list[tuple[Contributor, ...]]] = defaultdict(list)  # by step
         self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
         self._counted: set[tuple[bytes, int]] = set()
+        self.left_out: set[tuple[bytes, int]] = set()  # pushes of a step that its worker has skipped
         self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
         # by incarnation, step, and how often that had gone back
         self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
+        self._skipped: set[tuple[bytes, int, int]] = set()  # who has arrived at a step with nothing, likewise
         self._training: set[bytes] = set()  # whom others wait for
         # workers that wait for data or at a barrier, and are not waited for, with the requests
         self._pausing: dict[bytes, set[int]] = defaultdict(set)
@@ -184,10 +186,12 @@ class StepWitness:
                 self._pausing[who].add(message.request)
             elif isinstance(message, Withdraw):
                 self._pausing[who].discard(message.request)
-            elif isinstance(message, Arrive) and message.attempts and not self._is_moot(receiver, who):
+            elif isinstance(message, Arrive) and not self._is_moot(receiver, who):
                 back = self._simulation.num_back[life_of(self._simulation.nodes[sender])]
                 attempts, brought = tuple(message.attempts), self._brought[who, message.step, back]
-                if attempts not in brought:
+                if not attempts:
+                    self._skipped.add((who, message.step, back))
+                elif attempts not in brought:
                     brought.append(attempts)
 
     def _is_moot(self, coordinator: Node, who: bytes) -> bool:
@@ -215,6 +219,7 @@ class StepWitness:
             parts = {attempt for brought in self._brought[who, step, back] for attempt in brought}
             assert set(attempts) == parts, f"step {step} counts pushes {attempts} of a worker that arrived with {parts}"
             for attempt in attempts:
+                assert (who, attempt) not in self.left_out, f"step {step} counts what its worker has left out"
                 push = self._pushes[who, attempt]
                 assert push.step == step, f"a gradient of step {push.step} counts in step {step}"
                 assert (who, attempt) not in self._counted, f"a gradient counts twice, again in step {step}"
@@ -251,7 +256,8 @@ class StepWitness:
     def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:
         """Assert that the step has waited for whom the job says."""
         count = sum(len(self._brought[who, step, back]) for who, _ in contributors)
-        assert count, f"step {step} is committed without a gradient"
+        skipped = {who for who, at, turn in self._skipped if (at, turn) == (step, back)}
+        assert count or skipped, f"step {step} is committed without a gradient"
         if self._job.on_straggler == "continue" or self._simulation.many_go:
             return
         if self._job.aggregate is not None:
@@ -261,7 +267,7 @@ class StepWitness:
         assert isinstance(machine, CoordinatorMachine)
         spares = machine.runs[self._name].attendance.spares
         live = self._training & set(machine.membership.members) - set(spares)
-        missing = {who for who in live if not self._pausing[who]} - {who for who, _ in contributors}
+        missing = {who for who in live if not self._pausing[who]} - {who for who, _ in contributors} - skipped
         assert not missing, f"step {step} is committed without {len(missing)} workers that live"
         joined = len(self._joined[coordinator.identity.incarnation])
         assert joined >= self._expected, f"step {step} is committed when only {joined} workers had joined"

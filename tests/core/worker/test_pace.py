@@ -20,7 +20,8 @@ def pace(mode: str = "sync", clock: int = 0) -> Pace:
 
 def push(pace: Pace, *, whole: bool = True) -> Push:
     """Begin a push."""
-    transfer = Push(source=Source(), whole=whole)
+    cargoes: Any = (("a slice",),)
+    transfer = Push(cargoes=cargoes, source=Source(), whole=whole)
     pace.start(transfer)
     pace.validate()
     return transfer

@@ -162,14 +162,69 @@ def test_an_advance_goes_on_without_a_push_that_was_refused() -> None:
     assert [list(m.attempts) for m in sent(actions, Arrive)] == [[1]]
 
 
-@pytest.mark.parametrize("staleness", [0, 2, None])
-def test_an_advance_with_nothing_to_complete_does_nothing(staleness: int | None) -> None:
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_advance_with_nothing_pushed_skips_the_step(staleness: int, skips: bool) -> None:
     training = Training(staleness)
+    advance = Advance(0.0, skips=skips)
+    actions = training.ask(advance)
+    assert outcome(actions, advance) is None
+    [arrive] = sent(actions, Arrive)
+    assert (arrive.step, list(arrive.attempts)) == (0, [])
+    assert training.ask(training.whole("push")) == [], "the step has to be over first"
+    assert {m.step for m in sent(training.proceed(actions), Push)} == {1}
+
+
+def test_there_are_no_steps_to_end_in_the_asynchronous_mode() -> None:
+    training = Training(None)
     advance = Advance(0.0)
     actions = training.ask(advance)
     assert outcome(actions, advance) is None
     assert sent(actions, Arrive) == []
     assert training.machine.statistics().clock == 0
+
+
+def test_what_was_pushed_in_a_step_that_is_skipped_does_not_count() -> None:
+    training = Training()
+    pushed = training.ask(training.partial("push", 0, 1))
+    skip = Advance(0.0, skips=True)
+    assert training.ask(skip) == []
+    acked = training.ack(pushed)
+    assert outcome(acked, skip) is None
+    assert [list(m.attempts) for m in sent(acked, Arrive)] == [[]]
+
+
+def test_a_push_of_nothing_that_ends_the_step_skips_it() -> None:
+    training = Training()
+    push = training.partial("push")
+    assert push.push is not None
+    push.push.whole = True
+    actions = training.ask(push)
+    assert outcome(actions, push) is None
+    assert [list(m.attempts) for m in sent(actions, Arrive)] == [[]]
+
+
+def test_who_reads_in_a_step_that_nothing_ends_is_warned_once() -> None:
+    training = Training()
+    for parameter in (0, 1):
+        push = training.partial("push", parameter)
+        assert push.push is not None
+        push.push.lacking, push.push.expected = {0, 1, 2, 3} - {parameter}, 4
+        training.ack(training.ask(push))
+    said = logged(training.ask(training.whole("pull")))
+    assert "2 of 4 parameters pushed in this step, not 'c', 'd'; push(step=True) or advance() ends it" in said
+    assert logged(training.ask(training.whole("pull"))) == ""
+
+
+def test_nobody_is_warned_where_the_step_has_ended() -> None:
+    training = Training()
+    push = training.partial("push", 0)
+    assert push.push is not None
+    push.push.lacking, push.push.expected = {1, 2, 3}, 4
+    training.ack(training.ask(push))
+    acked = training.ask(Advance(0.0))
+    training.ask(training.whole("pull"))
+    assert logged(training.proceed(acked)) == ""
 
 
 def test_the_worker_is_told_that_its_gradients_came_too_late() -> None:
@@ -453,7 +508,11 @@ def test_many_that_are_held_and_end_as_soon_as_they_begin_are_all_resolved() -> 
     advances = [Advance(0.0) for _ in range(MANY)]
     for advance in advances:
         assert training.machine.handle(advance, training.now) == []
-    assert resolved(training.proceed(acked)) == [(advance, None) for advance in advances]
+    done, arrived = [], training.proceed(acked)
+    for version in range(2, MANY + 2):
+        done += resolved(arrived)
+        arrived = training.proceed(arrived, version)
+    assert done == [(advance, None) for advance in advances]
 
 
 def test_many_that_are_held_and_refused_as_soon_as_they_begin_are_all_told() -> None:

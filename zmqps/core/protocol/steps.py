@@ -50,7 +50,7 @@ class Waiting(Message):
 class Arrive(Message):
     """A worker has completed a step: all shards have acknowledged these pushes of it.
 
-    No attempts: it only waits, once more, for what it has brought before.
+    No attempts: it has skipped the step; or it only waits, once more, for what it has brought before.
     """
 
     kind: ClassVar[int] = 20

@@ -130,9 +130,14 @@ class Attached:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Advance(Operation):
-    """Complete a step that consists of several pushes."""
+    """End a step, whatever was pushed in it; ``skips``: and leave out what was."""
 
-    title = "advance"
+    skips: bool = False
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """Its name in errors."""
+        return "skip" if self.skips else "advance"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -7,14 +7,15 @@ from collections import OrderedDict
 from zmqps.core.protocol.messages import Arrive, Message, Proceed
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.core.worker.unfinished import Unfinished
 
 
 class Pace:
     """Where a worker is in its sequence of steps.
 
-    A push of the whole model (or an explicit `Advance` after partial pushes) *closes* the gate: when
-    all shards have acknowledged it the worker arrives at the coordinator, and later transfers are
-    held until that lets it proceed.
+    A push of the whole model (or an explicit `Advance`, perhaps after partial pushes) *closes* the gate:
+    when all shards have acknowledged it the worker arrives at the coordinator, and later transfers are
+    held until that lets it proceed. It arrives with the pushes of the step; with none it has skipped it.
     """
 
     def __init__(self) -> None:
@@ -28,6 +29,8 @@ class Pace:
         self._unacknowledged: set[Push] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
         self._next_attempt = 1
+        self.unfinished = Unfinished()
+        self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
         self._failed = False  # the last wait ended with an error; the worker has still arrived
         self.paused: int | None = None  # the checkpoint that a pause is for: no transfer begins
         self.resumes_at: float | None = None  # by itself, if nobody says so
@@ -72,17 +75,28 @@ class Pace:
         if self.mode == "async":
             return
         if isinstance(transfer, Push):
-            transfer.step, transfer.attempt = self.clock, self._next_attempt
-            self._next_attempt += 1
-            self._unacknowledged.add(transfer)
+            transfer.step, self.passed = self.clock, False
+            if any(transfer.cargoes):  # nothing is no gradient
+                transfer.attempt = self._next_attempt
+                self._next_attempt += 1
+                self._unacknowledged.add(transfer)
             if transfer.whole:
                 self.closing = transfer
+            else:
+                self.unfinished.add(transfer)
         elif isinstance(transfer, Pull):
             if self.stale_values:
                 self.stale_values = False
                 transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
             if not transfer.exact:  # else an older version was asked for
                 transfer.version = max(transfer.version, self.version)
+
+    def close(self, advance: Advance) -> bool:
+        """End the step as soon as its pushes are acknowledged; return whether there is one."""
+        ends = self.mode != "async" and not self.passed
+        self.passed = False
+        self.closing = advance if ends else None
+        return ends
 
     def pushed(self, transfer: Push) -> None:
         """All shards have acknowledged a push."""
@@ -109,10 +123,12 @@ class Pace:
 
     def arriving(self, request: int) -> Arrive:
         """Return the message that says the step is complete; the gate is closed until its answer."""
+        skips = isinstance(self.closing, Advance) and self.closing.skips
         self.closing = None
+        self.unfinished.clear()
         attempts: tuple[int, ...] = ()
         if not self._failed:
-            attempts = tuple(sorted(self._attempts))
+            attempts = () if skips else tuple(sorted(self._attempts))
             self._attempts.clear()
         self._failed = False
         self.arrive = Arrive(request, self.clock, attempts)
@@ -130,6 +146,7 @@ class Pace:
     def go_back(self, clock: int, *, complete: bool) -> None:
         """The job is at an earlier step; ``complete``: gradients of a whole step were dropped by that already."""
         self.clock = self.version = clock
+        self.unfinished.clear()
         self._attempts.clear()
         self._unacknowledged.clear()
         self._failed = False
@@ -149,8 +166,10 @@ class Pace:
         if self.mode == "async" or clock <= self.clock:
             return False
         self.attach(self.mode, clock)
+        self.unfinished.clear()
         lost = bool(self._attempts)
         self._attempts.clear()
+        self.passed |= lost
         return lost
 
     def failed(self) -> None:

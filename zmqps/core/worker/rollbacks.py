@@ -262,7 +262,7 @@ class Rollbacks:
         """
         if isinstance(operation, Advance):
             self._dropped()
-            return False
+            return True  # it was to end the step that is gone
         push = operation.push
         if push is None or push.done:
             return False

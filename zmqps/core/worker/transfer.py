@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -192,7 +192,9 @@ class Push(Transfer):
     Parameters
     ----------
     whole
-        These are gradients of all parameters: they complete the worker's step where steps matter.
+        These end the worker's step where steps matter: all gradients there are, or the user says so.
+    lacking, expected
+        Otherwise: which parameters are trained and not among these, and how many are trained in all.
     examples
         How often the gradients count in a synchronous mean.
     step, attempt
@@ -205,6 +207,8 @@ class Push(Transfer):
 
     source: Source
     whole: bool = False
+    lacking: Collection[int] = ()
+    expected: int = 0
     examples: int = 1
     step: int = 0
     attempt: int = 0

@@ -205,17 +205,16 @@ class Transfers:
                 pace.held[operation] = None
                 return actions
         if isinstance(operation, Advance):
-            if pace.mode == "async" or not pace.brought:
-                return self._host.resolve(operation, None)
-            pace.closing = operation
-            return actions
+            return actions if pace.close(operation) else actions + self._host.resolve(operation, None)
         push, pull = operation.push, operation.pull
         if push is None or push.done:
             assert pull is not None
-            return self.start(operation, pull, now)
-        if pull is not None and pace.mode == "async":
+            if pace.closing is None and pace.brought and (warning := pace.unfinished.warning(self._host.attached)):
+                actions.append(Log("warning", warning))
+            return actions + self.start(operation, pull, now)
+        if pull is not None and pace.mode == "async" and pull.cargoes is push.cargoes:
             push.target = pull.target  # both in one round trip
-        return self.start(operation, push, now)
+        return actions + self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
         questions = self._host.questions

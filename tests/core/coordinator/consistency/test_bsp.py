@@ -160,6 +160,64 @@ def test_who_may_bring_another_gradient_to_the_step_is_told_once_and_then_awaite
     assert decision.commitment.contributors == ((A, (1, 2, 3)),)
 
 
+# --- steps that somebody skips ------------------------------------------------------------------
+
+
+def test_one_that_skips_the_step_holds_up_nobody_and_has_no_part_in_it() -> None:
+    policy = make(A, B)
+    policy.arrive(A, 0, (), 0.0)
+    assert decide(policy) == Decision()
+    assert "has the gradients of 0 workers, 1 live worker is awaited" in policy.why(0)
+    decision = arrive(policy, B, 0)
+    assert contributors(decision) == {B}
+    assert {(r.worker, r.version, r.counted) for r in decision.granted} == {(A, 1, True), (B, 1, True)}
+
+
+def test_a_step_that_all_skip_is_over_with_nothing_in_it() -> None:
+    policy = make(A, B)
+    policy.arrive(A, 0, (), 0.0)
+    policy.arrive(B, 0, (), 0.0)
+    assert contributors(decide(policy)) == set()
+    assert policy.step == 1
+
+
+def test_one_that_has_skipped_the_step_and_leaves_ends_none() -> None:
+    policy = make(A, B)
+    policy.arrive(A, 0, (), 0.0)
+    policy.leave(A)
+    policy.leave(B)
+    assert decide(policy) == Decision()
+    assert policy.join(C) == 0
+
+
+def test_one_that_skips_brings_another_gradient_where_the_step_needs_one() -> None:
+    policy = make(A, B, aggregate=2)
+    policy.arrive(A, 0, (), 0.0)
+    assert [(r.worker, r.version) for r in decide(policy).granted] == [(A, 0)]
+    arrive(policy, A, 0, attempt=2)
+    assert contributors(arrive(policy, B, 0)) == {A, B}
+
+
+def test_backup_workers_go_on_without_those_that_skip() -> None:
+    policy = make(A, B, C, aggregate=2)
+    policy.arrive(A, 0, (), 0.0)
+    assert decide(policy) == Decision()
+    arrive(policy, B, 0)
+    decision = arrive(policy, C, 0)
+    assert contributors(decision) == {B, C}
+    assert {r.worker for r in decision.granted} == {A, B, C}
+
+
+def test_nobody_is_late_for_a_step_to_which_nothing_was_brought() -> None:
+    policy = warmed_up("continue")
+    policy.arrive(A, WARM_UP, (), 100.0)
+    assert policy.next_deadline() is None
+    assert decide(policy, now=1e9) == Decision()
+
+
+# --- those who are late -------------------------------------------------------------------------
+
+
 def test_without_a_policy_for_stragglers_nobody_is_late() -> None:
     policy = warmed_up("wait")
     arrive(policy, A, WARM_UP, now=100.0)
@@ -169,7 +227,7 @@ def test_without_a_policy_for_stragglers_nobody_is_late() -> None:
 
 @given(
     aggregate=st.none() | st.integers(1, 6),
-    events=st.lists(st.tuples(st.sampled_from("advance leave join".split()), st.integers(0, 4)), max_size=120),
+    events=st.lists(st.tuples(st.sampled_from("advance skip leave join".split()), st.integers(0, 4)), max_size=120),
 )
 def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
     aggregate: int | None, events: list[tuple[str, int]]
@@ -187,9 +245,9 @@ def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
             policy.leave(worker)
             del clocks[worker]
             waiting.discard(worker)
-        elif kind == "advance" and worker in clocks and worker not in waiting:
+        elif kind in ("advance", "skip") and worker in clocks and worker not in waiting:
             attempt += 1
-            policy.arrive(worker, clocks[worker], (attempt,), 0.0)
+            policy.arrive(worker, clocks[worker], (attempt,) if kind == "advance" else (), 0.0)
             waiting.add(worker)
         decision = decide(policy)
         if decision.commitment is not None:
@@ -197,7 +255,7 @@ def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
             committed += 1
             brought = [a for _, attempts in decision.commitment.contributors for a in attempts]
             assert not seen & set(brought), "a gradient counts once"
-            assert len(set(brought)) == len(brought) > 0
+            assert len(set(brought)) == len(brought) >= (aggregate or 0)
             seen |= set(brought)
         for entry in decision.granted:
             waiting.discard(entry.worker)

@@ -32,6 +32,18 @@ def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
     assert granted(policy) == {A, B}
 
 
+def test_the_clock_of_one_that_skips_its_step_goes_on() -> None:
+    policy = Bounded(1)
+    for worker in (A, B):
+        policy.join(worker)
+    policy.arrive(A, 0, (1,), 0.0)
+    policy.decide(0, 0.0)
+    policy.arrive(A, 1, (2,), 0.0)
+    assert granted(policy) == set()
+    policy.arrive(B, 0, (), 0.0)
+    assert granted(policy) == {A, B}
+
+
 def test_a_worker_that_leaves_is_not_waited_for() -> None:
     policy = Bounded(1)
     for worker in (A, B):

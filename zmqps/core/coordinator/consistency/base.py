@@ -38,7 +38,7 @@ class Decision:
 class Arrival:
     """What a worker has brought to the current step."""
 
-    attempts: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()  # none: it has skipped it
     waiting: bool = False
     count: int = 0  # gradients
 
@@ -78,7 +78,7 @@ class Policy(ABC):
 
     @abstractmethod
     def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
-        """A worker has completed its step and all shards have its pushes; none: it waits once more."""
+        """A worker has completed its step and all shards have its pushes; none: it skips it, or waits once more."""
 
     @abstractmethod
     def decide(self, missing: int, now: float) -> Decision:

@@ -20,7 +20,8 @@ class Synchronous(Policy):
     2016).
 
     What a worker has brought completely counts even if it dies before the step is complete; what
-    it has brought in part never does.
+    it has brought in part never does. One that skips a step brings no gradient, and is not awaited. With
+    ``aggregate`` it is asked for another one while too few are on their way.
 
     Parameters
     ----------
@@ -87,11 +88,13 @@ class Synchronous(Policy):
         self._paused.discard(worker)
         if worker in self._arrivals:
             self._arrivals[worker].waiting = False
+            if not self._arrivals[worker].count:  # it has skipped the step
+                self.retract(worker)
 
     def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
-        """A worker brings a gradient; of a step that is over it is dropped, and the worker told."""
+        """A worker brings a gradient, or none; of a step that is over it is dropped, and the worker told."""
         if step != self.step:
-            # a worker that only waits once more, after its wait had failed, had brought its gradient in time
+            # without any it has skipped the step, or waits once more for one to which it had brought its gradient
             self.dropped += bool(attempts)
             self._late.append(Grant(worker, self.step, not attempts))
             return
@@ -135,7 +138,7 @@ class Synchronous(Policy):
                     self._arrivals[worker].waiting = False
                 return Decision(tuple(granted), failed=failed)
             return Decision((*granted, *self._go_on()))
-        contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items())
+        contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items() if a.attempts)
         commitment = Commitment(self.step, contributors)
         self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
         self.step += 1
@@ -147,12 +150,10 @@ class Synchronous(Policy):
         return Decision(tuple(granted), commitment)
 
     def _complete(self, missing: int) -> bool:
-        if not self._count:
-            return False
         if self.aggregate is not None:
             # fewer workers than gradients needed and all of them waiting cannot happen: see _go_on
             return self._count >= self.aggregate
-        return not missing and not self._absent
+        return bool(self._arrivals) and not missing and not self._absent  # perhaps of nothing: all have skipped it
 
     def _go_on(self) -> list[Grant]:
         """Let arrived workers bring another gradient to this step while too few are on their way."""
@@ -190,7 +191,8 @@ class Synchronous(Policy):
         if self.aggregate is not None:
             return f"step {self.step} has {self._count} of the {counted(self.aggregate, 'gradient')} it aggregates"
         absent = len(self._absent)
-        text = f"step {self.step} has the gradients of {counted(len(self._arrivals), 'worker')}, "
+        brought = sum(bool(arrival.count) for arrival in self._arrivals.values())
+        text = f"step {self.step} has the gradients of {counted(brought, 'worker')}, "
         text += f"{absent} live worker{' is' if absent == 1 else 's are'} awaited"
         return text + (f", {missing} {'has' if missing == 1 else 'have'} not joined yet" if missing else "")
 
@@ -199,6 +201,8 @@ class Synchronous(Policy):
         patience = self.clock.patience
         if patience is None or self._first_at is None or self.on_straggler == "wait":
             return None
+        if self.on_straggler == "continue" and not self._count:
+            return None  # there is nothing to go on with
         if not any(arrival.waiting for arrival in self._arrivals.values()):
             return None
         return self._patient_from + patience

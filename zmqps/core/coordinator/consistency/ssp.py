@@ -76,7 +76,7 @@ class Bounded(Policy):
     def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker has completed its step."""
         if worker in self.clocks:
-            self._move(worker, max(self.clocks[worker], step + 1 if attempts else 0))
+            self._move(worker, max(self.clocks[worker], step + 1))
             self._waiting.setdefault(self.clocks[worker], {})[worker] = None
 
     def decide(self, missing: int, now: float) -> Decision:

@@ -1,0 +1,198 @@
+"""Pushing gradients, and where a worker's steps end, on top of `Puller`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from zmqps.client.puller import Puller
+from zmqps.client.requests import Params
+from zmqps.client.thread import refuse_in_callback
+from zmqps.codecs import Codec
+from zmqps.core.worker.operations import Advance, Exchange
+from zmqps.errors import ConfigurationError
+
+
+class Pusher(Puller):
+    """A member of a cluster that brings gradients to its job; `zmqps.Worker` adds what begins and saves that."""
+
+    def push(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        atomic: bool = False,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        step: bool | None = None,
+    ) -> None:
+        """Send gradients; return when every shard has applied them.
+
+        Parameters
+        ----------
+        grads : mapping of str to array
+            Gradients of some or all parameters; None: nothing for this one in this step. They are not copied
+            where they are contiguous, and not even sent where they are `gradient_buffers` and the server is on
+            this host. Those on a GPU are copied to this host, after what their library still computes, before
+            this returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+        atomic : bool
+            Apply all of it on a shard at once, so that no other worker's update of that shard comes
+            in between. Otherwise slices (4 MiB unless ``--slice-size`` says otherwise) are atomic. Over
+            several shards nothing is promised.
+        examples : int
+            Synchronous: how often these gradients count in the step's mean, usually the size of
+            the batch they are the mean of. Each parameter's mean is over the workers that pushed it;
+            what nobody pushed in a step is not updated.
+        codec : Codec or str, optional
+            How the gradients travel; by default the job's.
+        step : bool, optional
+            Not asynchronous: whether this ends the worker's step. By default it does where no parameter is left out
+            but frozen ones (``optim.group(..., frozen=True)``). With False more pushes of the same step can follow;
+            with True it ends whatever is in it, which may be nothing.
+
+        Raises
+        ------
+        UnknownParameterError, ShapeError, DtypeError, NonFiniteGradientError, DeviceError
+            Nothing was sent.
+        DeadlineError, PeerLostError
+            The push may have been applied in part; what was is never applied twice. Some of it may
+            still be on its way: leave the arrays as they are, or what arrives may be neither.
+        """
+        refuse_in_callback()
+        self.push_async(grads, timeout=timeout, atomic=atomic, examples=examples, codec=codec, step=step).result()
+
+    def push_async(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        timeout: float | None = None,
+        atomic: bool = False,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        step: bool | None = None,
+    ) -> Future[None]:
+        """`push`, as a future."""
+        push, _ = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic, step=step)
+        return self._submit(Exchange(push=push), timeout)
+
+    def push_pull(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        out: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        pull_codec: str | Codec | None = None,
+        copy: bool = True,
+        step: bool | None = None,
+    ) -> Params:
+        """Send gradients and return the values after them, in one round trip.
+
+        As `push`, then `pull` of the same parameters, but each slice's values leave the server
+        while later slices still arrive. ``step`` as in `push`, ``copy`` as in `pull`.
+        """
+        refuse_in_callback()
+        return self.push_pull_async(
+            grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy, step=step
+        ).result()
+
+    def push_pull_async(
+        self,
+        grads: Mapping[str, Any],
+        *,
+        out: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        pull_codec: str | Codec | None = None,
+        copy: bool = True,
+        step: bool | None = None,
+    ) -> Future[Params]:
+        """`push_pull`, as a future."""
+        requests = self._requests or self._job(timeout)
+        push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
+        return self._submit(Exchange(push=push, pull=pull), timeout, result)
+
+    def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
+        """Return an array for the gradient of each parameter, in memory that servers on this host read in place.
+
+        Compute gradients into them (``np.multiply(…, out=buffers["w"])``, or tensors made by
+        ``torch.from_numpy(buffers["w"])``) and push them: all at once, as the dict that this
+        returns or one like it, or some. Servers on this host apply them from there, nothing is copied;
+        to others they travel as any arrays do. A program that cannot compute in place gains nothing.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to ask for the job, where `init` was not called.
+
+        Returns
+        -------
+        dict of str to array
+            Zeros at first, in the shape of each parameter and the dtype that servers keep (float32 or
+            float64). The same arrays at each call, also after `rejoin` if the job is the same. They are
+            plain memory of this process, valid as long as they are referred to, and count in
+            ``statistics().shared_bytes`` where they are shared. As with any array, leave them alone
+            from a push until it is done.
+        """
+        self._buffers = self._job(timeout).gradient_buffers()
+        return dict(self._buffers.arrays)
+
+    def advance(self, *, timeout: float | None = None) -> None:
+        """End this worker's step: of several partial pushes, or of none.
+
+        A push that leaves out no parameter but frozen ones does so by itself: after that, this ends the next step.
+        A worker that holds only some of the layers calls this after having pushed theirs: each parameter's mean is
+        over the workers that pushed it. With nothing pushed it is `skip`. Nothing happens in asynchronous mode.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60. The next transfer waits for the end of the step, this
+            only for that of the step before it.
+
+        Raises
+        ------
+        ConfigurationError
+            This is an observer.
+        """
+        refuse_in_callback()
+        self.advance_async(timeout=timeout).result()
+
+    def advance_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`advance`, as a future."""
+        return self._end_step(Advance(0.0), timeout)
+
+    def skip(self, *, timeout: float | None = None) -> None:
+        """Say that nothing comes from this worker in this step: the others go on without its gradient.
+
+        For a batch that is empty, or a gradient that is not finite. In the synchronous mode the mean is over those who
+        contributed, and what was pushed in this step in part does not count. If all skip a step, nothing is updated in
+        it, and the version is one higher. With ``replicas_to_aggregate`` a step still needs that many gradients: while
+        too few are on their way, this worker is let go to bring another one. In the bounded mode the worker's clock
+        goes on. Nothing happens in asynchronous mode.
+
+        Parameters
+        ----------
+        timeout
+            As for `advance`, as are the errors.
+        """
+        refuse_in_callback()
+        self.skip_async(timeout=timeout).result()
+
+    def skip_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`skip`, as a future."""
+        return self._end_step(Advance(0.0, skips=True), timeout)
+
+    def _end_step(self, advance: Advance, timeout: float | None) -> Future[None]:
+        if self._role == "observer":
+            raise ConfigurationError("an observer is not waited for, so it has no steps to end")
+        if self._requests is None:
+            self._job(timeout)  # whose mode says whether there are steps
+        return self._submit(advance, timeout)
