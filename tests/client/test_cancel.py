@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,3 +120,23 @@ def test_a_loop_over_each_that_is_cancelled_withdraws_its_pull(address: str) -> 
             await worker.finish(timeout=PATIENCE)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_a_pull_that_was_given_up_is_forgotten_by_the_servers_and_holds_up_nothing(staleness: int | None) -> None:
+    wide = {"w": np.zeros(500_000, np.float32)}  # 40 of them are more than a worker may have in flight
+    with InProcessCluster(servers=2, workers=1) as cluster, zmqps.connect(cluster.address, transport="tcp") as worker:
+        worker.init(wide, optimizer=SGD, staleness=staleness)
+        for _ in range(40):
+            with pytest.raises(zmqps.DeadlineError):
+                worker.pull(at_least=1, timeout=0.01)
+        assert worker.statistics().in_flight_bytes == 0
+        cluster.wait_until(lambda status: counted(status, "pulls") == 0 and counted(status, "parked") == 0)
+        worker.push(wide, timeout=PATIENCE)
+        assert worker.pull(at_least=1, timeout=PATIENCE).version == 1
+        cluster.wait_until(lambda status: counted(status, "pulls") > 1)
+        assert counted(cluster.status(), "pulled_nbytes") == wide["w"].nbytes, "once, for the one that was waited for"
+
+
+def counted(status: Mapping[str, Any], name: str) -> int:
+    return sum(member["counters"].get(name, 0) for member in status["members"] if member["role"] == "server")

@@ -45,6 +45,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.snapshot import Snapshot
 from zmqps.core.server.steps import Steps as ShardSteps
+from zmqps.core.server.tenant import Tenant
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.link import Link
@@ -398,6 +399,16 @@ def test_a_step_that_counts_what_its_worker_has_left_out(monkeypatch: Patch) -> 
 
     wrap(monkeypatch, Pace, "arriving", arriving)
     caught("sync-skips", "left out")
+
+
+def test_a_server_that_answers_what_nobody_waits_for_any_more(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Tenant, "withdraw", lambda self, incarnation, request: None)
+    caught("sync-eager", "values that it was told not to")
+
+
+def test_a_worker_that_goes_on_waiting_for_what_it_has_given_up(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Link, "withdraw", lambda self, pull, now: [])
+    caught("sync-eager", "Pull) and transfer.done")
 
 
 def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:

@@ -223,7 +223,7 @@ class Simulation(SimulatedCluster):
         self.losses = LostServers(self, faults.copying) if options.replicas else None
         self.comebacks = Comebacks(self, self.losses) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
-        self._thrift = Thrift(self) if thrifty else None
+        self._thrift = Thrift(self, strict=thrifty)
         self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
         self._resizing = Resizing(self, faults, self._start_another, END_KEY) if faults.scale else None
         self.copies_move |= faults.drain > 0 or faults.scale > 0
@@ -276,8 +276,7 @@ class Simulation(SimulatedCluster):
                 self._departures.check_end()
             if self._successors is not None:
                 self._successors.check_end()
-            if self._thrift is not None:
-                self._thrift.check_end()
+            self._thrift.check_end()
             if self._attackers is not None:
                 self._attackers.check_end(nobody_lost=not self.faults.may_lose)
         except Exception as error:

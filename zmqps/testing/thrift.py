@@ -1,11 +1,11 @@
-"""What travels twice although no connection has broken: it may hardly be anything."""
+"""What travels although nobody needs it: twice, though no connection has broken; or when nobody waits for it."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.messages import Message, Pull, Values, Withdraw
 from zmqps.core.protocol.wire import encode
 from zmqps.testing.engine import Node
 
@@ -17,21 +17,44 @@ MOST = 1.05
 
 
 class Thrift:
-    """Counts what workers and servers send each other, and what of it was needed: each message once."""
+    """Watches what workers and servers send each other.
 
-    def __init__(self, simulation: SimulatedCluster) -> None:
+    Parameters
+    ----------
+    simulation
+        Whose.
+    strict
+        Whether next to nothing may be sent twice: it counts what was sent, and what of it was needed, each once.
+    """
+
+    def __init__(self, simulation: SimulatedCluster, *, strict: bool) -> None:
         self.needed = self.sent = 0
+        self._strict = strict
         self._seen: dict[tuple[str, str], set[tuple[type[Message], Any]]] = defaultdict(set)
+        # pulls that a server has, by the two incarnations and the request; True: it was told that nobody waits for it
+        self._withdrawn: dict[tuple[bytes, bytes, int], bool] = {}
+        self._nodes = simulation.nodes
         simulation.on_send.append(self._send)
+        simulation.on_receive.append(self._receive)
+
+    def _receive(self, receiver: Node, sender: str, message: Message) -> None:
+        if receiver.role == "server" and isinstance(message, Pull | Withdraw) and sender in self._nodes:
+            key = receiver.identity.incarnation, self._nodes[sender].identity.incarnation, message.request
+            if isinstance(message, Pull) or key in self._withdrawn:
+                self._withdrawn[key] = isinstance(message, Withdraw)
 
     def _send(self, sender: Node, receiver: str, message: Message) -> None:
         if "coordinator" in (sender.role, receiver):
             return
-        nbytes = sum(memoryview(frame).nbytes for frame in encode(message))
-        this, before = (type(message), getattr(message, "request", None)), self._seen[sender.name, receiver]
-        self.sent += nbytes
-        self.needed += nbytes if this not in before else 0
-        before.add(this)
+        if sender.role == "server" and isinstance(message, Values) and receiver in self._nodes:
+            key = sender.identity.incarnation, self._nodes[receiver].identity.incarnation, message.request
+            assert not self._withdrawn.get(key), f"{sender.name} sends {receiver} values that it was told not to"
+        if self._strict:
+            nbytes = sum(memoryview(frame).nbytes for frame in encode(message))
+            this, before = (type(message), getattr(message, "request", None)), self._seen[sender.name, receiver]
+            self.sent += nbytes
+            self.needed += nbytes if this not in before else 0
+            before.add(this)
 
     def check_end(self) -> None:
         """Assert that next to nothing was sent twice."""

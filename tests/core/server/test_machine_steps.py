@@ -14,7 +14,19 @@ from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Disconnected, Returned, Run
-from zmqps.core.protocol.messages import Ack, Commit, Committed, Departed, Discard, Error, Leave, Load, Pull, Values
+from zmqps.core.protocol.messages import (
+    Ack,
+    Commit,
+    Committed,
+    Departed,
+    Discard,
+    Error,
+    Leave,
+    Load,
+    Pull,
+    Values,
+    Withdraw,
+)
 from zmqps.core.server.parked import nbytes_of
 from zmqps.core.server.shard import Shard
 from zmqps.errors import (
@@ -167,6 +179,19 @@ def test_a_pull_of_one_who_has_gone_is_dropped_and_others_are_not() -> None:
     assert server.machine.counters()["parked"] == 1
     assert [m.request for m in sent(step(server), Values)] == [8]
     assert sent(server.get(pull(9, version=1), "v"), Values), "it may come back and ask again"
+
+
+def test_a_pull_that_is_withdrawn_is_not_answered() -> None:
+    server = serve("w", "v")
+    server.get(pull(7, version=1), "v")
+    server.get(pull(7, version=1), "w")
+    server.get(pull(8, version=1), "v")
+    assert server.get(Withdraw(7), "v") == []
+    assert server.get(Withdraw(9), "v") == [], "it was answered before"
+    assert server.machine.counters()["parked"] == 2
+    answers = step(server)
+    assert [m.request for m in sent(answers, Values, peer("w"))] == [7]
+    assert [m.request for m in sent(answers, Values, peer("v"))] == [8]
 
 
 def test_a_pull_waits_as_many_steps_as_it_must() -> None:

@@ -21,6 +21,7 @@ from zmqps.core.protocol.messages import (
     Replicate,
     Replicating,
     Values,
+    Withdraw,
 )
 from zmqps.errors import ConfigurationError, DeposedError, JobError, ServerMemoryError
 
@@ -444,6 +445,19 @@ def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(stalenes
     copies.from_worker("p", "w", pull(7))  # asked again, it waits once
     copies.settle()
     assert [m.request for m in copies.answers("w") if isinstance(m, Values)] == ([7] if waits else [7, 7])
+
+
+def test_a_bounded_read_that_was_given_up_is_not_answered_and_holds_up_nothing() -> None:
+    copies = trained(B, staleness=2)
+    copies.from_worker("p", "w", pull(7))
+    copies.from_worker("p", "w", pull(8))
+    copies.from_worker("p", "w", Withdraw(7))
+    copies.from_worker("p", "w", Withdraw(9))
+    copies.settle()
+    assert [m.request for m in copies.answers("w") if isinstance(m, Values)] == [8]
+    copies.push("w", push(1, 1.0))
+    copies.settle()
+    assert copies.nodes["p"].machine.counters()["unconfirmed_nbytes"] == 0
 
 
 def test_an_old_primary_that_has_not_heard_of_it_hands_out_nothing_in_the_bounded_mode() -> None:

@@ -14,7 +14,7 @@ from zmqps.core.node.handshake import SLOWEST_RETRY_S as SLOWEST_HELLO_S
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Look, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
-from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome
+from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome, Withdraw
 from zmqps.core.worker import transfer as transfers
 from zmqps.core.worker.link import WINDOW_NBYTES, Link
 from zmqps.core.worker.plan import plan
@@ -300,6 +300,40 @@ def test_what_was_given_up_is_never_sent_again_and_makes_room() -> None:
     later = connection.has(connection.probe())
     assert sent(later, Push) == []
     assert len(sent(later, Pull)) == WINDOW_NBYTES >> 20
+
+
+def test_a_pull_that_is_withdrawn_makes_room_at_once_and_its_server_is_told() -> None:
+    connection = Connection(large(40), slice_nbytes=1 << 20)
+    given_up, before = connection.transfer("pull")
+    given_up.done = True
+    connection.link.queue.drop(given_up)
+    _, held = connection.transfer("push")
+    assert held == [], "the window is full"
+    actions = connection.link.withdraw(given_up, connection.now)
+    connection.link.validate()
+    assert [m.request for m in sent(actions, Withdraw)] == [m.request for m in sent(before, Pull)]
+    assert len(sent(actions, Push)) == WINDOW_NBYTES >> 20
+    late = [connection.answer(values(m.request)) for m in sent(before, Pull)]
+    assert late == [None] * len(late)
+
+
+def test_with_the_last_pull_withdrawn_nothing_is_due() -> None:
+    connection = Connection()
+    given_up, _ = connection.transfer("pull")
+    given_up.done = True
+    connection.link.withdraw(given_up, connection.now)
+    connection.link.validate()
+    assert connection.link.next_deadline() is None
+    assert connection.link.withdraw(given_up, connection.now) == []
+
+
+def test_over_a_broken_connection_a_server_is_not_told_and_nothing_is_sent_again() -> None:
+    connection = Connection()
+    given_up, _ = connection.transfer("pull")
+    connection.break_()
+    given_up.done = True
+    assert connection.link.withdraw(given_up, connection.now) == []
+    assert connection.welcome() == []
 
 
 def test_what_was_given_up_is_not_sent_over_a_new_connection() -> None:

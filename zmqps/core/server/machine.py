@@ -53,6 +53,7 @@ from zmqps.core.protocol.messages import (
     Replicate,
     Values,
     Welcome,
+    Withdraw,
     Yield,
 )
 from zmqps.core.server.admission import Room
@@ -257,6 +258,10 @@ class ServerMachine:
             return self._pull(client, message)
         if isinstance(message, Load):
             return self._load(client, message)
+        if isinstance(message, Withdraw):
+            for epoch in client.epochs:
+                self.tenants[epoch].withdraw(client.hello.incarnation, message.request)
+            return []
         if isinstance(message, Leave):
             self.depart(client.hello.incarnation)
             return [Send(event.peer, Left())]

@@ -237,6 +237,23 @@ class Stream:
         self._fresh_nbytes = 0
         self._count(nbytes)
 
+    def withdraw(self, who: bytes, request: int) -> None:
+        """Nobody waits for the answer to a pull any more, if it is held."""
+        if (who, request) not in self._asked:
+            return
+        for i, held in enumerate(self._held):
+            if held.who == who and isinstance(held.message, Pull) and held.message.request == request:
+                self._fresh_nbytes += held.nbytes  # of records: a pull takes nothing itself
+                del self._held[i]
+                self._let_go(who, request)
+                return
+
+    def _let_go(self, who: bytes, request: int) -> None:
+        self._asked.discard((who, request))
+        self._of[who] -= 1
+        if not self._of[who]:
+            del self._of[who]
+
     def awaited(self, who: bytes) -> int | None:
         """Return the record for which a worker's next answer has to wait, to come after its others; None: for none."""
         if who not in self._of:
@@ -249,10 +266,7 @@ class Stream:
         while self._held and self._held[0].position <= confirmed:
             held = self._held.popleft()
             request = held.message.step if isinstance(held.message, Committed) else held.message.request
-            self._asked.discard((held.who, request))
-            self._of[held.who] -= 1
-            if not self._of[held.who]:
-                del self._of[held.who]
+            self._let_go(held.who, request)
             self._count(-held.nbytes)
             yield held
         if not self._held and self._fresh_nbytes and confirmed >= self.position:  # what failed is asked for again

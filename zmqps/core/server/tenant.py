@@ -118,6 +118,12 @@ class Tenant:
             self.shard.copies.forget(incarnation)
         self.parked.drop(incarnation)
 
+    def withdraw(self, incarnation: bytes, request: int) -> None:
+        """Nobody waits for the answer to a pull any more."""
+        self.parked.remove(incarnation, request)
+        if self.stream is not None:
+            self.stream.withdraw(incarnation, request)
+
     def counters(self) -> Mapping[str, Any]:
         """Return what the status shows of this job on this server."""
         shard = self.shard

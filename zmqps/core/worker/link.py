@@ -15,12 +15,12 @@ from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
-from zmqps.core.protocol.messages import Ack, Message, Values, Welcome
+from zmqps.core.protocol.messages import Ack, Message, Values, Welcome, Withdraw
 from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
-from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
@@ -113,7 +113,7 @@ class Link:
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         in_place = min(end.in_place if end.codec == RAW else 0 for end in ends)
         head = True
-        for group in [cargoes] if transfer.atomic else _batches(cargoes, in_place):
+        for group in [cargoes] if transfer.atomic else batches(cargoes, in_place):
             if group:
                 nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
                 self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head))
@@ -230,6 +230,18 @@ class Link:
     def lose(self, floor: int, applied: Sequence[int]) -> int:
         """Return how many acknowledged pushes a new server does not know (`Sent.lose`)."""
         return self.sent.lose(floor, applied, self._next_seq)
+
+    def withdraw(self, pull: Transfer, now: float) -> list[Action]:
+        """Nobody waits for a pull any more: its requests make room, and the server, if it can be told, forgets them."""
+        numbers = [number for number, request in self.in_flight.items() if request.transfer is pull]
+        for number in numbers:
+            self.in_flight_nbytes -= self.in_flight.pop(number).nbytes
+        if not numbers:
+            return []
+        if not self.in_flight:
+            self.probe.due = None
+        told = self.handshake.welcome is not None and not self._broken and self.lost is None
+        return [*(Send(self.peer, Withdraw(number)) for number in numbers if told), *self.pump(now)]
 
     def forget(self) -> None:
         """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""
@@ -485,16 +497,3 @@ class Link:
         assert self.retry_due == min([request.retry_at or 0.0 for request in self._put_off], default=None)
         assert not (self._put_off and self._broken)
         assert self.handshake.is_over or self.handshake.due is not None or not self._broken, "nobody looks why"
-
-
-def _batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
-    """Yield cargoes in groups of a limited number of bytes, or one by one."""
-    batch: list[Cargo] = []
-    room = nbytes
-    for cargo in cargoes:
-        if batch and cargo.nbytes > room:
-            yield tuple(batch)
-            batch, room = [], nbytes
-        room -= cargo.nbytes
-        batch.append(cargo)
-    yield tuple(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -42,6 +42,19 @@ def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tupl
         tuple(cargo for slice_ in slices if (cargo := _cargo(placement, slice_, parameters)) is not None)
         for slices in placement.slices
     )
+
+
+def batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
+    """Yield cargoes in groups of a limited number of bytes, or one by one."""
+    batch: list[Cargo] = []
+    room = nbytes
+    for cargo in cargoes:
+        if batch and cargo.nbytes > room:
+            yield tuple(batch)
+            batch, room = [], nbytes
+        room -= cargo.nbytes
+        batch.append(cargo)
+    yield tuple(batch)
 
 
 def in_order(cargoes: tuple[tuple[Cargo, ...], ...], parameters: Sequence[int]) -> tuple[tuple[Cargo, ...], ...]:

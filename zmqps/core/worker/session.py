@@ -286,7 +286,7 @@ class SessionMachine:
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace
         if operation.transfer is not None or pace.held or pace.closing is not None:
-            self.transfers.forget(operation)
+            actions += self.transfers.forget(operation)
         return actions
 
     def _give_up(self, operation: Operation, now: float) -> list[Action]:

@@ -122,14 +122,19 @@ class Transfers:
         """The transfers under way, and on whose behalf."""
         return list(self._asked.items())
 
-    def forget(self, operation: Operation) -> None:
-        """An operation is done, well or not: forget it."""
-        if operation.transfer is not None:
-            self.drop(operation.transfer)
+    def forget(self, operation: Operation) -> list[Action]:
+        """An operation is done, well or not: forget it, and let servers forget what nobody waits for any more."""
+        actions, transfer = list[Action](), operation.transfer
+        if transfer is not None:
+            self.drop(transfer)
+            if isinstance(transfer, Pull) and transfer.remaining:
+                for link in self._links.by_shard:
+                    actions += link.withdraw(transfer, self._host.now)
         if isinstance(operation, Advance):
             self.pace.forget(operation)
         if isinstance(operation, (Exchange, Advance)):
             self.pace.held.pop(operation, None)
+        return actions
 
     def go_on(self, now: float) -> list[Action]:
         """Arrive if the step is complete, and begin what is held, until something closes the gate."""
@@ -185,6 +190,7 @@ class Transfers:
         for link in self._links.by_shard:
             transfers += [request.transfer for request in link.queue]
             transfers += [request.transfer for request in link.in_flight.values()]
+        assert not any(isinstance(transfer, Pull) and transfer.done for transfer in transfers)
         for operation in self._host.operations:
             if (transfer := operation.transfer) is not None:
                 assert not transfer.done
