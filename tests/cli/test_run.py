@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,21 @@ from zmqps.errors import ConfigurationError
 #: What tells a task of a scheduler; a test must not find that of whoever runs it.
 SCHEDULERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "SLURM_PROCID")
 AT_WORK = "echo worker $ZMQPS_WORKER_INDEX at work; exec sleep 1000"
+#: Pushes until the cluster ends; worker 2 fails as soon as there is a file.
+TRAINER = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+import zmqps
+
+with zmqps.connect(os.environ["ZMQPS_COORDINATOR"]) as worker:
+    worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+    print("trains", flush=True)
+    while not (os.environ["ZMQPS_WORKER_INDEX"] == "2" and Path("stop").exists()):
+        worker.push({"w": np.ones(4, np.float32)}, timeout=30)
+        time.sleep(0.02)  # which is the computing of a gradient here
+sys.exit(9)
+"""
 
 
 def free_port() -> int:
@@ -189,6 +205,16 @@ def test_a_worker_that_fails_ends_all_tasks_with_a_code(tasks) -> None:
     assert "failed with exit code 9; its last lines:" in found[2].output
     assert "task-2 is gone before all workers had ended: closed" in found[0].output
     assert "workers of this task are at work, but the cluster has ended" in found[1].output
+
+
+@pytest.mark.processes
+def test_a_worker_that_fails_for_the_cluster_has_ended_does_not_lend_its_task_its_code(tasks, tmp_path) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    found = tasks(3, "--servers", "1", "--", sys.executable, "train.py")
+    for task in found:
+        task.wait_for("trains")
+    (tmp_path / "stop").touch()
+    assert [task.exit_code() for task in found] == [exits.WORKERS_FAILED, exits.WORKERS_FAILED, 9]
 
 
 @pytest.mark.processes

@@ -236,8 +236,8 @@ class Task:
                 if others in finished:
                     return others.result()
                 for future in finished:
-                    if future.result():
-                        return future.result()
+                    if code := future.result():
+                        return await self._cause(code) if future in workers else code
         finally:
             for future in (*nodes, *workers, others):
                 future.cancel()
@@ -306,9 +306,18 @@ class Task:
                 if all(w.ended and not failed(w.popen.returncode) for w in self._workers.values()):
                     return exits.OK
                 self._log.say("error", f"workers of this task are at work, but {error}")
-                return exits.WORKERS_FAILED if isinstance(error, ShutdownError) else exits.COORDINATOR_LOST
+                return _code_of(error)
             if self._config.rank == 0 and (code := self._verdict(status, loop.time() > ends_at)) is not None:
                 return code
+
+    async def _cause(self, code: int) -> int:
+        """Return what a worker's failure means for this task: its workers fail, too, when the cluster has ended."""
+        try:
+            await asyncio.to_thread(self._observers[0].status)
+        except PSError as error:
+            self._log.say("error", f"a worker of this task failed: {error}")
+            return _code_of(error)
+        return code
 
     def _verdict(self, status: Mapping[str, Any], late: bool) -> int | None:
         """Return the exit code of the cluster if it is to end: a task is gone or has not come, or all are done."""
@@ -359,3 +368,8 @@ class Task:
             log.close()
         for node in self._nodes:
             node.close()
+
+
+def _code_of(error: PSError) -> int:
+    """Return the exit code of a task whose cluster has ended before its workers had."""
+    return exits.WORKERS_FAILED if isinstance(error, ShutdownError) else exits.COORDINATOR_LOST
