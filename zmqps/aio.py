@@ -156,6 +156,11 @@ class AsyncWorker:
         return self._worker.rank
 
     @property
+    def is_chief(self) -> bool:
+        """Whether this worker is to do what only one does, as `zmqps.Worker.is_chief`."""
+        return self._worker.is_chief
+
+    @property
     def num_workers(self) -> int:
         """How many workers the job counts on: as many as it expects, or those here now."""
         return self._worker.num_workers

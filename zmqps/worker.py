@@ -296,7 +296,8 @@ def connect(
         Seconds to wait for the coordinator. Later calls that are given none wait as long, but at least 60 s and twice
         the cluster's heartbeat timeout: whoever is lost meanwhile is named before.
     name : str, optional
-        This worker's name in logs and errors; by default made of host and pid, or of its number where its supervisor
+        This worker's name in logs and errors. A process has one worker of a name: if it connects again under it, the
+        one before is closed. By default made of host and pid, or of its number where its supervisor
         starts it again when it fails (``--restart-workers``): it then has to be the same in each life.
     observer : bool
         Only look: pull, but never push, be counted or waited for.

@@ -18,6 +18,7 @@ from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.partings import Partings
+from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
@@ -28,6 +29,7 @@ from zmqps.core.protocol.messages import (
     Commit,
     Departed,
     Error,
+    HeartbeatAck,
     Hold,
     Holding,
     Leave,
@@ -409,6 +411,23 @@ def test_a_server_that_answers_what_nobody_waits_for_any_more(monkeypatch: Patch
 def test_a_worker_that_goes_on_waiting_for_what_it_has_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Link, "withdraw", lambda self, pull, now: [])
     caught("sync-eager", "Pull) and transfer.done")
+
+
+def test_a_chief_that_has_gone_and_has_no_successor(monkeypatch: Patch) -> None:
+    def name_chief(original: Any, places: Places) -> Any:
+        return original(places) if places.chief is None else []
+
+    wrap(monkeypatch, Places, "name_chief", name_chief)
+    monkeypatch.setattr(CoordinatorMachine, "validate", lambda self: None)
+    caught("sync-crashes", "nobody is told to be the chief")
+
+
+def test_a_worker_that_is_the_chief_beside_another_one(monkeypatch: Patch) -> None:
+    def acknowledge(original: Any, places: Places, member: Any) -> HeartbeatAck:
+        return replace(original(places, member), chief=1)
+
+    wrap(monkeypatch, Places, "acknowledge", acknowledge)
+    caught("sync-crashes", "is told to be the chief: the first has rank")
 
 
 def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:

@@ -96,6 +96,8 @@ class Connection:
         if self._keys is not None:
             self._keys.pair(self._role)  # or it says here that they are for others
         self._io_threads = checks.whole("io_threads", io_threads, 1, MAX_IO_THREADS)
+        if name is not None:
+            self._close_namesakes(timeout)
         self._arenas = Arenas()  # memory that servers on this host may read
         self._closed = False
         self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
@@ -108,6 +110,17 @@ class Connection:
         except BaseException:
             self.close()
             raise
+
+    def _close_namesakes(self, timeout: float) -> None:
+        """Close what this process has connected under the same name, as a notebook does that runs a cell again.
+
+        The earlier one may still be referred to, by the notebook or a traceback, and others would wait for it.
+        """
+        mine = (self.address, self._job_name, self._role, self._name)
+        for other in list(_open):
+            if (other.address, other._job_name, other._role, other._name) == mine:
+                log.warning("%s %r of this process connects again: the one before is closed", self._role, self._name)
+                other.close(timeout=timeout)
 
     def _start(self) -> SessionThread:
         for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
@@ -142,6 +155,17 @@ class Connection:
         Where a number of workers is expected `init` may change it, so that strangers take none from those who train.
         """
         return self._thread.machine.member.rank
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is to do what only one does: save files, print, evaluate.
+
+        There is always one, as soon as all workers that the job expects have called `init`: the one with the lowest
+        rank, which is 0 at first. When it is lost or leaves, the coordinator names the next one, and says so in the
+        status; a worker that is started again and takes rank 0 is it again. What a worker has not been told yet it
+        does not know: at a change there may be none, or two, for a moment.
+        """
+        return self._thread.machine.member.is_chief
 
     @property
     def job(self) -> str:

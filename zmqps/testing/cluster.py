@@ -10,6 +10,7 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Assign, Message, Moved, Replicas
 from zmqps.core.server.machine import ServerMachine
+from zmqps.testing.chiefs import Chiefs
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
 
@@ -41,6 +42,7 @@ class SimulatedCluster(Engine):
         self.num_back: Counter[tuple[bytes, int]] = Counter()  # by life of the job: how often they have
         self._live: dict[tuple[bytes, int], set[int]] = {}  # by life of the job: the last copies it had
         self.on_send.append(self._note_copy)
+        self._chiefs = Chiefs(self)
 
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):

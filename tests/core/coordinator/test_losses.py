@@ -46,13 +46,13 @@ def test_the_number_of_workers_follows_the_losses_and_those_who_come_back() -> N
     coordinator = Coordinator(workers=3)
     coordinator.train("s0", "w0", "w1", "w2")
     lose(coordinator, "s0", "w0")
-    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(1)]
+    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(1, 1)]
     coordinator.join("w7")
     coordinator.init("w7", job())
-    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2)]
+    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2, 1)]
     assert coordinator.run().losses.text.startswith("worker 2 (w2, host, pid 7) was lost"), "w7 has the rank of w1"
     coordinator.take("w7", Leave("finished"))
-    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2)], "it was not lost"
+    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2, 1)], "it was not lost"
 
 
 def test_who_comes_instead_of_a_lost_worker_makes_the_end_a_success() -> None:

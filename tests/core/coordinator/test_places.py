@@ -1,90 +1,66 @@
-"""How many workers a job expects, who has a place among them, and who is missed."""
+"""The chief of a job: always one, and it knows."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.core.machines import hello, job, peer, receivers, sent
-from zmqps.core.coordinator.membership import MemberInfo, Roster
-from zmqps.core.coordinator.places import Places
-from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.messages import Enter, Error, Waiting
-from zmqps.errors import JobError
+from tests.core.coordinator.test_losses import lose
+from tests.core.machines import Coordinator, job, logged, peer, sent
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Job, Leave
 
 
-class Job:
-    """A job's workers, and what is named so far."""
-
-    def __init__(self, expected: int | None) -> None:
-        self.named: JobSpec | None = None
-        self.members: dict[bytes, MemberInfo] = {}
-        self.workers = Roster()
-        self.places = Places("j", expected, self.members, self.workers, lambda: self.named, lambda *_: [])
-
-    def join(self, *names: str) -> list[MemberInfo]:
-        joined = [self.workers.enter(hello("worker", name), peer(name), 0.0) for name in names]
-        self.members.update((member.incarnation, member) for member in joined)
-        return joined
-
-    def name(self, *members: MemberInfo) -> None:
-        for member in members:
-            first, self.named = self.named is None, self.named or job("w")
-            self.places.count(member, True, first)
+def told(actions: list[Action]) -> dict[str, int]:
+    """Return who was told whether it is the chief."""
+    names = ("w0", "w1", "w2")
+    return {name: m.chief for name in names for m in sent(actions, HeartbeatAck, peer(name))}
 
 
-def test_the_job_says_how_many_it_expects_or_the_cluster_does() -> None:
-    there = Job(2)
-    assert (there.places.expected, there.places.num_missing) == (2, 2)
-    there.named = job("w", workers=3)
-    assert (there.places.expected, there.places.num_missing) == (3, 3)
+def chiefs(coordinator: Coordinator, *names: str) -> list[str]:
+    return [name for name in names if told(coordinator.take(name, Heartbeat({})))[name]]
 
 
-def test_a_spare_takes_the_place_of_one_that_is_lost_and_nobody_is_missed() -> None:
-    there = Job(2)
-    a, b, c = there.join("a", "b", "c")
-    there.name(a, b, c)
-    there.places.note_joined()
-    training = {a.incarnation, b.incarnation, c.incarnation}
-    for member in (a, b, c):
-        there.places.begin(member)
-    assert [there.places.counts(member) for member in (a, b, c)] == [True, True, False]
-    kept = there.places.keep(c, Enter(5, "b"))
-    assert kept is not None
-    assert receivers(kept, Waiting) == [peer("c")]
-    there.places.leave(a, "lost")
-    del there.members[a.incarnation]
-    training.remove(a.incarnation)
-    assert (there.places.num_workers, there.places.num_missing) == (1, 0)
-    assert there.places.fill(training) == [c]
-    assert (there.places.num_workers, there.places.losses.text) == (2, "")
-    assert there.places.keep(c, Enter(5, "b")) is None
-    there.places.spares.take(c)
-    there.places.validate(training)
+@pytest.mark.parametrize("workers", [3, None])
+def test_the_chief_is_the_worker_with_the_lowest_rank_that_is_here(workers: int | None) -> None:
+    coordinator = Coordinator(workers=workers)
+    coordinator.train("s0", "w0", "w1", "w2")
+    assert chiefs(coordinator, "w0", "w1", "w2") == ["w0"]
+    assert coordinator.machine.status(0.0)["jobs"]["default"]["chief"] == "worker 0 (w0, host, pid 7)"
+    actions = coordinator.take("w0", Leave("closed"))
+    assert told(actions) == {"w1": 1}
+    assert "worker 1 (w1, host, pid 7) is the chief of job 'default' now, in the place of worker 0" in logged(actions)
+    assert chiefs(coordinator, "w1", "w2") == ["w1"]
+    lose(coordinator, "s0", "w2")
+    assert chiefs(coordinator, "w2") == ["w2"]
 
 
-def test_who_has_not_named_a_job_of_so_many_workers_takes_no_part() -> None:
-    there = Job(1)
-    a, b = there.join("a", "b")
-    there.name(a)
-    with pytest.raises(JobError, match=r"expects 1 worker"):
-        there.places.keep(b, Enter(1, "b"))
-    assert not there.places.lasts(b)
+def test_one_that_comes_back_with_rank_0_is_the_chief_again() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.train("s0", "w0", "w1")
+    coordinator.take("w0", Leave("closed"))
+    assert chiefs(coordinator, "w1") == ["w1"]
+    coordinator.join("w2")
+    actions = coordinator.init("w2", job())
+    [answer] = sent(actions, Job)
+    assert (answer.rank, answer.chief) == (0, 1)
+    assert told(actions) == {"w1": 0, "w2": 1}
+    assert chiefs(coordinator, "w1", "w2") == ["w2"]
 
 
-def test_whoever_comes_counts_where_no_number_is_expected() -> None:
-    there = Job(None)
-    (a,) = there.join("a")
-    assert (there.places.awaited, there.places.num_workers) == (there.workers, 1)
-    assert there.places.counts(a)
-    assert there.places.keep(a, Enter(1, "b")) is None
-    assert a.incarnation in there.places.attendance
+def test_while_the_first_has_yet_to_come_nobody_is_the_chief() -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.join("s0")
+    coordinator.join("w0")
+    coordinator.join("w1")
+    assert told(coordinator.init("w1", job())) == {}
+    assert chiefs(coordinator, "w0", "w1") == []
+    assert told(coordinator.init("w0", job())) == {"w0": 1}
+    assert chiefs(coordinator, "w0", "w1") == ["w0"]
 
 
-def test_the_first_that_names_another_job_takes_the_places_of_those_before() -> None:
-    there = Job(1)
-    a, b = there.join("a", "b")
-    there.name(a)
-    there.name(b)
-    there.places.keep(b, Enter(7, "b"))
-    (told,) = sent(there.places.count(b, True, True), Error)
-    assert (told.request, list(there.places.attendance), a.named) == (7, [b], False)
+def test_without_workers_there_is_none() -> None:
+    coordinator = Coordinator(workers=None)
+    coordinator.train("s0", "w0")
+    assert chiefs(coordinator, "w0") == ["w0"]
+    assert told(coordinator.take("w0", Leave("closed"))) == {}
+    assert coordinator.machine.status(0.0)["jobs"]["default"]["chief"] == ""

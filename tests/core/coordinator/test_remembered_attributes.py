@@ -69,7 +69,7 @@ NOT_KEPT = {
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
         "replication barriers data waits fallback"
     ),
-    "Places": "attendance spares losses _name _cluster_expects _members _workers _job _dismiss _changed",
+    "Places": "attendance spares losses chief _name _cluster_expects _members _workers _job _dismiss _changed",
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease",
     "Startup": (

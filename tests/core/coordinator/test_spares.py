@@ -129,7 +129,7 @@ def test_who_names_the_job_when_all_places_are_taken_is_a_spare_and_is_told() ->
     assert "worker 2 (w7, host, pid 7) is a spare: job 'default' has the workers that it expects" in logged(actions)
     assert logged(coordinator.init("w7", SYNC, request=3)) == "", "once"
     assert idle(coordinator) == "spare worker 2 (w7, host, pid 7)"
-    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2)]
+    assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2, 1)]
     for number in range(3):
         assert committed(step(coordinator, number, "w0", "w1")) == [2]
 

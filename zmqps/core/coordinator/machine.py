@@ -375,7 +375,8 @@ class CoordinatorMachine:
         if type(pushes) is int:  # it is not said over a connection that is new
             member.num_pushes = pushes
         run = self.runs.get(member.job)
-        return [Send(member.peer, HeartbeatAck(run.num_workers if run else 0)), *self.checkpoints.look(now)]
+        ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
+        return [Send(member.peer, ack), *self.checkpoints.look(now)]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())

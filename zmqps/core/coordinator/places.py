@@ -11,7 +11,7 @@ from zmqps.core.coordinator.membership import MemberInfo, Roster
 from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Waiting
+from zmqps.core.protocol.messages import HeartbeatAck, Waiting
 from zmqps.errors import PSError
 
 
@@ -56,6 +56,7 @@ class Places:
         self._job = job
         self._dismiss = dismiss
         self._changed = changed
+        self.chief: MemberInfo | None = None  # as far as it has been told
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker
 
@@ -121,6 +122,32 @@ class Places:
         for member in everybody:
             told += self._dismiss(member, error)
         return told
+
+    def find_chief(self) -> MemberInfo | None:
+        """Return the worker that does for its job what only one is to do: the one with the lowest rank that counts.
+
+        While some have yet to come for the first time, it can only be that with rank 0.
+        """
+        first = min(self.attendance, key=lambda member: member.rank, default=None)
+        return None if first is None or (first.rank and self.num_missing) else first
+
+    def name_chief(self) -> list[Action]:
+        """Tell a new chief that it is that, and the old one, if it is here, that it is that no more."""
+        before, self.chief = self.chief, self.find_chief()
+        if self.chief is before:
+            return []
+        told = [member for member in (before, self.chief) if member is not None and member.incarnation in self._members]
+        actions: list[Action] = [Send(member.peer, self.acknowledge(member)) for member in told]
+        if before is not None and self.chief is not None:
+            text = f"{self.chief.title} is the chief of job {self._name!r} now, in the place of {before.title}"
+            actions.append(Log("info", text))
+        return actions
+
+    def acknowledge(self, member: MemberInfo) -> HeartbeatAck:
+        """Return the answer to a member's sign of life."""
+        if self.chief is None and self.expected is None and len(self.attendance):  # who counts has not called init
+            self.chief = self.find_chief()
+        return HeartbeatAck(self.num_workers, int(member is self.chief))
 
     def note_joined(self) -> None:
         """Somebody has come or gone: perhaps all who are expected have come."""
@@ -194,5 +221,6 @@ class Places:
         """Assert that who is counted is here, and only who has begun is missed."""
         self.spares.validate(self.attendance.spares)
         assert set(self.attendance.here) <= set(self._members)
+        assert self.chief is None or self.chief.incarnation in self.attendance
         assert not set(self.attendance.here) & set(self.attendance.spares)
         assert self._missed <= set(training)

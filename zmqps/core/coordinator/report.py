@@ -48,6 +48,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "mode": job.get("mode", ""),
         "epoch": run.startup.epoch,
         "workers": run.num_workers,
+        "chief": "" if run.places.chief is None else run.places.chief.title,
         "observers": len(run.observers),
         "lost": run.losses.text,
         "idle": listed([_idle(run, w) for w in run.workers if w.incarnation not in run.attendance], MOST_IDLE),

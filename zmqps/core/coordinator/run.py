@@ -192,7 +192,7 @@ class JobRun:
     def move_on(self, now: float) -> list[Action]:
         """Do what may have become possible: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(self._servers, now), *self._fill(now)]
+        actions = [*self._place(self._servers, now), *self._fill(now), *self.places.name_chief()]
         actions += [*self.fallback.fill(self._servers.staying, now), *self.replication.fill(self._servers, now)]
         actions += [*self.steps.advance(self.num_missing, now), *self.barriers.release(self.num_missing)]
         self.waits.tell_soon(now)
@@ -212,7 +212,8 @@ class JobRun:
 
     def _begin(self, member: MemberInfo) -> Beginning:
         """Say what a member begins with, now that the job can be trained."""
-        beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member))
+        chief = self.places.find_chief() is member
+        beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member), chief)
         self._changed()
         if member.role == "worker":
             self.occupancy.begin(member)
@@ -437,10 +438,9 @@ class JobRun:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Do what is due."""
-        due = self.steps.next_deadline()
-        actions = self.steps.on_deadline(self.num_missing, now) if due is not None and now >= due else []
-        due = self.replication.next_deadline()
-        actions += self.replication.on_deadline(now) if due is not None and now >= due else []
+        steps, replication = self.steps.next_deadline(), self.replication.next_deadline()
+        actions = self.steps.on_deadline(self.num_missing, now) if steps is not None and now >= steps else []
+        actions += self.replication.on_deadline(now) if replication is not None and now >= replication else []
         actions += self.fallback.on_deadline(self._servers.staying, now)
         if told := self.waits.on_deadline(now):
             self.steps.keep_arrivals()  # who is told that its arrival is known need not say it again

@@ -25,6 +25,7 @@ class Beginning(NamedTuple):
     step: int  # the clock it begins with
     num_workers: int
     note: str  # whose values these are, if the user may expect other ones
+    is_chief: bool = False
 
 
 class Waiter(NamedTuple):
@@ -402,9 +403,11 @@ class Startup:
         placement = self.where(member, load=bool(load)) if before is None else before.placement
         self.told.add(member.incarnation)
         self._changed("start")
-        step, num_workers, note = Beginning(0, 0, "") if load else self._begin(member)
+        step, num_workers, note, chief = Beginning(0, 0, "") if load else self._begin(member)
         restored = self.resumption.told() if self.resumption else {}
-        job = Job(request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored)
+        job = Job(
+            request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored, int(chief)
+        )
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def moved(self) -> None:

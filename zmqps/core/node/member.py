@@ -89,6 +89,7 @@ class Member:
         self.handshake = Handshake(identity.hello(), COORDINATOR, endpoint)
         self.rank = -1
         self.num_workers = 0
+        self.is_chief = False  # of the workers of its job
         self.num_servers = 0
         self.lost = False
         self.restarted = False  # another coordinator answers at the address of the one that is lost
@@ -179,7 +180,7 @@ class Member:
             self._set_due()
         self.unsure = False
         if isinstance(message, HeartbeatAck):
-            self.num_workers = message.num_workers
+            self.num_workers, self.is_chief = message.num_workers, bool(message.chief)
         if isinstance(message, Error) and message.code == NotJoinedError.code and self.welcome and not self.left:
             self._restart()  # the one that has welcomed us would know us
         if isinstance(message, Left):

@@ -27,7 +27,8 @@ class Job(Message):
     ``epoch`` stands for the job as a whole. ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives,
     and ``servers``: a map a shard, of ``name``, ``endpoint`` and ``rank`` of its server, the ``epoch`` of that copy,
     the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to begin with,
-    ``num_workers`` how many the job counts on, ``rank`` the receiver's. ``note`` is for the user.
+    ``num_workers`` how many the job counts on, ``rank`` the receiver's, ``chief`` whether it is the chief. ``note`` is
+    for the user.
     ``restored`` is empty or says from which checkpoint the job has begun: ``path``, ``version``, and the user's
     ``state``.
     """
@@ -43,6 +44,7 @@ class Job(Message):
     note: Text
     rank: U32
     restored: Plain = field(default_factory=dict)
+    chief: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,11 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAck(Message):
-    """The coordinator's sign of life."""
+    """The coordinator's sign of life; also sent when the receiver becomes its job's chief, or is that no more."""
 
     kind: ClassVar[int] = 4
     num_workers: U32
+    chief: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)

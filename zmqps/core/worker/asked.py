@@ -149,6 +149,7 @@ class Asked:
         host.member.rank = message.rank
         if not message.load:
             host.member.num_workers = message.num_workers
+            host.member.is_chief |= bool(message.chief)  # unless it has heard of it before
             host.transfers.pace.attach(host.attached.job.mode, message.step)
             actions += [Log("warning", message.note)] if message.note else []
             return actions + host.resolve(init, host.attached)
