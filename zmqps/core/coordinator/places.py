@@ -145,7 +145,7 @@ class Places:
 
     def acknowledge(self, member: MemberInfo) -> HeartbeatAck:
         """Return the answer to a member's sign of life."""
-        if self.chief is None and self.expected is None and len(self.attendance):  # who counts has not called init
+        if self.chief is None:  # who counts has not called init, or this coordinator has come back
             self.chief = self.find_chief()
         return HeartbeatAck(self.num_workers, int(member is self.chief))
 
