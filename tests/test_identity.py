@@ -101,7 +101,7 @@ def test_a_server_keeps_nothing_of_who_has_no_ticket() -> None:
             refused(thief.ask(hello("worker", own)), zmqps.errors.StaleEpochError)
             for message in (
                 Load(1, 1, ((0, 0, ()),), (zeros,)),
-                Push(1, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), (zeros + 1,)),
+                Push(1, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 0, ()),), (zeros + 1,)),
                 Pull(1, 1, 1 << 40, 0, "raw", ((0, 0, ()),)),
             ):
                 refused(thief.ask(message), NotJoinedError)

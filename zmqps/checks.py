@@ -115,12 +115,12 @@ def name(label: str, value: object, longest: int = 200) -> str:
     refuse(label, f"a printable string of 1 to {longest} characters", value)
 
 
-def one_of(label: str, value: object, choices: Iterable[str]) -> str:
+def one_of(label: str, value: object, choices: Iterable[str], error: Refusal = ConfigurationError) -> str:
     """Return one of a few words."""
     choices = tuple(choices)
     if isinstance(value, str) and value in choices:
         return value
-    refuse(label, f"one of {', '.join(choices)}", value)
+    refuse(label, f"one of {', '.join(choices)}", value, error)
 
 
 def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:

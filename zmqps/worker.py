@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,10 +19,11 @@ from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.protocol.exits import DRAINED as DRAINED
+from zmqps.core.protocol.terms import MOST_RATES, UNCHANGED
 from zmqps.core.treatments import Treatment
-from zmqps.core.worker.operations import Checkpoint, Init, SaveJob
+from zmqps.core.worker.operations import Checkpoint, Init, SaveJob, SetRates
 from zmqps.errors import ConfigurationError
-from zmqps.optim import OptimizerSpec
+from zmqps.optim import OptimizerSpec, rates_of
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"
@@ -224,6 +225,59 @@ class Worker(Pusher):
             self._job(left)
 
     # --- checkpoints --------------------------------------------------------------------------
+
+    def set_learning_rate(
+        self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
+    ) -> bool:
+        """Set the job's learning rate, in the place of what its optimizer began with, from this worker's next push on.
+
+        Of the workers of a job only that counts which the chief says (`is_chief`): so all may run the same script, say
+        with a schedule that looks at the loss. In the synchronous mode the step of the chief's next push is the first
+        with it, on all servers. In the other modes the chief's own next push is, and those of other workers follow
+        within a second. A checkpoint keeps it, and a schedule in the optimizer does not come back.
+
+        Parameters
+        ----------
+        learning_rate : float
+            Of the parameters that are in no group with a learning rate of its own.
+        groups : sequence of float, optional
+            The learning rates of the optimizer's groups, in their order; None leaves one as it is.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        bool
+            Whether these hold now: False for a worker that is not the chief.
+
+        Raises
+        ------
+        OptimizerError
+            A number is out of its range, or there are not as many as groups; or two groups are to part that had the
+            same numbers in `init`.
+        ConfigurationError
+            This is an observer, or the optimizer has more than 256 different groups.
+        DeadlineError
+            The coordinator has not answered; it may yet do so.
+        """
+        refuse_in_callback()
+        return self.set_learning_rate_async(learning_rate, groups=groups, timeout=timeout).result()
+
+    def set_learning_rate_async(
+        self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
+    ) -> Future[bool]:
+        """`set_learning_rate`, as a future."""
+        if self._role == "observer":
+            raise ConfigurationError("an observer trains nothing, and sets no learning rate")
+        job = self._job(timeout).job
+        spec = OptimizerSpec.from_wire(job.optimizer)
+        rates = rates_of(spec, [parameter.name for parameter in job.parameters], learning_rate, groups or ())
+        if len(rates) > MOST_RATES:
+            raise ConfigurationError(
+                f"this optimizer has {len(rates)} groups with different numbers; the learning rates of at most "
+                f"{MOST_RATES} can be set"
+            )
+        return self._submit(SetRates(0.0, rates=[UNCHANGED if rate is None else rate for rate in rates]), timeout)
 
     def checkpoint(
         self, *, state: Mapping[str, Any] | None = None, consistent: bool = False, timeout: float | None = None

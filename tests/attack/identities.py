@@ -55,7 +55,7 @@ def push(target: Target, server: int, request: int, *, seq: int | None = None, v
     size = target.slices[server].get(0, 1)
     values = (np.full(size, value, "<f4"),)
     seq = request if seq is None else seq
-    return Push(request, seq, target.epoch_at(server), 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), values)
+    return Push(request, seq, target.epoch_at(server), 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 0, ()),), values)
 
 
 def answered(answer: Message | None) -> str:
@@ -147,7 +147,7 @@ def early(target: Target, until: Until, counts: Counter[str]) -> None:
     """Before anybody has begun a job: be a worker, define the job, load its values, be a server, push."""
     job = JobSpec(parameters=(Parameter("shared", (3,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
     ones = (np.ones(3, "<f4"),)
-    to_server = [Load(2, 1, WHOLE, ones), Push(3, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", WHOLE, ones)]
+    to_server = [Load(2, 1, WHOLE, ones), Push(3, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", (), WHOLE, ones)]
     while until.pause(0.05):
         for role in ("worker", "server"):
             with Stranger(target.coordinator) as stranger:

@@ -100,7 +100,7 @@ def staged_gradients(target: Target, until: Until, counts: Counter[str]) -> None
         for i, stranger in enumerate(strangers):
             stranger.send(hello("worker", incarnation))
             for step in (0, 1 << 20):
-                message = Push(1, 1, target.epoch_at(i), step, 1, 1, 0, 1, "raw", "raw", whole[i], arrays[i])
+                message = Push(1, 1, target.epoch_at(i), step, 1, 1, 0, 1, "raw", "raw", (), whole[i], arrays[i])
                 counts["pushes"] += stranger.send(message)
             while (answer := stranger.receive(0.0)) is not None:
                 counts[answered(answer)] += 1

@@ -61,6 +61,14 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Texts": st.lists(st.text(max_size=20), max_size=4).map(tuple),
     "Versions": st.lists(unsigned(64), max_size=5).map(tuple),
     "Parts": st.lists(st.tuples(unsigned(32), unsigned(64), ranges()), max_size=4).map(tuple),
+    "Terms": st.one_of(
+        st.just(()),
+        st.builds(
+            lambda scale, rates: (scale, *rates),
+            st.floats(0, 1),
+            st.lists(st.one_of(st.just(-1.0), st.floats(0, 1e6)), max_size=4),
+        ),
+    ),
     "Contributors": st.lists(
         st.tuples(st.binary(min_size=16, max_size=16), st.lists(unsigned(64), max_size=3).map(tuple)),
         max_size=3,

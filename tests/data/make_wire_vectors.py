@@ -55,6 +55,7 @@ from zmqps.core.protocol.messages import (
     Left,
     Load,
     Lost,
+    Measured,
     Message,
     Moved,
     Proceed,
@@ -63,6 +64,7 @@ from zmqps.core.protocol.messages import (
     Pull,
     Push,
     Range,
+    RatesSet,
     Ready,
     Recalled,
     Recut,
@@ -76,6 +78,7 @@ from zmqps.core.protocol.messages import (
     Save,
     Saved,
     Scale,
+    SetRates,
     Shutdown,
     Status,
     StatusRequest,
@@ -203,18 +206,24 @@ MESSAGES: dict[str, Message] = {
     "status request": StatusRequest(1),
     "status": Status(1, {"state": "training", "uptime_s": 1.5, "members": []}),
     "load": Load(1, 1, ((0, 0, ()),), (W,)),
-    "push of a slice": Push(2, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 0, ()),), (W,)),
+    "push of a slice": Push(2, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 0, ()),), (W,)),
     "push of ranges in two slices with a reply": Push(
-        3, 2, 1, 0, 0, 1, 1, 0, "raw", "bf16", ((0, 1, (0, 2, 4, 6)), (1, 1, ())), (W[:4], B)
+        3, 2, 1, 0, 0, 1, 1, 0, "raw", "bf16", (), ((0, 1, (0, 2, 4, 6)), (1, 1, ())), (W[:4], B)
     ),
-    "push beside the header": Push(4, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 7, ()),), (LARGE,)),
-    "push in two frames": Push(5, 4, 1, 0, 0, 1, 0, 1, "raw", "raw", ((0, 7, ()), (1, 7, ())), (LARGE, B)),
-    "push for a synchronous step": Push(6, 5, 1, 41, 42, 16, 0, 1, "raw", "raw", ((0, 41, ()),), (W,)),
+    "push beside the header": Push(4, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 7, ()),), (LARGE,)),
+    "push in two frames": Push(5, 4, 1, 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 7, ()), (1, 7, ())), (LARGE, B)),
+    "push for a synchronous step": Push(6, 5, 1, 41, 42, 16, 0, 1, "raw", "raw", (), ((0, 41, ()),), (W,)),
     "pull": Pull(6, 1, 0, 0, "raw", ((0, 0, ()), (1, 0, (0, 1)))),
     "pull of exactly one version": Pull(7, 1, 41, 1, "raw", ((0, 0, ()),)),
+    "measured": Measured(1, 41, 2.5),
+    "set rates": SetRates(4, 41, (1.0, 0.01, -1.0)),
+    "rates set": RatesSet(4, (1.0, 0.01, -1.0)),
+    "push on terms": Push(7, 6, 1, 0, 0, 1, 0, 1, "raw", "raw", (0.5,), ((0, 41, ()),), (W,)),
     "arrive": Arrive(4, 41, (42,)),
     "proceed": Proceed(4, 42, 1),
     "commit": Commit(1, 41, ((WORKER, (42, 43)), (SERVER, (7,)))),
+    "commit that asks for the norm": Commit(1, 42, ((WORKER, (44,)),), (), 1),
+    "commit on terms": Commit(1, 42, ((WORKER, (44,)),), (0.5, 0.01, -1.0)),
     "committed": Committed(1, 41),
     "take of a first range": Take(5, "data", 60000, 256, 10, (), ()),
     "take after a range": Take(6, "train", 1 << 33, 4096, 1, (42,), (3, 117)),
@@ -272,15 +281,17 @@ MESSAGES: dict[str, Message] = {
     "assign of a backup": Assign(5, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 1, {}),
     "assign of a primary": Assign(1, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 0, {"rows": [BACKUP]}),
     "replicate a push": Replicate(
-        5, 9, PUSHED, WORKER, 7, 0, "raw", (2, 2), (0, 1), ((0, 1, ()), (1, 0, (2, 4))), (W, B)
+        5, 9, PUSHED, WORKER, 7, 0, "raw", (2, 2), (0, 1), (0.25,), ((0, 1, ()), (1, 0, (2, 4))), (W, B)
     ),
-    "replicate a mean": Replicate(5, 10, AVERAGED, NOBODY, 0, 3, "raw", (), (), ((0, 3, ()),), (LARGE,)),
-    "replicate a question": Replicate(5, 12, ASKED, NOBODY, 0, 0, "raw", (), (), (), ()),
-    "replicate the end of a step": Replicate(5, 11, STEPPED, NOBODY, 0, 3, "raw", (), (), (), ()),
+    "replicate a mean": Replicate(
+        5, 10, AVERAGED, NOBODY, 0, 3, "raw", (), (), (0.5, 0.01, -1.0), ((0, 3, ()),), (LARGE,)
+    ),
+    "replicate a question": Replicate(5, 12, ASKED, NOBODY, 0, 0, "raw", (), (), (), (), ()),
+    "replicate the end of a step": Replicate(5, 11, STEPPED, NOBODY, 0, 3, "raw", (), (), (), (), ()),
     "replicate a part of a ledger": Replicate(
-        5, 1, REMEMBERED, WORKER, 0, 0, "raw", (), (), (), (np.array([0, 7, 1, 2, 0], "<u8"),)
+        5, 1, REMEMBERED, WORKER, 0, 0, "raw", (), (), (), (), (np.array([0, 7, 1, 2, 0], "<u8"),)
     ),
-    "replicate a slice": Replicate(5, 2, STATE, NOBODY, 0, 3, "raw", (3,), (), ((0, 3, ()),), (W,)),
+    "replicate a slice": Replicate(5, 2, STATE, NOBODY, 0, 3, "raw", (3,), (), (), ((0, 3, ()),), (W,)),
     "replicated": Replicated(5, 9, 0),
     "replicated, but for some": Replicated(5, 9, 1),
     "replicas": Replicas(1, 2, {"rows": [BACKUP]}),

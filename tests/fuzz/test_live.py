@@ -64,8 +64,8 @@ TO_SERVER: list[Message] = [
     hello("observer", OBSERVER),
     Pull(1, EPOCH, 0, 0, "raw", WHOLE),
     Pull(2, EPOCH, 0, 0, "raw", ((0, 0, ()),)),
-    Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
-    Push(4, 2, EPOCH, 0, 0, 1, 0, 0, "raw", "raw", ((0, 0, ()),), (LARGE,)),
+    Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", (), WHOLE, ARRAYS),
+    Push(4, 2, EPOCH, 0, 0, 1, 0, 0, "raw", "raw", (), ((0, 0, ()),), (LARGE,)),
     Load(5, EPOCH, WHOLE, ARRAYS),
     Load(6, EPOCH, ((0, 0, ()),), (LARGE, LARGE)),
     Values(7, "raw", (1,), (), (LARGE,)),
@@ -106,7 +106,7 @@ TO_COORDINATOR: list[Message] = [
     Job(1, 1, {}, {}, 1, 0, 1, "", 0),
     Welcome(1, bytes(16), "x", 0, 1.0, 2.0, 1, 1),
     HeartbeatAck(1),
-    Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", WHOLE, ARRAYS),
+    Push(3, 1, EPOCH, 0, 0, 1, 1, 1, "raw", "raw", (), WHOLE, ARRAYS),
 ]
 PARAMETERS = {"w": np.ones((6, 5), np.float32), "b": np.ones(4), "c": np.ones(3, np.float32)}
 

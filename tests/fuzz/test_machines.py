@@ -83,12 +83,13 @@ EPOCHS = st.sampled_from([EPOCH, EPOCH, EPOCH, 0, 2])
 SIZES = st.sampled_from([0, 8, 16, 32, 48, 64, 12, 200])
 PAYLOADS = st.lists(SIZES.map(bytes) | SIZES.map(lambda n: b"\xff" * n), max_size=3).map(tuple)
 CODECS = st.sampled_from(["raw", "raw", "raw", "zip", ""])
+TERMS = st.sampled_from([(), (0.5,), (0.0, 1e30), (1.0, -1.0, 0.1)])
 #: Requests that come close to what the server has.
 DATA = (
     st.builds(
         Push,
         *(st.just(1), st.integers(0, 5), EPOCHS, st.integers(0, 2), st.integers(0, 2), st.integers(0, 3)),
-        *(st.integers(0, 2), st.just(0), CODECS, CODECS, PARTS, PAYLOADS),
+        *(st.integers(0, 2), st.just(0), CODECS, CODECS, TERMS, PARTS, PAYLOADS),
     )
     | st.builds(Pull, st.just(1), EPOCHS, st.integers(0, 3), st.integers(0, 1), CODECS, PARTS)
     | st.builds(Load, st.just(1), EPOCHS, PARTS, PAYLOADS)

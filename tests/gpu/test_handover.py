@@ -95,7 +95,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
 
 def test_gradients_are_read_after_what_their_producer_still_computes() -> None:
     w, b = Tensor(values(4, 3)), Tensor(values(5, seed=1))
-    transfer = requests(handover(), w=(4, 3), b=(5,)).push({"b": b, "w": w}, 1, None)
+    transfer = requests(handover(), w=(4, 3), b=(5,)).push({"b": b, "w": w}, 1, None)[0]
     assert w.streams == b.streams == [1]
     for array, expected in zip(transfer.source.arrays, (values(4, 3), values(5, seed=1)), strict=True):
         assert array is not None
@@ -107,7 +107,7 @@ def test_arrays_here_and_on_devices_go_together() -> None:
     way = Handover(devices.__getitem__)
     here = values(2, seed=2)
     mixed = {"a": Tensor(values(3)), "b": here, "c": Tensor(values(4, seed=1), index=1)}
-    a, b, c = requests(way, a=(3,), b=(2,), c=(4,)).push(mixed, 1, None).source.arrays
+    a, b, c = requests(way, a=(3,), b=(2,), c=(4,)).push(mixed, 1, None)[0].source.arrays
     np.testing.assert_array_equal(a, values(3))
     assert b is not None
     assert np.shares_memory(b, here)
@@ -195,7 +195,7 @@ def test_the_next_step_finds_the_memory_of_the_last() -> None:
     asked = requests(way, w=(1000,))
     addresses = set()
     for step in range(4):
-        source = asked.push({"w": Tensor(values(1000, seed=step))}, 1, None).source.arrays[0]
+        source = asked.push({"w": Tensor(values(1000, seed=step))}, 1, None)[0].source.arrays[0]
         assert source is not None
         addresses.add(source.ctypes.data)
     assert len(addresses) <= 2
@@ -233,7 +233,7 @@ def test_a_host_that_locks_nothing_copies_through_ordinary_memory() -> None:
             raise DeviceError(f"cannot lock {nbytes} bytes")
 
     way = handover(Refusing())
-    source = requests(way, w=(8,)).push({"w": Tensor(values(8))}, 1, None).source.arrays[0]
+    source = requests(way, w=(8,)).push({"w": Tensor(values(8))}, 1, None)[0].source.arrays[0]
     np.testing.assert_array_equal(source, values(8))
     assert way.pinned_nbytes == 0
 

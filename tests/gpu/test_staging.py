@@ -432,7 +432,7 @@ def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> Non
 
 
 def push(number: int, payload: Any, *, reply: bool = False, codec: str = "raw") -> Push:
-    return Push(number + 1, number + 1, 1, 0, 0, 1, int(reply), 1, codec, "raw", [(0, 0, ())], payload)
+    return Push(number + 1, number + 1, 1, 0, 0, 1, int(reply), 1, codec, "raw", (), [(0, 0, ())], payload)
 
 
 def test_a_device_that_is_too_small_is_told_to_who_starts_the_job() -> None:

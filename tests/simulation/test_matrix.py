@@ -57,13 +57,13 @@ class RecordingShard(Shard):
         self.arrived: list[tuple[str, list[int]]] = []
         self.commits: list[list[bytes]] = []
 
-    def push(self, parts, payload, worker, **options):
-        done = super().push(parts, payload, worker, **options)
+    def push(self, parts, payload, worker, terms=(), **options):
+        done = super().push(parts, payload, worker, terms, **options)
         self.arrived.append((worker.split()[0], [index for index, _, _ in parts]))
         return done
 
-    def commit(self, step, contributors):
-        super().commit(step, contributors)
+    def commit(self, step, contributors, terms=()):
+        super().commit(step, contributors, terms)
         self.commits.append([contributor[0] for contributor in contributors])
 
 

@@ -156,9 +156,9 @@ def test_a_half_of_an_update_that_is_left_behind(scenario: str, text: str, monke
 
 
 def test_a_commit_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> None:
-    def commit(original: Any, shard: Shard, step: int, contributors: Any) -> None:
+    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any) -> None:
         try:
-            original(shard, step, contributors)
+            original(shard, step, contributors, *terms)
         except MemoryError:
             for state in shard.slices:
                 state.version = step
@@ -173,18 +173,18 @@ def test_a_commit_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> No
 
 
 def test_a_shard_that_commits_other_contributors(monkeypatch: Patch) -> None:
-    def commit(original: Any, shard: Shard, step: int, contributors: Any) -> None:
-        original(shard, step, contributors[:-1] if shard.index == 1 and step == 2 else contributors)
+    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any) -> None:
+        original(shard, step, contributors[:-1] if shard.index == 1 and step == 2 else contributors, *terms)
 
     wrap(monkeypatch, Shard, "commit", commit)
     caught("sync-twisted", "is not the sequential reference at version 3")
 
 
 def test_a_shard_that_applies_a_step_twice(monkeypatch: Patch) -> None:
-    def commit(original: Any, shard: Shard, step: int, contributors: Any) -> None:
-        original(shard, step, contributors)
+    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any) -> None:
+        original(shard, step, contributors, *terms)
         if step == 1:
-            original(shard, step + 1, contributors)
+            original(shard, step + 1, contributors, *terms)
 
     wrap(monkeypatch, Shard, "commit", commit)
     caught("sync-twisted", "at version 3, which was never committed")
@@ -284,7 +284,7 @@ def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Pa
 
 def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Target, "outdated", lambda self: ())
-    monkeypatch.setattr(Pace, "start", lambda self, transfer: _start(self, transfer))
+    monkeypatch.setattr(Pace, "start", lambda self, transfer, terms: _start(self, transfer))
     caught("sync-backup", "at once")
 
 

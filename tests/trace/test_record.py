@@ -107,6 +107,6 @@ def test_a_codec_is_noted_where_it_works(directory: Path) -> None:
 
 
 def test_peeking_tells_what_a_message_is() -> None:
-    push = Push(17, 1, 1, 0, 0, 1, 1, 0, "raw", "raw", [(0, 0, ())], [np.zeros(9, np.float32)])
+    push = Push(17, 1, 1, 0, 0, 1, 1, 0, "raw", "raw", (), [(0, 0, ())], [np.zeros(9, np.float32)])
     assert peek(encode(push)) == ("Push", 17)
     assert peek(encode(Heartbeat({}))) == ("Heartbeat", 0)

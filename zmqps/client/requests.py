@@ -13,9 +13,11 @@ from zmqps.client.naming import check_names
 from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.norms import scale_to, squares
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
+from zmqps.core.protocol.terms import terms_of
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
@@ -92,6 +94,7 @@ class Requests:
         #: Of each parameter its name, table, first and one-past-last element there, and shape.
         self._layout = [(p.name, *places[number], p.shape) for number, p in enumerate(self.job.parameters)]
         self._handover = handover
+        self._clip_norm = None if self.job.mode == "sync" else self.job.clip_norm  # there servers measure the mean
         #: Without those that the optimizer leaves alone: a step does not wait for their gradients.
         self._trained = frozenset(self._index[name] for name in trained(self.job.optimizer, self._index))
         self._encoder = Encoder(self.job, handover, watched_coding())
@@ -202,12 +205,15 @@ class Requests:
         push = Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
         if not whole:
             push.lacking, push.expected = lacking, len(self._trained)
-        port = self._encoder.port_for(source.codec, arrays) if plain is None else None
+        port = self._encoder.port_for(source.codec, arrays) if plain is None and self._clip_norm is None else None
         if port is not None:
             source.nonfinite, source.encoded = self._encoder.encode(port, source.codec, arrays, cargoes, atomic=atomic)
             return push, complete
         for number, array in (flatten(arrays, self._handover) if plain is None else plain).items():
             flat[number] = np.ascontiguousarray(array).reshape(-1)
+        if self._clip_norm is not None:
+            total = sum(squares(array) for n, array in enumerate(flat) if array is not None and n in self._trained)
+            push.terms = terms_of(scale_to(self._clip_norm, total), ())
         if self.buffers is not None and (own or self.buffers.hold(flat)):
             source.tables = self.buffers.tables
             source.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.rules import UpdateKernel
@@ -43,11 +44,11 @@ class ApplyThreads:
             return kernel
         whole = not getattr(kernel, "allocates", True)  # alone it would have changed nothing
 
-        def apply(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:
+        def apply(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, *terms: Any) -> None:
             blocks = self._blocks(w)
 
             def update(block: slice) -> None:
-                kernel(w[block], g[block], out[block], tuple(slot[block] for slot in slots), step)
+                kernel(w[block], g[block], out[block], tuple(slot[block] for slot in slots), step, *terms)
 
             futures: list[Future[None]] = []
             errors: list[BaseException] = []

@@ -32,6 +32,7 @@ from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
+from zmqps.core.protocol.terms import MOST_RATES
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
@@ -285,6 +286,7 @@ class CheckpointStore:
             kind=CONSISTENT if manifest["consistent"] else PER_SLICE,
             data=list(manifest["data"]),
             state=manifest["state"],
+            run=manifest.get("run", {}),
             base=self._base(manifest["base"], placement),
         )
         path = path.removeprefix(SCHEME)
@@ -408,5 +410,13 @@ def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
             state=manifest.state,
             optimizer=config.restore_optimizer,
             names=config.restore_names,
+            rates=rates_of(manifest),
         )
     }
+
+
+def rates_of(manifest: Manifest) -> tuple[float, ...]:
+    """Return the learning rates that were set when a checkpoint was made; of an optimizer begun anew there are none."""
+    kept = manifest.run.get("rates", [])
+    usable = isinstance(kept, list) and len(kept) <= MOST_RATES and all(isinstance(rate, float) for rate in kept)
+    return tuple(kept) if usable else ()

@@ -133,8 +133,11 @@ class ServerConfig:
 class CompiledRules:
     """An optimizer's rules, compiled for this server (`zmqps.core.server.rules.Rules`)."""
 
-    def __init__(self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None) -> None:
+    def __init__(
+        self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None, workers: int = 1
+    ) -> None:
         self._spec = spec
+        self._workers = workers  # who update each parameter in a step, each alone
         self._kernels: Any = config.kernels
         self._device = device
         self._elementwise = device.elementwise if device is not None and device.compiles else None
@@ -144,7 +147,7 @@ class CompiledRules:
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use, and the index of each parameter's."""
-        rules, kernel_of = self._spec.rules(names)
+        rules, kernel_of = self._spec.rules(names, self._workers)
         self.slot_fill = rules[0].slot_fill
         kernels = [None if rule.frozen else self._kernel(rule) for rule in rules]
         self.allocates = any(kernel.allocates for kernel in kernels if kernel is not None)
@@ -211,7 +214,7 @@ def make_shard(
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
         needs["values while others are looked at"] = placement.nbytes(index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
-    rules = CompiledRules(spec, config, device)
+    rules = CompiledRules(spec, config, device, job.num_updating)
     for dtype in {table.dtype for table in placement.keyspace.tables}:
         rules.warm_up(names, dtype)
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent

@@ -22,6 +22,7 @@ from .lion import lion
 from .momentum import momentum
 from .nesterov import nesterov
 from .options import flag, number
+from .rates import rates_of
 from .rmsprop import rmsprop
 from .scaling import scale_linearly
 from .schedules import Schedule, constant, cosine_decay, exponential_decay, linear_warmup, step_decay
@@ -53,6 +54,7 @@ __all__ = [
     "momentum",
     "nesterov",
     "number",
+    "rates_of",
     "rmsprop",
     "scale_linearly",
     "sgd",

@@ -51,6 +51,8 @@ def adadelta(
     eps: float = 1e-6,
     weight_decay: float = 0.0,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return Adadelta, which needs no learning rate of its own.
@@ -72,7 +74,11 @@ def adadelta(
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -86,5 +92,11 @@ def adadelta(
     """
     hyper = {"rho": rho, "eps": eps, "weight_decay": weight_decay}
     return OptimizerSpec(
-        name="adadelta", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups
+        name="adadelta",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
     )

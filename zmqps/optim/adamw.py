@@ -58,6 +58,8 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return AdamW, Adam with decoupled weight decay.
@@ -78,7 +80,11 @@ def adamw(
     weight_decay : float
         :math:`\lambda`; each step shrinks the values by :math:`\eta \lambda`, whatever the gradient.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -91,4 +97,12 @@ def adamw(
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
     """
     hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
-    return OptimizerSpec(name="adamw", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)
+    return OptimizerSpec(
+        name="adamw",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
+    )

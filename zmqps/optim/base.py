@@ -15,9 +15,11 @@ from .options import Flag, Number, number, option
 from .schedules import Rate, RateOption, rate_at
 
 #: Options of every rule that a spec does not count among the hyperparameters.
-COMMON = ("learning_rate", "clip_value", "frozen")
+COMMON = ("learning_rate", "clip_value", "clip_norm", "updates_per_step", "frozen")
 
 CLIP = Number(above=0.0, optional=True)
+#: Of a step: one of each worker, of which there are no more.
+MOST_UPDATES = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,11 @@ class Rule(ABC):
     weight_decay : float
         Added to the gradient as ``weight_decay * w`` (L2), unless the rule decouples it.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` before anything else.
+        Gradients are clipped to ``[-clip_value, clip_value]``, before weight decay is added.
+    clip_norm : float, optional
+        Whether gradients are scaled before that: by how much is known once the norm of all of them is.
+    updates_per_step : int
+        How many updates a schedule takes for one step.
     frozen : bool
         Whether the values stay as they are.
 
@@ -67,6 +73,8 @@ class Rule(ABC):
     learning_rate: Rate = option(RateOption())
     weight_decay: float = number(at_least=0.0, default=0.0)
     clip_value: float | None = option(CLIP, None)
+    clip_norm: float | None = option(CLIP, None)
+    updates_per_step: int = option(Number(at_least=1, at_most=MOST_UPDATES, whole=True), 1)
     frozen: bool = option(Flag(), False)
 
     def __init_subclass__(cls) -> None:
@@ -85,7 +93,7 @@ class Rule(ABC):
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the `step`-th update, the first being 1."""
-        return rate_at(self.learning_rate, step - 1)
+        return rate_at(self.learning_rate, (step - 1) // self.updates_per_step)
 
     @abstractmethod
     def scalars(self, step: int) -> tuple[float, ...]:
@@ -105,7 +113,19 @@ class Rule(ABC):
         """
 
     def gradient(self, xp: Any) -> Callable[..., Any]:
-        """Return ``gradient(w, g, *gradient_scalars) -> g``: clipped, and with the L2 term where there is one."""
+        """Return ``gradient(w, g, *gradient_scalars) -> g``: scaled, clipped, and with the L2 term, as there are."""
+
+        def scaled_clipped_decayed(w: Any, g: Any, scale: Any, limit: Any, weight_decay: Any) -> Any:
+            return xp.minimum(xp.maximum(scale * g, -limit), limit) + weight_decay * w
+
+        def scaled_clipped(w: Any, g: Any, scale: Any, limit: Any) -> Any:
+            return xp.minimum(xp.maximum(scale * g, -limit), limit)
+
+        def scaled_decayed(w: Any, g: Any, scale: Any, weight_decay: Any) -> Any:
+            return scale * g + weight_decay * w
+
+        def scaled(w: Any, g: Any, scale: Any) -> Any:
+            return scale * g
 
         def clipped_decayed(w: Any, g: Any, limit: Any, weight_decay: Any) -> Any:
             return xp.minimum(xp.maximum(g, -limit), limit) + weight_decay * w
@@ -119,15 +139,19 @@ class Rule(ABC):
         def raw(w: Any, g: Any) -> Any:
             return g
 
+        if self.clip_norm is not None:
+            if self.clip_value is not None:
+                return scaled_clipped_decayed if self._adds_decay else scaled_clipped
+            return scaled_decayed if self._adds_decay else scaled
         if self.clip_value is not None:
             return clipped_decayed if self._adds_decay else clipped
         return decayed if self._adds_decay else raw
 
-    @property
-    def gradient_scalars(self) -> tuple[float, ...]:
-        """The numbers `gradient` needs, the same at every step."""
+    def gradient_scalars(self, scale: float = 1.0) -> tuple[float, ...]:
+        """Return the numbers `gradient` needs, the same at every step; but ``scale`` where there is a `clip_norm`."""
+        scales = () if self.clip_norm is None else (scale,)
         limit = () if self.clip_value is None else (self.clip_value,)
-        return (*limit, self.weight_decay) if self._adds_decay else limit
+        return (*scales, *limit, self.weight_decay) if self._adds_decay else (*scales, *limit)
 
     @property
     def _adds_decay(self) -> bool:

@@ -61,6 +61,8 @@ def ftrl(
     initial_accumulator_value: float = 0.0,
     weight_decay: float = 0.0,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return FTRL-proximal, follow the regularized leader, with a learning rate for each coordinate.
@@ -87,7 +89,11 @@ def ftrl(
     weight_decay : float
         :math:`\lambda w` is added to the gradient, as in every optimizer; `l2` is the regularizer of the paper.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -106,4 +112,12 @@ def ftrl(
         "initial_accumulator_value": initial_accumulator_value,
         "weight_decay": weight_decay,
     }
-    return OptimizerSpec(name="ftrl", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)
+    return OptimizerSpec(
+        name="ftrl",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
+    )

@@ -140,7 +140,7 @@ def source(rule: Rule, dtype: np.dtype[Any]) -> Source:
     ctype = TYPES[dtype.name]
     body = _Body(ctype)
     num_scalars = len(rule.scalars(1))
-    limits = [Symbol(body, f"p{i}") for i in range(len(rule.gradient_scalars))]
+    limits = [Symbol(body, f"p{i}") for i in range(len(rule.gradient_scalars()))]
     scalars = [Symbol(body, f"q{i}") for i in range(num_scalars)]
     w = body.value("w")
     slots = [body.value(f"s{i}") for i in range(len(rule.slots))]  # read before any of them is written

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -58,11 +59,21 @@ class Kernel(ABC):
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self._gradient_scalars = rule.gradient_scalars
+        self._gradient_scalars = rule.gradient_scalars()
+        self._told = rule  # with the learning rate that was told last
         steady = rule.steady and not isinstance(rule.learning_rate, Schedule)
         self._scalars = rule.scalars(1) if steady else None  # where they are the same at every step
 
-    def __call__(self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], step: int) -> None:
+    def __call__(
+        self,
+        w: Any,
+        g: Any,
+        out: Any,
+        slots: tuple[Any, ...],
+        step: int,
+        scale: float = 1.0,
+        learning_rate: float | None = None,
+    ) -> None:
         """Write ``out = update(w, g)`` and update the slots in place.
 
         Parameters
@@ -74,6 +85,10 @@ class Kernel(ABC):
             As `Rule.slots` lists them, each like `w`.
         step : int
             Number of this update, the first being 1.
+        scale : float
+            What gradients are multiplied with, where the rule has a `clip_norm`.
+        learning_rate : float, optional
+            Instead of the rule's own.
         """
         rule = self.rule
         if rule.frozen:
@@ -81,8 +96,18 @@ class Kernel(ABC):
             return
         cast = w.dtype.type
         with np.errstate(all="ignore"):  # whether infinity is an error is decided by `all_finite`, before
-            scalars = rule.scalars(step) if self._scalars is None else self._scalars
-            self._run(w, g, out, slots, tuple(map(cast, self._gradient_scalars)), tuple(map(cast, scalars)))
+            if learning_rate is None:
+                scalars = rule.scalars(step) if self._scalars is None else self._scalars
+            else:
+                scalars = self._at(learning_rate).scalars(step)
+            limits = self._gradient_scalars if rule.clip_norm is None else rule.gradient_scalars(scale)
+            self._run(w, g, out, slots, tuple(map(cast, limits)), tuple(map(cast, scalars)))
+
+    def _at(self, learning_rate: float) -> Rule:
+        """Return the rule with another learning rate."""
+        if (told := self._told).learning_rate != learning_rate:  # several threads may be here
+            told = self._told = replace(self.rule, learning_rate=learning_rate)
+        return told
 
     @abstractmethod
     def _run(

@@ -50,6 +50,8 @@ def lion(
     b2: float = 0.99,
     weight_decay: float = 1e-3,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return Lion, evolved sign momentum: one slot, and learning rates 3 to 10 times smaller than Adam's.
@@ -70,7 +72,11 @@ def lion(
     weight_decay : float
         :math:`\lambda`; each step shrinks the values by :math:`\eta \lambda`, whatever the gradient.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -83,4 +89,12 @@ def lion(
     Chen et al., "Symbolic Discovery of Optimization Algorithms", NeurIPS 2023, program 1. Defaults as in optax.
     """
     hyper = {"b1": b1, "b2": b2, "weight_decay": weight_decay}
-    return OptimizerSpec(name="lion", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)
+    return OptimizerSpec(
+        name="lion",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
+    )

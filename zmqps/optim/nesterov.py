@@ -45,6 +45,8 @@ def nesterov(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return gradient descent with Nesterov's accelerated momentum.
@@ -62,7 +64,11 @@ def nesterov(
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -77,5 +83,11 @@ def nesterov(
     """
     hyper = {"momentum": momentum, "weight_decay": weight_decay}
     return OptimizerSpec(
-        name="nesterov", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups
+        name="nesterov",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
     )

@@ -72,6 +72,16 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """One of several words."""
+
+    words: tuple[str, ...]
+
+    def accept(self, label: str, value: object) -> str:
+        return checks.one_of(label, value, self.words, OptimizerError)
+
+
+@dataclass(frozen=True)
 class Names:
     """Some names, each a string."""
 

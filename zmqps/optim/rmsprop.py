@@ -78,6 +78,8 @@ def rmsprop(
     centered: bool = False,
     weight_decay: float = 0.0,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return RMSProp.
@@ -105,7 +107,11 @@ def rmsprop(
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -119,4 +125,12 @@ def rmsprop(
     Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
     """
     hyper = {"decay": decay, "eps": eps, "momentum": momentum, "centered": centered, "weight_decay": weight_decay}
-    return OptimizerSpec(name="rmsprop", hyper=hyper, learning_rate=learning_rate, clip_value=clip_value, groups=groups)
+    return OptimizerSpec(
+        name="rmsprop",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
+    )

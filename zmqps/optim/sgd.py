@@ -34,6 +34,8 @@ def sgd(
     *,
     weight_decay: float = 0.0,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
 ) -> OptimizerSpec:
     r"""Return plain stochastic gradient descent, which keeps no state.
@@ -47,7 +49,11 @@ def sgd(
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient.
     clip_value : float, optional
-        Gradients are clipped to ``[-clip_value, clip_value]`` first.
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -64,5 +70,7 @@ def sgd(
         hyper={"weight_decay": weight_decay},
         learning_rate=learning_rate,
         clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
         groups=groups,
     )

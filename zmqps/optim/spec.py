@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import OptimizerError
 from .base import CLIP, COMMON, Rule
 from .groups import Group, assign, groups_of
-from .options import Number, Text, check_fields, fields_of, option
+from .options import Choice, Number, Text, check_fields, fields_of, option
 from .registry import BUILTIN, rule_class
 from .schedules import Rate, RateOption, rate_to_wire
 
@@ -32,6 +32,11 @@ class OptimizerSpec:
     learning_rate : float or Schedule
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``.
+    clip_norm : float, optional
+        The norm of all gradients together, at most: of the mean of a synchronous step, else of a push.
+    count : {"pushes", "steps"}
+        What schedules count: updates, or updates divided by the workers that the job expects where each of them
+        updates alone.
     groups : sequence of Group
         Parameters with numbers of their own.
 
@@ -46,6 +51,8 @@ class OptimizerSpec:
     hyper: Mapping[str, float | bool] = field(default_factory=dict)
     learning_rate: Rate = option(RateOption(), 1e-3)
     clip_value: float | None = option(CLIP, None)
+    clip_norm: float | None = option(CLIP, None)
+    count: str = option(Choice(("pushes", "steps")), "pushes")
     groups: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
@@ -65,12 +72,20 @@ class OptimizerSpec:
         rate = tuple(f for f in fields_of(cls) if f.name == "learning_rate")
         for own in (self.learning_rate, *(g.learning_rate for g in self.groups if g.learning_rate is not None)):
             check_fields(self.name, rate, {"learning_rate": own})
-        return cls, hyper | {"learning_rate": self.learning_rate, "clip_value": self.clip_value}
+        common = {name: getattr(self, name) for name in ("learning_rate", "clip_value", "clip_norm")}
+        return cls, hyper | common
 
-    def rules(self, names: Sequence[str]) -> tuple[tuple[Rule, ...], list[int]]:
+    def rules(self, names: Sequence[str], workers: int = 1) -> tuple[tuple[Rule, ...], list[int]]:
         """Return the distinct rules the named parameters need, and for each name the index of its rule.
 
         All rules have the same slots, so parameters of different groups share arenas.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of all parameters, in their order.
+        workers : int
+            How many update each parameter in a step, each alone.
 
         Raises
         ------
@@ -78,6 +93,7 @@ class OptimizerSpec:
             The optimizer is unknown here, or does not take these options.
         """
         cls, common = self._checked()
+        common["updates_per_step"] = workers if self.count == "steps" else 1
         found: dict[Rule, int] = {}
         indices = []
         for own in assign(self.groups, names):
@@ -92,6 +108,8 @@ class OptimizerSpec:
             "hyper": dict(self.hyper),
             "learning_rate": rate_to_wire(self.learning_rate),
             "clip_value": self.clip_value,
+            "clip_norm": self.clip_norm,
+            "count": self.count,
             "groups": [g.to_wire() for g in self.groups],
         }
 
@@ -134,6 +152,8 @@ def custom(
     *,
     weight_decay: float = 0.0,
     clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
     groups: Sequence[Group] = (),
     **hyper: float | bool,
 ) -> OptimizerSpec:
@@ -147,7 +167,7 @@ def custom(
     name : str
         Name of the entry point.
     learning_rate : float or Schedule
-    weight_decay, clip_value, groups
+    weight_decay, clip_value, clip_norm, count, groups
         As in every optimizer.
     **hyper : float or bool
         The fields of its class.
@@ -161,5 +181,7 @@ def custom(
         hyper={"weight_decay": weight_decay, **hyper},
         learning_rate=learning_rate,
         clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
         groups=groups,
     )

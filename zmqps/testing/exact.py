@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from zmqps.core.job.keyspace import Placement, Segment
+from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor, Part
+from zmqps.core.protocol.terms import terms_of
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import SliceState
 from zmqps.optim import OptimizerSpec
@@ -32,6 +34,7 @@ class ExactReference:
 
     def __init__(self, job: JobSpec, placement: Placement, values: Sequence[Array]) -> None:
         rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
+        self._clip_norm = job.clip_norm
         self._shards = [Shard(placement, i, rules, synchronous=True) for i in range(placement.num_shards)]
         for shard in self._shards:
             parts, payload = _of_shard(shard, values)
@@ -40,8 +43,10 @@ class ExactReference:
         self._states: dict[tuple[int, int], State] = {}  # by parameter and version: a job may be cut otherwise
         self._note()
 
-    def step(self, contributors: Sequence[Contributor], gradients: Iterable[Gradient]) -> None:
-        """Do a step of these gradients, one for each attempt of each contributor."""
+    def step(
+        self, contributors: Sequence[Contributor], gradients: Iterable[Gradient], rates: Sequence[float] = ()
+    ) -> None:
+        """Do a step of these gradients, one for each attempt of each contributor, with these learning rates."""
         pushes = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         brought = list(zip(pushes, gradients, strict=True))
         for shard in self._shards:
@@ -49,7 +54,10 @@ class ExactReference:
                 parts, payload = _of_shard(shard, source)
                 if parts:
                     shard.collect(parts, payload, push, shard.version, examples, "somebody")
-            shard.commit(shard.version, contributors)
+        total = sum(_squares(shard, contributors) for shard in self._shards)
+        scale = 1.0 if self._clip_norm is None or not brought else scale_to(self._clip_norm, total)
+        for shard in self._shards:
+            shard.commit(shard.version, contributors, terms_of(scale, rates))
         self._note()
 
     def _note(self) -> None:
@@ -95,3 +103,9 @@ def _of_shard(shard: Shard, source: Sequence[Array | None]) -> tuple[list[Part],
             assert array is not None
             payload.append(np.ascontiguousarray(array.reshape(-1)[s.start : s.start + s.size]))
     return parts, payload
+
+
+def _squares(shard: Shard, contributors: Sequence[Contributor]) -> float:
+    """Return the sum of the squares of a shard's part of the mean."""
+    assert shard.steps is not None
+    return shard.steps.measure(shard.version, contributors)

@@ -28,24 +28,37 @@ class Reference:
         Those of the optimizer; by default zeros.
     first
         The version that these are of.
+    clip_norm
+        What the norm of a mean is at most.
     """
 
-    def __init__(self, values: Sequence[Array], velocity: Sequence[Array] | None = None, first: int = 0) -> None:
+    def __init__(
+        self,
+        values: Sequence[Array],
+        velocity: Sequence[Array] | None = None,
+        first: int = 0,
+        clip_norm: float | None = None,
+    ) -> None:
         self.first = first
+        self._clip_norm = clip_norm
         nothing: list[Array] = []
         self.versions = [*[nothing] * first, [np.asarray(value, np.float64) for value in values]]
         began = [np.zeros(value.shape) for value in values] if velocity is None else velocity
         self.velocities = [*[nothing] * first, [np.asarray(v, np.float64) for v in began]]
 
-    def step(self, gradients: Sequence[Gradient]) -> None:
+    def step(self, gradients: Sequence[Gradient], rate: float = RATE) -> None:
         """Apply the mean of some gradients, each parameter's over those that have it."""
-        values, velocity = list(self.versions[-1]), list(self.velocities[-1])
-        for i, value in enumerate(values):
+        values, velocity, means = list(self.versions[-1]), list(self.velocities[-1]), dict[int, Array]()
+        for i in range(len(values)):
             brought = [(source[i], examples) for source, examples in gradients if source[i] is not None]
             if brought:
-                total = sum(np.asarray(g, np.float64) * n for g, n in brought)
-                velocity[i] = MOMENTUM * velocity[i] + total / sum(n for _, n in brought)
-                values[i] = value - RATE * velocity[i]
+                total = np.sum([np.asarray(g, np.float64) * n for g, n in brought], axis=0)
+                means[i] = total / sum(n for _, n in brought)
+        norm = float(np.sqrt(sum((mean**2).sum() for mean in means.values())))
+        scale = 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
+        for i, mean in means.items():
+            velocity[i] = MOMENTUM * velocity[i] + scale * mean
+            values[i] = values[i] - rate * velocity[i]
         self.versions.append(values)
         self.velocities.append(velocity)
 

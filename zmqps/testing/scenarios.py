@@ -414,6 +414,17 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-skips-replicas"] = replace(
         found["sync-replicas-both"], training=_synchronous(skips=0.4, steps=8, lives=30, compute_s=0.8, timeout=60.0)
     )
+    terms: dict[str, object] = {"clip_norm": 5.0, "sets": 0.4, "steps": 8}
+    found["sync-terms"] = Scenario(faults=EVERYTHING, training=_synchronous(**terms))
+    found["sync-terms-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(**terms, aggregate=2))
+    found["sync-terms-returned"] = Scenario(
+        faults=EVERYTHING, training=_synchronous(**terms), journaled=True, calm_s=LATE_CALM_S
+    )
+    moved: dict[str, object] = {**terms, "lives": 30, "compute_s": 0.8, "timeout": 60.0}
+    found["sync-terms-replicas"] = replace(found["sync-replicas-both"], training=_synchronous(**moved))
+    found["sync-exact-terms-replicas"] = replace(
+        found["sync-replicas"], training=_synchronous(**moved, plain=True, deterministic=True)
+    )
     found["ssp-skips"] = Scenario(
         faults=EVERYTHING,
         training=lambda: BoundedTraining(

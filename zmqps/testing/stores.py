@@ -94,8 +94,9 @@ class SavedJob:
     def resumption(self) -> Resumption:
         """Return what a coordinator is told that begins with it."""
         return Resumption(
-            path=self.path, job=self.job, version=self.version, data=self.manifest["data"], state=self.manifest["state"]
-        )
+            path=self.path, job=self.job, version=self.version, data=self.manifest["data"],
+            state=self.manifest["state"], rates=tuple(self.manifest["run"]["rates"]),
+        )  # fmt: skip
 
 
 class Disk:

@@ -11,7 +11,7 @@ from zmqps.core.job.data import DataSpec
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Range
-from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Init, Join, Take
+from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Init, Join, SetRates, Take
 from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
@@ -21,7 +21,7 @@ from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
 from zmqps.testing.reference import MOMENTUM, RATE
-from zmqps.testing.training import Life, Training, copies_on
+from zmqps.testing.training import Life, Training, copies_on, life_of
 from zmqps.testing.witness import StepWitness
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ class SyncTraining(Training):
         Whether a step has gradients of every third parameter only, in turn.
     skips
         Probability that a worker has no gradient in a step, or leaves out what it has pushed of it.
+    clip_norm
+        What the norm of a step's mean is at most.
+    sets
+        Probability that a worker sets the learning rate in a step, whether it is the chief or not.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
     compute_s, hiccup
@@ -79,6 +83,8 @@ class SyncTraining(Training):
     plain: bool = False
     partly: bool = False
     skips: float = 0.0
+    clip_norm: float | None = None
+    sets: float = 0.0
     eager: float = 0.0
     compute_s: float = 0.02
     hiccup: float = 0.0
@@ -96,7 +102,7 @@ class SyncTraining(Training):
         """Tensors of zeros, momentum."""
         dtypes = ["float32" if i % 2 else "float64" for i in range(self.parameters)]
         parameters = tuple(Parameter(f"layer{i}.weight", (self.size,), t) for i, t in enumerate(dtypes))
-        spec = momentum(RATE, momentum=MOMENTUM).to_wire()
+        spec = momentum(RATE, momentum=MOMENTUM, clip_norm=self.clip_norm).to_wire()
         job = JobSpec(
             parameters=parameters,
             optimizer=spec,
@@ -134,6 +140,7 @@ class SyncTraining(Training):
                         break
                     used = found.data_pass, found.number
                 yield from self._read(simulation, worker, attached, out)
+                yield from self._set_rate(simulation, worker)
                 yield self._seconds(simulation)
                 yield from self._push(simulation, worker, attached, out)
                 done += 1
@@ -148,6 +155,16 @@ class SyncTraining(Training):
             if failed < RETRIES:
                 raise
             # else the others had finished before it came, and nobody comes any more
+
+    def _set_rate(self, simulation: SimulatedCluster, worker: Node) -> Program:
+        """Sometimes set the learning rate, which counts for nothing where this is not the chief."""
+        if self.sets and simulation.rng.random() < self.sets and self.witness is not None:
+            assert isinstance(worker.machine, SessionMachine)
+            step, rate = worker.machine.transfers.pace.next_step, simulation.rng.uniform(0.05, 0.2)
+            rates = self.witness.rates[life_of(worker)]
+            rates.ask(step, rate)
+            if (yield SetRates(0.0, rates=(rate,)), self.timeout):
+                rates.holds(step, rate)
 
     def _seconds(self, simulation: SimulatedCluster) -> float:
         rng = simulation.rng

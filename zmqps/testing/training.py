@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
@@ -38,14 +38,15 @@ class ReferenceRules:
 
     allocates = True
 
-    def __init__(self, spec: OptimizerSpec, memory: ScarceMemory | None = None) -> None:
+    def __init__(self, spec: OptimizerSpec, memory: ScarceMemory | None = None, workers: int = 1) -> None:
         self._spec = spec
+        self._workers = workers
         self._memory = memory
         self.slot_fill: tuple[float, ...] = ()
 
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use, and the index of each parameter's."""
-        rules, kernel_of = self._spec.rules(names)
+        rules, kernel_of = self._spec.rules(names, self._workers)
         self.slot_fill = rules[0].slot_fill
         kernels = [None if rule.frozen else make_kernel(rule) for rule in rules]
         return [kernel and self._scarce(kernel) for kernel in kernels], kernel_of
@@ -56,11 +57,12 @@ class ReferenceRules:
         if memory is None:
             return kernel
 
-        def run(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:
+        def run(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, *terms: Any) -> None:
             middle = w.size // 2
             for part in (slice(0, middle), slice(middle, w.size)):
                 new = out[part]
-                kernel(new if w is out else w[part], g[part], new, tuple([slot[part] for slot in slots]), step)
+                state = tuple([slot[part] for slot in slots])
+                kernel(new if w is out else w[part], g[part], new, state, step, *terms)
                 memory.request()
 
         return run
@@ -141,7 +143,7 @@ class Training:
         self, job: JobSpec, placement: Placement, index: int, room: Room, memory: ScarceMemory | None = None
     ) -> Shard:
         """Build a server's shard; by default there is memory for all."""
-        rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer), memory)
+        rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer), memory, job.num_updating)
         return Shard(
             placement, index, rules, reject_nonfinite=job.nonfinite == "reject", synchronous=job.mode == "sync",
             retain=job.retain, treatment=make_treatment(job.treatment), memory=memory,

@@ -32,6 +32,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.exact import ExactReference
+from zmqps.testing.rates import RateWitness
 from zmqps.testing.reference import Gradient, Reference
 from zmqps.testing.training import Life, copies_on, life_of
 
@@ -94,6 +95,7 @@ class StepWitness:
         # by incarnation, step, and how often that had gone back
         self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
         self._skipped: set[tuple[bytes, int, int]] = set()  # who has arrived at a step with nothing, likewise
+        self.rates: dict[Life, RateWitness] = defaultdict(RateWitness)
         self._training: set[bytes] = set()  # whom others wait for
         # workers that wait for data or at a barrier, and are not waited for, with the requests
         self._pausing: dict[bytes, set[int]] = defaultdict(set)
@@ -105,7 +107,7 @@ class StepWitness:
     def reference(self, life: Life, back: int) -> Reference:
         """Return what the values must be in a life of the job that has gone back so often."""
         if (life, back) not in self._references:
-            self._references[life, back] = Reference(self._values)
+            self._references[life, back] = Reference(self._values, clip_norm=self._job.clip_norm)
         return self._references[life, back]
 
     def exactly(self, life: Life, back: int) -> ExactReference | None:
@@ -135,7 +137,7 @@ class StepWitness:
     ) -> None:
         """A life of the job begins from a checkpoint, or has gone back to one so often."""
         if (life, back) not in self._references:
-            self._references[life, back] = Reference(values, velocity, version)
+            self._references[life, back] = Reference(values, velocity, version, self._job.clip_norm)
             self._commits[life, back] = [()] * version
 
     def check_freed(self, server: Node) -> None:
@@ -173,9 +175,9 @@ class StepWitness:
     def _written(self, node: Node) -> None:
         """Take what a coordinator decides when it is kept, for it may come back before it has told anybody."""
         data = self._simulation.journals[node.name].get(f"step/{self._name}")
-        for step, contributors in unpack(data)["commits"] if data is not None else ():
+        for step, contributors, terms, measure in unpack(data)["commits"] if data is not None else ():
             epoch = self._simulation.coordinator.runs[self._name].startup.epoch
-            self._committed(node, Commit(epoch, step, contributors))
+            self._committed(node, Commit(epoch, step, contributors, terms, measure))
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         if receiver.role == "coordinator":
@@ -229,8 +231,8 @@ class StepWitness:
         self._check_quorum(coordinator, step, contributors, back)
         self._check_there(step, contributors)
         if (exact := self.exactly(life, back)) is not None:
-            exact.step(contributors, gradients)
-        self.reference(life, back).step(gradients)
+            exact.step(contributors, gradients, commit.terms[1:])
+        self.reference(life, back).step(gradients, self.rates[life].of_step(step, commit.terms[1:]))
 
     def _check_there(self, step: int, contributors: tuple[Contributor, ...]) -> None:
         """Assert that all that the step is made of is where it is to be applied, if nothing happens from now on."""

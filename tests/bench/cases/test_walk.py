@@ -38,9 +38,9 @@ def test_there_and_back_it_is_a_short_way(push_pull: Walk) -> None:
 
 def test_it_begins_and_ends_with_the_user_and_crosses_three_threads(push_pull: Walk) -> None:
     first, *_ = push_pull.calls
-    assert (first.file, first.function) == ("zmqps/worker.py", "Worker.push_pull")
+    assert (first.file, first.function) == ("zmqps/client/pusher.py", "Pusher.push_pull")
     assert [turn[0].function for turn in push_pull.turns] == [
-        "Worker.push_pull",
+        "Pusher.push_pull",
         "SessionThread._submit.<locals>.begin",
         "ZmqTransport._drain",
         "ZmqTransport._drain",

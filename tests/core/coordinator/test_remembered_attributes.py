@@ -41,8 +41,10 @@ KEPT = {
     "_Drain": "server since nonces moved",
     "Moves": "_moves",
     "_Move": "copy generation version lost awaited",
-    "Steps": "policy _counted _behind_moves _moving _ranks _told _behind _waits_for_all",
-    "Commits": "unconfirmed",
+    "Steps": "policy _counted _ranks _told _behind _waits_for_all",
+    "Commits": "unconfirmed measuring",
+    "LearningRates": "latest _before",
+    "Bringing": "behind moving",
     "Synchronous": "step dropped _count _arrivals",
     "DataSets": "by_name _saved",
     "DataSet": "spec owner named_by lasts here data_pass taken num_done num_returned _next _returned",
@@ -67,9 +69,9 @@ NOT_KEPT = {
     "EndedJobs": "_changed _answers",
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
-        "replication barriers data waits fallback"
+        "replication barriers data waits fallback rates"
     ),
-    "Places": "attendance spares losses chief _name _cluster_expects _members _workers _job _dismiss _changed",
+    "Places": "attendance spares losses chief _rates _name _cluster_expects _members _workers _job _dismiss _changed",
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease",
     "Startup": (
@@ -96,10 +98,12 @@ NOT_KEPT = {
     "Moves": "_members _may_tell _changed",
     "_Move": "due",
     "Steps": (
-        "_changed kept _kept_clock _returned torn _replicated _granted _members _attendance _training _commits _paused "
-        "_requests _retry_due _since pauses"
+        "_changed kept _kept_clock _returned _clip_norm _rates bringing _replicated _granted _members _attendance "
+        "_training _commits _paused _requests _retry_due _since pauses"
     ),
-    "Commits": "copies",
+    "Commits": "copies _squares",
+    "LearningRates": "_changed",
+    "Bringing": "torn _commits _members",
     "Pauses": "suspended holding closed",
     "Synchronous": "aggregate on_straggler clock _live _paused _absent _late _first_at _patient_from",
     "DataSets": "_changed _of _members _counts _pause _resume",
@@ -135,6 +139,7 @@ def parts() -> Iterator[Any]:
     yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
     yield from (run.replication.handovers, *run.replication.handovers._of.values())
     yield from (run.fallback, run.fallback._tellings, run.steps.policy, run.steps._commits, run.steps.pauses)
+    yield from (run.steps.bringing, run.rates)
     yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)
 
 

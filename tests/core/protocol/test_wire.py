@@ -49,7 +49,7 @@ from zmqps.errors import LimitError, ProtocolError
 
 
 def push_with(payload: object, *frames: bytes) -> list[bytes]:
-    return [msgpack.packb([33, 7, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", [[0, 5, []]], payload]), *frames]
+    return [msgpack.packb([33, 7, 3, 1, 0, 0, 1, 0, 1, "raw", "raw", [], [[0, 5, []]], payload]), *frames]
 
 
 # --- what is encoded comes back -----------------------------------------------------------------

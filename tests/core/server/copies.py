@@ -279,7 +279,7 @@ class Copies:
 def push(seq: int, value: Any, *slices: int, epoch: int = PRIMARY, reply: int = 0, **over: Any) -> Push:
     """Return a push of whole slices of eight elements each."""
     fields = {"request": 100 + seq, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
-    fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw"}
+    fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw", "terms": ()}
     parts = tuple((index, 0, ()) for index in slices or (0,))
     payload = (np.full(8 * len(parts), value, np.float32),)
     return Push(**{**fields, "parts": parts, "payload": payload, **over})

@@ -117,7 +117,7 @@ def runs_of(actions: list[Action]) -> list[Run]:
 
 def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, reply: int = 0, **over: Any) -> Push:
     fields = {"request": seq + 100, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
-    fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw"}
+    fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw", "terms": ()}
     return Push(**{**fields, "parts": ((slice_, 0, ()),), "payload": (value,), **over})
 
 

@@ -633,7 +633,7 @@ def test_a_treatment_that_needs_what_workers_have_read_has_no_copies() -> None:
 
 def test_records_of_somebody_else_are_refused() -> None:
     copies = trained(B)
-    record = Replicate(2, 1, 1, bytes(16), 1, 0, "raw", (), (), (), ())
+    record = Replicate(2, 1, 1, bytes(16), 1, 0, "raw", (), (), (), (), ())
     copies.from_worker("b", "w", record)
     copies.from_worker("p", "w", record)
     assert [m.code for m in [*copies.answers("w", "b"), *copies.answers("w")] if isinstance(m, Error)] == [23, 24]

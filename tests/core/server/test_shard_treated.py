@@ -174,7 +174,7 @@ def test_a_push_that_is_answered_with_values_is_a_read_too() -> None:
     server = Server()
 
     def send(peer: bytes, seq: int, version: int, reply: int) -> Any:
-        push = Push(seq + 5, seq, 1, 0, 0, 1, reply, 1, "raw", "raw", ((0, version, ()),), (ONES,))
+        push = Push(seq + 5, seq, 1, 0, 0, 1, reply, 1, "raw", "raw", (), ((0, version, ()),), (ONES,))
         (action,) = [a for a in server.take(peer, push) if isinstance(a, Send)]
         return action.message
 

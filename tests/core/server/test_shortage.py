@@ -15,7 +15,7 @@ SPEC = job()
 @pytest.mark.parametrize(
     ("message", "what"),
     [
-        (Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", (), ()), "a push"),
+        (Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", (), (), ()), "a push"),
         (Pull(1, 1, 0, 0, "raw", ()), "a pull"),
         (Load(1, 1, (), ()), "initial values"),
         (assign(SPEC, placement(SPEC)), "a shard"),

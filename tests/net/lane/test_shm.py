@@ -226,7 +226,7 @@ def test_messages_of_any_size_arrive_whole(sizes: list[list[int]]) -> None:
         sent = []
         for number, lengths in enumerate(sizes):
             payload = [np.full(n, number + i, np.uint8) for i, n in enumerate(lengths)]
-            frames = encode(Push(number, number, 1, 0, 0, 1, 0, 0, "raw", "raw", ((0, 0, ()),), payload))
+            frames = encode(Push(number, number, 1, 0, 0, 1, 0, 0, "raw", "raw", (), ((0, 0, ()),), payload))
             pair.worker.send(SERVER, frames, ())
             sent.append([bytes(frame) for frame in frames])
         assert pair.inbox == sent
@@ -418,7 +418,9 @@ def bad_envelopes(good: bytes) -> list[list[bytes]]:
 @pytest.mark.parametrize("number", range(26))
 def test_garbage_in_an_envelope_is_refused_and_changes_nothing(number: int) -> None:
     def scenario(pair: Pair) -> None:
-        message = [bytes(frame) for frame in encode(Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", ((0, 0, ()),), [LARGE]))]
+        message = [
+            bytes(frame) for frame in encode(Push(1, 1, 1, 0, 0, 1, 0, 0, "raw", "raw", (), ((0, 0, ()),), [LARGE]))
+        ]
         packed, *_ = pair.lane.pack(message, pair.worker.arenas, ())
         bad = bad_envelopes(packed[0])[number]
         pair.wires[0].send(SERVER, bad, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Plain
@@ -20,28 +21,61 @@ class Commits:
         The primaries of the shards, by epoch.
     unconfirmed
         Of each of them that counts the commits, in order.
+    measuring
+        Whether servers are yet to say how large the mean of the last step is; no other one is committed before.
     """
 
     def __init__(self) -> None:
         self.copies: dict[int, Copy] = {}
         self.unconfirmed: dict[int, list[Commit]] = {}
+        self.measuring = False
+        self._squares: dict[int, float] = {}  # of that mean, by shard
 
     def start(self, copies: Iterable[Copy]) -> None:
         """These are the copies, of which the primaries take commits; nothing is committed yet."""
         self.copies = {copy.epoch: copy for copy in copies if not copy.backup}
         self.unconfirmed = {epoch: [] for epoch in self.copies}
+        self.measuring = False
 
     def forget(self) -> None:
         """What was committed does not count any more."""
+        self.measuring = False
         self.unconfirmed = {epoch: [] for epoch in self.unconfirmed}
 
-    def add(self, step: int, contributors: Sequence[Contributor]) -> list[tuple[Copy, Commit]]:
-        """A step is committed; return who is to be told what."""
+    def add(
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), *, measure: bool = False
+    ) -> list[tuple[Copy, Commit]]:
+        """A step is committed; return who is to be told what. ``measure``: they are asked how large its mean is."""
         made: list[tuple[Copy, Commit]] = []
+        self.measuring = measure
+        self._squares.clear()
         for epoch, commits in self.unconfirmed.items():
-            commits.append(Commit(epoch, step, tuple(contributors)))
+            commits.append(Commit(epoch, step, tuple(contributors), terms, int(measure)))
             made.append((self.copies[epoch], commits[-1]))
         return made
+
+    def measured(self, epoch: int, step: int, squares: float) -> float | None:
+        """A primary has said how large its part of a step's mean is; return the whole one's squares when all have."""
+        commits = self.unconfirmed.get(epoch, [])
+        if not self.measuring or not commits or commits[-1].step != step:
+            return None  # said again
+        self._squares[self.copies[epoch].shard] = squares
+        shards = sorted(self.copies[epoch].shard for epoch in self.unconfirmed)
+        if any(shard not in self._squares for shard in shards):
+            return None
+        return sum(self._squares[shard] for shard in shards)
+
+    def settle(self, terms: Sequence[float]) -> None:
+        """The last step is to be applied on these terms."""
+        self.measuring = False
+        for commits in self.unconfirmed.values():
+            commits[-1:] = [replace(commit, terms=terms, measure=0) for commit in commits[-1:] if commit.measure]
+
+    def drop_measured(self) -> None:
+        """The last step is not committed, if nobody has been told yet on which terms."""
+        self.measuring = False
+        for commits in self.unconfirmed.values():
+            commits[:] = [commit for commit in commits if not commit.measure]
 
     def confirmed(self, epoch: int, before: int) -> None:
         """A primary has all steps before this one."""
@@ -72,19 +106,27 @@ class Commits:
         self.copies.pop(old, None)
         self.copies[heir.epoch] = heir
         commits = self.unconfirmed.pop(old, [])
-        self.unconfirmed[heir.epoch] = [Commit(heir.epoch, commit.step, commit.contributors) for commit in commits]
+        self.unconfirmed[heir.epoch] = [replace(commit, epoch=heir.epoch) for commit in commits]
 
     def dump(self) -> dict[str, Plain]:
         """Return what is kept of them."""
-        commits = {commit.step: commit.contributors for queue in self.unconfirmed.values() for commit in queue}
+        commits = {commit.step: commit for queue in self.unconfirmed.values() for commit in queue}
+        kept: list[Plain] = [
+            [step, [[who, list(attempts)] for who, attempts in c.contributors], list(c.terms), c.measure]
+            for step, c in sorted(commits.items())
+        ]
         return {
-            "commits": [[step, [[who, list(attempts)] for who, attempts in c]] for step, c in sorted(commits.items())],
+            "commits": kept,
             "unconfirmed": [[epoch, [c.step for c in queue]] for epoch, queue in self.unconfirmed.items()],
         }
 
     def restore(self, kept: dict[str, Plain]) -> None:
         """Have what was kept, of the copies that there are."""
-        commits = {step: tuple((who, tuple(a)) for who, a in contributors) for step, contributors in kept["commits"]}
+        commits = {
+            step: Commit(0, step, tuple((who, tuple(a)) for who, a in contributors), tuple(terms), measure)
+            for step, contributors, terms, measure in kept["commits"]
+        }
         for epoch, steps in kept["unconfirmed"]:
             if epoch in self.unconfirmed:
-                self.unconfirmed[epoch] = [Commit(epoch, step, commits[step]) for step in steps]
+                self.unconfirmed[epoch] = [replace(commits[step], epoch=epoch) for step in steps]
+        self.measuring = any(queue[-1].measure for queue in self.unconfirmed.values() if queue)

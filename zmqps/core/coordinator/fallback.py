@@ -141,8 +141,9 @@ class Fallback:
         if job is None or (self._whole and version > self._steps.clock):  # of steps that are gone
             return
         saved = Resumption(
-            path=path, read_at=read_at, job=job, version=version, data=manifest["data"], state=manifest["state"]
-        )
+            path=path, read_at=read_at, job=job, version=version, data=manifest["data"], state=manifest["state"],
+            rates=tuple(manifest.get("run", {}).get("rates", ())),
+        )  # fmt: skip
         self.good.append(saved)
         del self.good[:-MAX_GOOD]
         self._changed("fallback")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs
@@ -13,6 +16,8 @@ from zmqps.core.protocol.messages import (
     Discarded,
     Error,
     Forgotten,
+    Measured,
+    Message,
     Promoted,
     Ready,
     Replicating,
@@ -54,9 +59,14 @@ class Holders:
             return []
         if run.steps.lacks(message.step):
             return run.fall_behind(member, message.step, now)
-        actions = run.committed(message)
+        actions = run.steps.confirmed(message.epoch, message.step)
         ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
         return [*actions, *self._checkpoints.look(now), *ended]
+
+    def measured(self, member: MemberInfo, message: Measured, now: float) -> list[Action]:
+        """It has found out how large its part of a step's mean is."""
+        run = self._jobs.of_epoch(message.epoch, member)
+        return run.steps.measured(message, run.num_missing, now) if run else []
 
     def promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
@@ -100,3 +110,17 @@ class Holders:
             if run is not None:  # else about the shard of a job that was given up
                 actions += run.fail(error, now, message.request)
         return actions
+
+
+#: What is done at each message.
+OF_HOLDERS: dict[type[Message], Callable[[Holders, MemberInfo, Any, float], list[Action]]] = {
+    Ready: Holders.ready,
+    Committed: Holders.committed,
+    Measured: Holders.measured,
+    Promoted: Holders.promoted,
+    Replicating: Holders.replicating,
+    Yielded: Holders.yielded,
+    Discarded: Holders.discarded,
+    Forgotten: Holders.forgotten,
+    Error: Holders.failed,
+}

@@ -16,7 +16,7 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.holders import Holders
+from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.making import Cadence
@@ -53,15 +53,12 @@ from zmqps.core.protocol.messages import (
     Arrive,
     Back,
     Checkpoint,
-    Committed,
-    Discarded,
     Drain,
     Enter,
     Error,
     Farewell,
     FileAsk,
     Followed,
-    Forgotten,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -70,12 +67,11 @@ from zmqps.core.protocol.messages import (
     Leave,
     Left,
     Message,
-    Promoted,
-    Ready,
-    Replicating,
+    RatesSet,
     Resumed,
     Retargeted,
     Saved,
+    SetRates,
     Shutdown,
     Status,
     StatusRequest,
@@ -83,7 +79,6 @@ from zmqps.core.protocol.messages import (
     Welcome,
     WentBack,
     Withdraw,
-    Yielded,
 )
 from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
 
@@ -378,6 +373,15 @@ class CoordinatorMachine:
         ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
         return [Send(member.peer, ack), *self.checkpoints.look(now)]
 
+    def _set_rates(self, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
+        """Take learning rates of the chief of a job, and of nobody else."""
+        run, told = self.runs[member.job], list[MemberInfo]()
+        if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
+            run.rates.set(message.step, run.steps.clock, message.terms[1:])
+            told = [other for other in run.members.values() if other is not member]
+        answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
+        return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]
+
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
         how = message.reason if message.reason in ("finished", "drained") else "closed"
@@ -461,21 +465,14 @@ def _of_holder(
 
 
 #: Requests whose answer is remembered, so that one that was lost can be said again.
-REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint)
+REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint, SetRates)
 
 #: (role, message) -> what is done. Anything else is a `ProtocolError`.
 HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
     **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
     ("server", Leave): CoordinatorMachine._server_leaves,
-    ("server", Ready): _of_holder(Holders.ready),
-    ("server", Committed): _of_holder(Holders.committed),
-    ("server", Promoted): _of_holder(Holders.promoted),
-    ("server", Replicating): _of_holder(Holders.replicating),
-    ("server", Yielded): _of_holder(Holders.yielded),
+    **{("server", kind): _of_holder(take) for kind, take in OF_HOLDERS.items()},
     ("server", Drain): lambda machine, member, message, now: machine.drains.ask_own(member, message, now),
-    ("server", Discarded): _of_holder(Holders.discarded),
-    ("server", Forgotten): _of_holder(Holders.forgotten),
-    ("server", Error): _of_holder(Holders.failed),
     ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
     ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
     ("worker", Holding): CoordinatorMachine._holds,
@@ -493,6 +490,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
     **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
+    ("worker", SetRates): CoordinatorMachine._set_rates,
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),
 }

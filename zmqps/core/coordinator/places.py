@@ -8,6 +8,7 @@ from zmqps.core.coordinator.attendance import Attendance, unnamed
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.rates import LearningRates
 from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
@@ -45,6 +46,7 @@ class Places:
         job: Callable[[], JobSpec | None],
         dismiss: Callable[[MemberInfo, PSError], list[Action]],
         changed: Changed = nothing,
+        rates: LearningRates | None = None,
     ) -> None:
         self.attendance = Attendance(changed)
         self.spares = Spares(members)
@@ -56,6 +58,7 @@ class Places:
         self._job = job
         self._dismiss = dismiss
         self._changed = changed
+        self._rates = rates or LearningRates()
         self.chief: MemberInfo | None = None  # as far as it has been told
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker
@@ -147,7 +150,7 @@ class Places:
         """Return the answer to a member's sign of life."""
         if self.chief is None:  # who counts has not called init, or this coordinator has come back
             self.chief = self.find_chief()
-        return HeartbeatAck(self.num_workers, int(member is self.chief))
+        return HeartbeatAck(self.num_workers, int(member is self.chief), self._rates.terms)
 
     def note_joined(self) -> None:
         """Somebody has come or gone: perhaps all who are expected have come."""

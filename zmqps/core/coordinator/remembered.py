@@ -161,16 +161,17 @@ def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now
 def _dump_job(run: JobRun) -> Plain:
     rosters = [run.workers.dump(), run.observers.dump()]
     failed = b"" if run.lost_shard is None else packed_error(run.lost_shard)
-    return [rosters, run.places.dump(), run.occupancy.dump(), failed]
+    return [rosters, run.places.dump(), run.occupancy.dump(), failed, run.rates.dump()]
 
 
 def _restore_job(run: JobRun, kept: Plain, everybody: Mapping[bytes, MemberInfo], now: float) -> None:
     run.data.resume(())  # what of a checkpoint nobody has named yet is kept by itself
-    rosters, places, occupancy, failed = kept
+    rosters, places, occupancy, failed, rates = kept
     for roster, held in zip((run.workers, run.observers), rosters, strict=True):
         roster.restore(held, everybody)
         run.members.update((member.incarnation, member) for member in roster)
     run.places.restore(places)
+    run.rates.restore(rates)
     run.occupancy.restore(occupancy, now)
     if failed:
         run.lost_shard = unpacked_error(failed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.terms import Rates
 from zmqps.errors import JobMismatchError
 
 
@@ -32,6 +33,8 @@ class Resumption:
         Whether slots and step counts are restored; else the job's optimizer begins anew, and may be another one.
     names
         Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    rates
+        The learning rates that the chief had set.
     """
 
     path: str
@@ -42,6 +45,7 @@ class Resumption:
     optimizer: bool = True
     names: Mapping[str, str] = field(default_factory=dict)
     read_at: str = ""
+    rates: Rates = ()
 
     @property
     def owner(self) -> str:
@@ -87,16 +91,16 @@ class Resumption:
         """Return it as plain data, for the coordinator's journal; ``brief``: without the job, which may be large."""
         return [
             self.path, {} if brief else self.job.to_wire(), self.version, list(self.data), dict(self.state),
-            self.optimizer, dict(self.names), self.read_at,
+            self.optimizer, dict(self.names), self.read_at, list(self.rates),
         ]  # fmt: skip
 
     @classmethod
     def restored(cls, kept: Sequence[Any], known: JobSpec | None = None) -> Resumption:
         """Return the one that was kept; ``known``: the job of a brief one."""
-        path, job, version, data, state, optimizer, names, read_at = kept
+        path, job, version, data, state, optimizer, names, read_at, rates = kept
         return cls(
             path=path, job=known or JobSpec.from_wire(job), version=version, data=data, state=state,
-            optimizer=optimizer, names=names, read_at=read_at,
+            optimizer=optimizer, names=names, read_at=read_at, rates=tuple(rates),
         )  # fmt: skip
 
     def told(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from zmqps.core.coordinator.missing import torn
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
+from zmqps.core.coordinator.rates import LearningRates
 from zmqps.core.coordinator.reach import check_in_reach
 from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
@@ -26,7 +27,6 @@ from zmqps.core.coordinator.waits import Waiter, Waits
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (
     Arrive,
-    Committed,
     Enter,
     Init,
     Promoted,
@@ -76,9 +76,8 @@ class JobRun:
         changes: Changes | None = None,
     ) -> None:
         changes = changes or Changes()
-        self._changed = changes.of("job", name)
+        self.name, self._changed = name, changes.of("job", name)
         self._changed()
-        self.name = name
         self.members: dict[bytes, MemberInfo] = {}
         self.workers = Roster()
         self.observers = Roster()
@@ -86,13 +85,15 @@ class JobRun:
         self._options = options
         self._servers = servers
         self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
+        self.rates = LearningRates(self._changed)
         self.places = Places(
             name, options.workers, self.members, self.workers,
             lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
-            self._changed,
+            self._changed, self.rates,
         )  # fmt: skip
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
-        self.steps = Steps(self.members, self.attendance, changes.of("step", name), replicated=options.replicas > 0)
+        kept = changes.of("step", name)
+        self.steps = Steps(self.members, self.attendance, kept, self.rates, replicated=options.replicas > 0)
 
         def changed(what: str) -> None:
             changes.add(what, name)
@@ -115,6 +116,7 @@ class JobRun:
         self.waits = Waits(self._waiters, self.anybody_waits)
         if resumption is not None:
             self.data.resume(resumption.data)
+            self.rates.begin_at(resumption.rates)
 
     @property
     def mode(self) -> str:
@@ -123,7 +125,8 @@ class JobRun:
 
     def saved(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it beside the shards, as plain data."""
-        return {"name": self.name, **self.startup.described(), "data": self.data.saved()}
+        saved = {"data": self.data.saved(), "run": {"rates": list(self.rates.latest)}}
+        return {"name": self.name, **self.startup.described(), **saved}
 
     @property
     def num_workers(self) -> int:
@@ -212,8 +215,8 @@ class JobRun:
 
     def _begin(self, member: MemberInfo) -> Beginning:
         """Say what a member begins with, now that the job can be trained."""
-        chief = self.places.find_chief() is member
-        beginning = Beginning(self.steps.begin(member), self.num_workers, self._note(member), chief)
+        clock, is_chief = self.steps.begin(member), self.places.find_chief() is member
+        beginning = Beginning(clock, self.num_workers, self._note(member), self.rates.terms, is_chief)
         self._changed()
         if member.role == "worker":
             self.occupancy.begin(member)
@@ -339,10 +342,6 @@ class JobRun:
         moved = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
         return [*moved, *self.steps.advance(self.num_missing, now)]  # which may have waited for that
 
-    def committed(self, message: Committed) -> list[Action]:
-        """A server has applied a step."""
-        return self.steps.confirmed(message.epoch, message.step)
-
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the primary of its shard."""
         copy, is_behind = self.startup.copies.by_epoch[message.epoch], self.steps.lacks(message.step - 1)
@@ -353,9 +352,9 @@ class JobRun:
 
     def _look_for_torn(self, now: float) -> list[Action]:
         """See whether a step can never be completed on one shard."""
-        if self.steps.torn is None or self.lost_shard is not None:
+        if (shard := self.steps.bringing.torn) is None or self.lost_shard is not None:
             return []
-        return self._fall_back([], torn(self.steps.torn), now)
+        return self._fall_back([], torn(shard), now)
 
     def followed(self, member: MemberInfo, message: Retargeted, now: float) -> list[Action]:
         """A member talks to the new server of a shard."""
@@ -407,6 +406,7 @@ class JobRun:
         for member in self.members.values():
             member.go_back()
         self.spares.go_back()
+        self.rates.begin_at(saved.rates)
         return self.data.go_back(saved.data)
 
     def _lose_shards(self, error: PSError) -> list[Action]:

@@ -25,6 +25,7 @@ class Beginning(NamedTuple):
     step: int  # the clock it begins with
     num_workers: int
     note: str  # whose values these are, if the user may expect other ones
+    terms: Sequence[float] = ()  # the learning rates in force
     is_chief: bool = False
 
 
@@ -244,7 +245,10 @@ class Startup:
         ``source``: from where, if not what the job began from; ``placement``: of which shards, if of others.
         """
         assert self.placement is not None
+        assert self.job is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        if self.job.counts_steps and self.job.workers is None:
+            wire = {**wire, "workers": self._expected}
         cuts = cuts if placement is None else placement.to_wire()
         if source is None:
             source = self.resumption.source() if self.resumption else {}
@@ -403,11 +407,12 @@ class Startup:
         placement = self.where(member, load=bool(load)) if before is None else before.placement
         self.told.add(member.incarnation)
         self._changed("start")
-        step, num_workers, note, chief = Beginning(0, 0, "") if load else self._begin(member)
+        step, num_workers, note, terms, chief = Beginning(0, 0, "") if load else self._begin(member)
         restored = self.resumption.told() if self.resumption else {}
         job = Job(
-            request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored, int(chief)
-        )
+            request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored,
+            int(chief), terms,
+        )  # fmt: skip
         return Send(member.peer, job) if load else member.answer(request, job)
 
     def moved(self) -> None:

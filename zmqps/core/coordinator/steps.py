@@ -7,16 +7,20 @@ from functools import partial
 from typing import Any
 
 from zmqps.core.coordinator.attendance import Attendance
+from zmqps.core.coordinator.bringing import Bringing
 from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.pauses import Pauses
+from zmqps.core.coordinator.rates import LearningRates
 from zmqps.core.coordinator.waits import Waiter
+from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Proceed
+from zmqps.core.protocol.messages import Arrive, Measured, Proceed
+from zmqps.core.protocol.terms import terms_of
 from zmqps.errors import DeadlineError, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
@@ -36,6 +40,8 @@ class Steps:
         Which of them count.
     changed
         Called when something has changed that is kept, before anybody is told.
+    rates
+        The learning rates that were set.
     replicated
         Whether shards have backups: a worker proceeds when these have its step, and until then it can bring it again.
     """
@@ -45,6 +51,7 @@ class Steps:
         members: Mapping[bytes, MemberInfo],
         attendance: Attendance,
         changed: Changed = nothing,
+        rates: LearningRates | None = None,
         *,
         replicated: bool = False,
     ) -> None:
@@ -54,19 +61,19 @@ class Steps:
         self._kept_clock = 0
         self._counted: dict[bytes, tuple[int, tuple[int, ...]]] = {}  # the last of each that counted: step, attempts
         self._returned: set[bytes] = set()  # who trained when this coordinator was away, and has not said where it is
-        self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
         self._replicated = replicated
         self._granted: list[Grant] = []  # where shards have backups: until these have the step
-        self._behind_moves: dict[int, set[bytes]] = {}  # by shard that has moved: who may have to bring again
-        self._moving: set[int] = set()  # those of them whose new server is yet to take over
         self._members = members
         self._attendance = attendance
         self._training: set[bytes] = set()  # the live ones that have begun; all of them count
         self._commits = Commits()
+        self.bringing = Bringing(self._commits, members)
         self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
         self._told: dict[bytes, int] = {}  # the clocks that those began with who did not count yet
         self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
         self._waits_for_all = False
+        self._clip_norm: float | None = None
+        self._rates = rates or LearningRates()
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
         self._retry_due: float | None = None
@@ -87,6 +94,7 @@ class Steps:
         """
         self.policy = make_policy(job)
         self.policy.begin_at(clock)
+        self._clip_norm = job.clip_norm
         self._waits_for_all = waits_for_all
         self._commits.start(copies)
         self.keep()
@@ -114,8 +122,7 @@ class Steps:
             "ranks": [[who, rank] for who, rank in self._ranks.items()],
             "told": [[who, clock] for who, clock in self._told.items()],
             "behind": [[who, clocks] for who, clocks in self._behind.items()],
-            "moved": [[shard, sorted(who)] for shard, who in self._behind_moves.items()],
-            "moving": sorted(self._moving),
+            **self.bringing.dump(),
         }
 
     def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Copy], now: float) -> None:
@@ -130,7 +137,7 @@ class Steps:
         self._returned = set(self._training)
         self._told, self._behind = dict(kept["told"]), dict(kept["behind"])
         self._counted = {who: (step, tuple(attempts)) for who, step, attempts in kept["counted"]}
-        self._behind_moves, self._moving = {shard: set(who) for shard, who in kept["moved"]}, set(kept["moving"])
+        self.bringing.restore(kept)
         self._commits.restore(kept)
         self._retry_due = None if self.settled else now + COMMIT_RETRY_S
         self.kept = kept
@@ -157,10 +164,10 @@ class Steps:
         self._paused.clear()
         self._requests.clear()
         self._granted.clear()
-        for epoch in [epoch for epoch, copy in self._commits.copies.items() if copy.shard in self._behind_moves]:
+        for epoch in [epoch for epoch, copy in self._commits.copies.items() if copy.shard in self.bringing.behind]:
             self._commits.lose(epoch)  # it lacks gradients of the step
-        self._behind_moves.clear()
-        self._moving.clear()
+        self.bringing.clear()
+        self._commits.drop_measured()
         self._since = None
         self.keep()
 
@@ -170,9 +177,8 @@ class Steps:
         self.pauses.suspended = why
         self._commits.forget()
         self._granted.clear()
-        self._behind_moves.clear()
-        self._moving.clear()
-        self._retry_due = self.torn = None
+        self.bringing.clear()
+        self._retry_due = self.bringing.torn = None
         self.keep()
 
     def go_back(self, copies: Iterable[Copy], clock: int | None) -> None:
@@ -276,82 +282,38 @@ class Steps:
         """
         self._commits.move(old, heir)
         if told is not None and self.policy is not None and self.policy.mode == "sync":
-            self._behind_moves[heir.shard] = {who for who in told if who in self._members}
-            self._moving.add(heir.shard)
+            self.bringing.begin(heir.shard, told)
             for who in [who for who in self.policy.arrived() if who not in self._members]:
                 self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
         self.keep()
 
-    def _find_torn(self, epoch: int) -> None:
-        """Note it if a shard is to have a step of which one who has gone had the gradients."""
-        commits = self._commits.unconfirmed.get(epoch, [])
-        if any(who not in self._members for commit in commits for who, _ in commit.contributors):
-            self._tear(epoch)
-
-    def _tear(self, epoch: int) -> None:
-        self.torn = self._commits.copies[epoch].shard
-        self._commits.lose(epoch)  # said again, it would make another step of it than the others have
-
     def moved(self, heir: Copy, step: int) -> None:
         """A backup has taken over, with so many steps."""
-        self._moving.discard(heir.shard)
         self._commits.confirmed(heir.epoch, step)
-        self._find_torn(heir.epoch)
+        self.bringing.moved(heir.shard, heir.epoch)
         self.keep()
 
     def brought_again(self, worker: bytes, shard: int, missing: int, now: float) -> list[Action]:
         """A worker has brought again what it has of the open step to a shard that has moved."""
-        behind = self._behind_moves.get(shard, set())
-        behind.discard(worker)
-        if not behind and shard not in self._moving:
-            self._behind_moves.pop(shard, None)
+        self.bringing.brought(worker, shard)
         self.keep()
         return [*self._say_again(shard), *self.advance(missing, now)]
 
     def _say_again(self, shard: int | None = None) -> list[Action]:
         """Send the commits again that servers have not confirmed, as far as they can have the gradients."""
-        actions: list[Action] = []
-        for epoch, commits in self._commits.unconfirmed.items():
-            copy = self._commits.copies[epoch]
-            if copy.shard in self._moving or shard not in (None, copy.shard):
-                continue
-            behind = self._behind_moves.get(copy.shard, set())
-            for commit in commits:
-                if any(who in behind for who, _ in commit.contributors):
-                    break
-                actions.append(Send(copy.server.peer, commit))
-        return actions
+        return [Send(server.peer, commit) for server, commit in self.bringing.sendable(shard)]
 
     @property
     def _blocked(self) -> bool:
-        """Whether a shard has moved that may lack gradients of the step, or is about to."""
-        if self.pauses.blocks:
+        """Whether nothing may be committed: a shard may lack gradients, or the mean before is yet to be measured."""
+        if self.pauses.blocks or self._commits.measuring:
             return True
-        if not self._behind_moves or self.policy is None:
-            return False
-        return bool(self._moving) or any(
-            who in behind for behind in self._behind_moves.values() for who in self.policy.arrived()
-        )
-
-    def _forget_gradients(self, worker: bytes) -> None:
-        """A worker has gone that had not brought its gradients again: they count no more, unless they do elsewhere."""
-        for shard, behind in list(self._behind_moves.items()):
-            if worker not in behind:
-                continue
-            behind.discard(worker)
-            for epoch, commits in list(self._commits.unconfirmed.items()):
-                # one that is moving may have the step
-                at_stake = self._commits.copies[epoch].shard == shard and shard not in self._moving
-                if at_stake and any(worker in dict(commit.contributors) for commit in commits):
-                    self._tear(epoch)
-            if self.policy is not None:
-                self.policy.retract(worker)
-            if not behind and shard not in self._moving:
-                del self._behind_moves[shard]
+        return self.policy is not None and self.bringing.blocks(self.policy.arrived())
 
     def leave(self, member: MemberInfo) -> None:
         """A worker or observer has gone."""
-        self._forget_gradients(member.incarnation)
+        if self.bringing.forget(member.incarnation) and self.policy is not None:
+            self.policy.retract(member.incarnation)
         self._training.discard(member.incarnation)
         self._returned.discard(member.incarnation)
         for known in (self._requests, self._paused, self._told, self._behind, self._counted):
@@ -412,9 +374,11 @@ class Steps:
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
         # in the order of ranks: the sum does not depend on the order of arrival
         contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
-        made = self._commits.add(commitment.step, contributors)
+        measure = self._clip_norm is not None and any(attempts for _, attempts in contributors)
+        terms = terms_of(1.0, self._rates.at(commitment.step))
+        made = self._commits.add(commitment.step, contributors, terms, measure=measure)
         actions: list[Action] = [Send(copy.server.peer, commit) for copy, commit in made]
-        if self._behind_moves:
+        if self.bringing.behind:
             actions = self._say_again()
         live = ((who, tuple(attempts)) for who, attempts in contributors if who in self._members)
         self._counted.update((who, (commitment.step, attempts)) for who, attempts in live)
@@ -432,6 +396,15 @@ class Steps:
             if member is not None and request is not None:
                 actions.append(member.fail(request, error))
         return actions
+
+    def measured(self, message: Measured, missing: int, now: float) -> list[Action]:
+        """A server has said how large its part of a step's mean is; when all have, the step is applied."""
+        total = self._commits.measured(message.epoch, message.step, message.squares)
+        if total is None or self._clip_norm is None:
+            return []
+        self._commits.settle(terms_of(scale_to(self._clip_norm, total), self._rates.at(message.step)))
+        self.keep()
+        return [*self._say_again(), *self.advance(missing, now)]
 
     def lacks(self, step: int) -> bool:
         """Whether a step that a server has applied was never committed, as far as is known."""
@@ -459,6 +432,8 @@ class Steps:
             return ""
         if why := self.pauses.why(waits=bool(self._granted) and self.settled):
             return why
+        if self._commits.measuring:
+            return f"{listed(self._commits.late(), MOST_NAMED)} to say how large the mean of the last step is"
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
         if self._granted and not self.settled:
@@ -493,7 +468,7 @@ class Steps:
         assert {*self._requests, *self._paused, *self._told, *self._behind} <= here
         assert self._training == {who for who in self._ranks if who in here} <= set(self._attendance.here)
         assert set(self._commits.unconfirmed) <= set(self._commits.copies) or self.policy is None
-        assert self._moving <= set(self._behind_moves)
-        assert set().union(*self._behind_moves.values()) <= here
+        assert self.bringing.moving <= set(self.bringing.behind)
+        assert set().union(*self.bringing.behind.values()) <= here
         if self.policy is not None:
             self.policy.validate()

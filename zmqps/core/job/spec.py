@@ -157,6 +157,27 @@ class JobSpec:
                 "deterministic training waits for all workers before its first step, so the job must know how "
                 "many: init(..., workers=4), or start the cluster with --workers, or LocalCluster(workers=...)"
             )
+        if self.counts_steps and num_workers is None:
+            raise ConfigurationError(
+                "schedules that count steps must know how many workers make one: init(..., workers=4), or start the "
+                "cluster with --workers, or LocalCluster(workers=...); count='pushes' needs no number"
+            )
+
+    @property
+    def clip_norm(self) -> float | None:
+        """What the norm of a step's mean is at most; None: it is not measured."""
+        limit = self.optimizer.get("clip_norm")
+        return float(limit) if isinstance(limit, float | int) and limit > 0 else None
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether schedules take several workers' updates for one step."""
+        return self.mode != "sync" and self.optimizer.get("count") == "steps"
+
+    @property
+    def num_updating(self) -> int:
+        """How many workers update each parameter in a step, each alone: all that are expected; synchronous: one."""
+        return 1 if self.mode == "sync" else self.workers or 1
 
     @property
     def mode(self) -> str:

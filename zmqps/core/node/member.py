@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,6 +90,7 @@ class Member:
         self.rank = -1
         self.num_workers = 0
         self.is_chief = False  # of the workers of its job
+        self.terms: Sequence[float] = ()  # the learning rates that were set there
         self.num_servers = 0
         self.lost = False
         self.restarted = False  # another coordinator answers at the address of the one that is lost
@@ -181,6 +182,7 @@ class Member:
         self.unsure = False
         if isinstance(message, HeartbeatAck):
             self.num_workers, self.is_chief = message.num_workers, bool(message.chief)
+            self.terms = message.terms
         if isinstance(message, Error) and message.code == NotJoinedError.code and self.welcome and not self.left:
             self._restart()  # the one that has welcomed us would know us
         if isinstance(message, Left):

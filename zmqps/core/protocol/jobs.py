@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Text
+    from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Terms, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class Job(Message):
     rank: U32
     restored: Plain = field(default_factory=dict)
     chief: U8 = 0
+    terms: Terms = ()
 
 
 @dataclass(frozen=True, slots=True)

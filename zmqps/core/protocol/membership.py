@@ -9,7 +9,7 @@ from zmqps.core.protocol.limits import MAX_FACT_CHARS
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Facts, Incarnation, Key, Plain, Seconds, Text, Texts
+    from zmqps.core.protocol.message import U8, U32, U64, Facts, Incarnation, Key, Plain, Seconds, Terms, Text, Texts
     from zmqps.errors import PSError
 
 
@@ -73,11 +73,15 @@ class Heartbeat(Message):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAck(Message):
-    """The coordinator's sign of life; also sent when the receiver becomes its job's chief, or is that no more."""
+    """The coordinator's sign of life; also sent when what it says has changed.
+
+    ``chief``: whether the receiver is that of its job; ``terms``: the learning rates that this one has set.
+    """
 
     kind: ClassVar[int] = 4
     num_workers: U32
     chief: U8 = 0
+    terms: Terms = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Versions: TypeAlias = Sequence[int]
     Parts: TypeAlias = Sequence[Part]
     Contributors: TypeAlias = Sequence[Contributor]
+    Terms: TypeAlias = Sequence[float]  # of an update: `zmqps.core.protocol.terms`
     Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
     Payload: TypeAlias = Sequence[Buffer]
 

@@ -55,6 +55,7 @@ from zmqps.core.protocol.steps import (
     Waiting,
     Withdraw,
 )
+from zmqps.core.protocol.terms import Measured, RatesSet, SetRates
 from zmqps.core.protocol.training import Ack, Load, Pull, Push, Tensors, Values
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ __all__ = [
     "Left",
     "Load",
     "Lost",
+    "Measured",
     "Message",
     "Moved",
     "Proceed",
@@ -108,6 +110,7 @@ __all__ = [
     "Pull",
     "Push",
     "Range",
+    "RatesSet",
     "Ready",
     "Recalled",
     "Recut",
@@ -121,6 +124,7 @@ __all__ = [
     "Save",
     "Saved",
     "Scale",
+    "SetRates",
     "Shutdown",
     "Status",
     "StatusRequest",

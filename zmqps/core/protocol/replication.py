@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Incarnation, Parts, Payload, Plain, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Incarnation, Parts, Payload, Plain, Terms, Text, Versions
 
 #: What a record of the stream is, ``what`` in `Replicate`: a push that was accepted; the mean of a synchronous step, of
 #: one slice; the end of such a step; a part of a worker's ledger; a slice as it is; nothing, to be
@@ -23,7 +23,8 @@ class Replicate(Message):
     """A primary tells a backup what it has done: record ``number`` of the stream to this copy, from 1.
 
     ``epoch`` is the backup's. A push comes as its worker (``origin``) sent it, with its ``seq`` and what the ledger
-    remembers of it: a version and a staleness for each part. What a record of each kind holds is in docs/protocol.md.
+    remembers of it: a version and a staleness for each part. A push and a mean have the ``terms`` of their update. What
+    a record of each kind holds is in docs/protocol.md.
     """
 
     kind: ClassVar[int] = 60
@@ -36,6 +37,7 @@ class Replicate(Message):
     codec: Text
     versions: Versions
     staleness: Versions
+    terms: Terms
     parts: Parts
     payload: Payload = field(repr=False)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Contributors, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Contributors, Terms, Text, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,18 @@ class Proceed(Message):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Message):
-    """The coordinator closes a step: apply the mean of these contributors' gradients, in this order."""
+    """The coordinator closes a step: apply the mean of these contributors' gradients, in this order.
+
+    With ``measure`` 1 nothing is applied yet: the server is to say how large the mean is (`Measured`), and is told
+    again, then with the ``terms`` that follow from the norm of all shards' together.
+    """
 
     kind: ClassVar[int] = 22
     epoch: U32
     step: U64
     contributors: Contributors
+    terms: Terms = ()
+    measure: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Parts, Payload, Plain, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Parts, Payload, Plain, Terms, Text, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class Push(Message):
     as often as it has ``examples``, until that is committed. ``attempt`` is the same in all messages of one push of
     the user's, so that one that failed halfway and was repeated is not taken for two.
     ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in ``reply_codec``.
+    ``terms`` are those of the update; synchronous ones come with the `Commit`.
     ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
     against accidents need not be done twice; 0 lets the server check.
     """
@@ -45,6 +46,7 @@ class Push(Message):
     checked: U8
     codec: Text
     reply_codec: Text
+    terms: Terms
     parts: Parts
     payload: Payload = field(repr=False)
 

@@ -49,6 +49,7 @@ from zmqps.core.protocol.messages import (
     Tensors,
     Values,
 )
+from zmqps.core.protocol.terms import MOST_RATES, UNCHANGED
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -162,6 +163,17 @@ def _versions(value: Any) -> Any:
     return tuple([_u64(item) for item in _list(value)])
 
 
+def _terms(value: Any) -> Any:
+    terms = tuple(_list(value))
+    if len(terms) > 1 + MOST_RATES:
+        raise LimitError(what="number of learning rates", got=len(terms) - 1, limit=MOST_RATES)
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in terms):
+        raise ProtocolError(f"{_show(value)} are not numbers")
+    if terms and not (0.0 <= terms[0] <= 1.0 and all(rate == UNCHANGED or rate >= 0.0 for rate in terms[1:])):
+        raise ProtocolError(f"{_show(value)} are not a scale between 0 and 1, and learning rates")
+    return tuple(map(float, terms))
+
+
 def _parts(value: Any) -> Any:
     parts = []
     for part in _list(value):
@@ -217,6 +229,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "Versions": _versions,
     "Parts": _parts,
     "Contributors": _contributors,
+    "Terms": _terms,
 }
 
 

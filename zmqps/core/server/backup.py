@@ -83,7 +83,7 @@ class Backup:
             raise ProtocolError(f"push {record.seq} has been applied before")
         theirs: Result = tuple(record.versions), tuple(record.staleness)
         note = partial(self._note, ledger, record, theirs)
-        ours = shard.push(record.parts, payload, "its primary", checked=True, note=note)
+        ours = shard.push(record.parts, payload, "its primary", record.terms, checked=True, note=note)
         present = [i for i, (index, _, _) in enumerate(record.parts) if not shard.lacks(index)]
         if ours != (tuple(theirs[0][i] for i in present), tuple(theirs[1][i] for i in present)):
             raise ProtocolError(f"push {record.seq} gave {ours}, and {theirs} at the primary")
@@ -94,7 +94,7 @@ class Backup:
         self.number = record.number
 
     def _average(self, shard: Shard, record: Replicate) -> None:
-        shard.replay(record.parts, record.payload)
+        shard.replay(record.parts, record.payload, record.terms)
 
     def _step(self, shard: Shard, record: Replicate) -> None:
         shard.close(record.step)

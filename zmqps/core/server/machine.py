@@ -346,7 +346,9 @@ class ServerMachine:
                 payload = shard.decode(codec, message.parts, payload, checked=checked)
             parts, name = message.parts, client.name
             if shard.steps is None:
-                result = shard.push(parts, payload, name, checked=checked, puller=client.puller, note=note)
+                result = shard.push(
+                    parts, payload, name, message.terms, checked=checked, puller=client.puller, note=note
+                )
             else:
                 push = client.hello.incarnation, message.attempt
                 result = shard.collect(

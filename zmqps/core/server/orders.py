@@ -21,6 +21,7 @@ from zmqps.core.protocol.messages import (
     Error,
     FileAnswer,
     Forgotten,
+    Measured,
     Message,
     Promote,
     Ready,
@@ -185,7 +186,10 @@ class Orders:
         if message.step > shard.version:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
         if message.step == shard.version:  # else the coordinator has not had our answer
-            shard.commit(message.step, message.contributors)
+            if message.measure:
+                squares = shard.steps.measure(message.step, message.contributors)
+                return [Send(COORDINATOR, Measured(message.epoch, message.step, squares))]
+            shard.commit(message.step, message.contributors, message.terms)
         due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
         committed, saved = Committed(message.epoch, message.step), self._saves.committed(tenant, now)
         if tenant.stream is not None:

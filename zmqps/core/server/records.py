@@ -74,37 +74,41 @@ def owned(payload: Sequence[Buffer]) -> list[Buffer]:
 
 def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> Record:
     """Return the record of a push that is about to be applied; ``payload`` is nobody else's."""
-    return Record(Replicate(0, 0, PUSHED, origin, message.seq, 0, message.codec, (), (), message.parts, payload))
+    return Record(
+        Replicate(0, 0, PUSHED, origin, message.seq, 0, message.codec, (), (), message.terms, message.parts, payload)
+    )
 
 
-def averaged(state: SliceState, step: int, means: Sequence[tuple[int, Array]], memory: Memory) -> Record:
-    """Return the record of a slice's mean of a step."""
+def averaged(
+    state: SliceState, step: int, means: Sequence[tuple[int, Array]], terms: Sequence[float], memory: Memory
+) -> Record:
+    """Return the record of a slice's mean of a step, and of the terms on which it is applied."""
     ranges = tuple(bound for start, mean in means for bound in (start, start + mean.size))
     part = state.slice.index, step, () if ranges == (0, state.size) else ranges
     payload = [memory.copied(mean) for _, mean in means]
-    return Record(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, (), (), (part,), payload))
+    return Record(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, (), (), terms, (part,), payload))
 
 
 def stepped(step: int) -> Record:
     """Return the record of the end of a step."""
-    return Record(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), ()))
+    return Record(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), (), ()))
 
 
 def asked() -> Record:
     """Return the record of nothing: who confirms it still follows this primary."""
-    return Record(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), ()))
+    return Record(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), (), ()))
 
 
 def state_of(state: SliceState, step: int, memory: Memory) -> Record:
     """Return the record of a slice as it is, after so many synchronous steps."""
     payload = [memory.copied(array) for array in (state.value, *state.slots)]
     part = state.slice.index, state.version, ()
-    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (part,), payload))
+    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (), (part,), payload))
 
 
 def nothing_of(step: int) -> Record:
     """Return the record of a shard that has no slices, after so many synchronous steps."""
-    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), ()))
+    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), (), ()))
 
 
 def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[Record]:
@@ -118,7 +122,7 @@ def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[Record]:
             if len(numbers) == 1 and not ledger.floor:
                 break
             payload = [np.array(numbers, "<u8")]
-            yield Record(Replicate(0, 0, REMEMBERED, who, 0, 0, RAW, (), (), (), payload))
+            yield Record(Replicate(0, 0, REMEMBERED, who, 0, 0, RAW, (), (), (), (), payload))
             if len(numbers) == 1:
                 break
 

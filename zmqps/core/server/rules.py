@@ -11,11 +11,24 @@ from zmqps.core.protocol.arrays import Array
 class UpdateKernel(Protocol):
     """One optimizer rule, compiled: ``step`` is the number of this update, from 1.
 
+    Gradients are multiplied with ``scale`` where the rule clips them by their norm; ``learning_rate`` is one in the
+    place of the rule's own.
+
     What it raises it raises before it has written anything, unless its rules say that they allocate, or it is an
     `InternalError`.
     """
 
-    def __call__(self, w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int, /) -> None:
+    def __call__(
+        self,
+        w: Array,
+        g: Array,
+        out: Array,
+        slots: tuple[Array, ...],
+        step: int,
+        scale: float = ...,
+        learning_rate: float | None = ...,
+        /,
+    ) -> None:
         """Write the updated ``w`` to ``out`` (which may be ``w``) and update ``slots`` in place."""
 
 

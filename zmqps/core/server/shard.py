@@ -162,6 +162,7 @@ class Shard:
         parts: Sequence[Part],
         payload: Sequence[Buffer],
         worker: str,
+        terms: Sequence[float] = (),
         *,
         checked: bool = False,
         puller: bytes = b"",
@@ -175,6 +176,8 @@ class Shard:
             As in `Push`; or what `decode` made of its payload.
         worker
             Its name, for errors.
+        terms
+            As they travel (`zmqps.core.protocol.terms`).
         checked
             The gradients are known to be finite.
         puller
@@ -206,23 +209,19 @@ class Shard:
         if self._reject_nonfinite and not checked:
             self._finiteness.check(pieces, worker)
         if self._treatment is not None:
-            return self._push_treated(self._treatment, states, parts, pieces, puller, note)
+            return self._push_treated(self._treatment, states, parts, pieces, puller, note, terms)
         result = (
             tuple([state.version + 1 for state in states]),
             tuple([max(0, state.version - read) for state, (_, read, _) in zip(states, parts, strict=True)]),
         )
-        self._update(states, parts, pieces, (), partial(note, result) if note else None)
+        self._update(states, parts, pieces, (), partial(note, result) if note else None, terms)
         return result
 
     def _push_treated(
-        self,
-        treatment: Treatment,
-        states: Sequence[SliceState],
-        parts: Sequence[Part],
-        pieces: Sequence[tuple[SliceState, int, Any]],
-        puller: bytes,
-        note: Callable[[Result], None] | None,
-    ) -> Result:
+        self, treatment: Treatment, states: Sequence[SliceState], parts: Sequence[Part],
+        pieces: Sequence[tuple[SliceState, int, Any]], puller: bytes, note: Callable[[Result], None] | None,
+        terms: Sequence[float],
+    ) -> Result:  # fmt: skip
         """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
         find = None if self.copies is None else partial(self.copies.find, puller)
         treated = treat(treatment, self.memory, find, states, parts, pieces)
@@ -232,19 +231,15 @@ class Shard:
             tuple([staleness for _, staleness in treated.results.values()]),
         )
         noted = partial(note, result) if note else None
-        self._update(treated.states, treated.parts, treated.pieces, treated.gradients, noted)
+        self._update(treated.states, treated.parts, treated.pieces, treated.gradients, noted, terms)
         self.counters["dropped"] += len(parts) - len(treated.parts)
         self.counters["uncompensated"] += treated.num_uncompensated
         return result
 
     def _update(
-        self,
-        states: Sequence[SliceState],
-        parts: Sequence[Part],
-        pieces: Sequence[tuple[SliceState, int, Any]],
-        treated: Sequence[Array | None],
-        note: Note | None,
-    ) -> None:
+        self, states: Sequence[SliceState], parts: Sequence[Part], pieces: Sequence[tuple[SliceState, int, Any]],
+        treated: Sequence[Array | None], note: Note | None, terms: Sequence[float],
+    ) -> None:  # fmt: skip
         after = []
         for state, (_, _, ranges) in zip(states, parts, strict=True):
             steps = state.steps.copy() if ranges else state.steps + 1
@@ -252,7 +247,7 @@ class Shard:
                 first, last = state.segments(start, stop)
                 steps[first:last] += 1
             after.append((state, state.version + 1, steps))
-        self.updates.apply(states, pieces, treated, after, note)
+        self.updates.apply(states, pieces, treated, after, note, terms)
 
     def collect(
         self,
@@ -291,10 +286,10 @@ class Shard:
         self.steps.collect(brought, pieces, push, step, examples, partial(note, result) if note else None)
         return result
 
-    def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
+    def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
         """Apply the mean of a step's gradients, as `Steps.commit`."""
         assert self.steps is not None
-        self.steps.commit(step, contributors)
+        self.steps.commit(step, contributors, terms)
 
     def follow(self) -> None:
         """Become a copy that gets all it has from others, if that is only a step."""
@@ -348,7 +343,7 @@ class Shard:
             [piece for piece in pieces if piece[0].slice.index not in missing],
         )
 
-    def replay(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
+    def replay(self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = ()) -> None:
         """Apply means of a step that another copy has computed, unless their slice is not here yet."""
         assert self.steps is not None
         states = self._resolve(parts)
@@ -358,7 +353,7 @@ class Shard:
                 if version != state.version or version != self.version:
                     raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
                 of_slice = [piece for piece in pieces if piece[0] is state]
-                self.steps.apply(state, _bounds_of(state, ranges), of_slice)
+                self.steps.apply(state, _bounds_of(state, ranges), of_slice, terms=terms)
 
     def close(self, step: int) -> None:
         """End a step that another copy has committed: slices that nobody pushed get its version, too."""

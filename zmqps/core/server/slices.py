@@ -13,6 +13,7 @@ import numpy as np
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
+from zmqps.core.protocol.terms import UNCHANGED
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.undo import Undo
@@ -151,6 +152,7 @@ class Updates:
         gradients: Sequence[Array | None],
         after: Sequence[After],
         note: Note | None = None,
+        terms: Sequence[float] = (),
     ) -> None:
         """Run the kernels over pieces of gradients, once all memory is there that is needed, and count the update.
 
@@ -164,6 +166,8 @@ class Updates:
             What slices have afterwards.
         note
             Remembers that the update was applied.
+        terms
+            As they travel (`zmqps.core.protocol.terms`).
 
         Raises
         ------
@@ -195,7 +199,7 @@ class Updates:
                 out = rooms[state.slice.index][0] if rooms and state.slice.index in rooms else state.value
                 gradient = gradients[number] if gradients else None
                 taken = self._memory.take(piece) if gradient is None else gradient
-                self._compute(state, out, start, taken, runs[number])
+                self._compute(state, out, start, taken, runs[number], terms)
             written = True
             if note is not None:  # as `_finish`, but for a call on the way of each push
                 note()
@@ -231,7 +235,19 @@ class Updates:
         if not isinstance(cause, MemoryError):
             raise cause
 
-    def _compute(self, state: SliceState, out: Array, start: int, gradient: Array, runs: Sequence[Stretch]) -> None:
+    def is_frozen(self, kernel: int) -> bool:
+        """Whether a kernel, by its number, is none."""
+        return self._kernels[kernel] is None
+
+    def _compute(
+        self,
+        state: SliceState,
+        out: Array,
+        start: int,
+        gradient: Array,
+        runs: Sequence[Stretch],
+        terms: Sequence[float],
+    ) -> None:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
         source = state.value
         for lo, hi, kernel_index, step in runs:
@@ -242,7 +258,11 @@ class Updates:
                 g = gradient[lo - start : hi - start]
                 self._num_calls += 1
                 try:
-                    kernel(w, g, new, slots, step + 1)
+                    if terms:
+                        rate = terms[1 + kernel_index] if len(terms) > 1 + kernel_index else UNCHANGED
+                        kernel(w, g, new, slots, step + 1, terms[0], None if rate == UNCHANGED else rate)
+                    else:
+                        kernel(w, g, new, slots, step + 1)
                 except BaseException:
                     self._num_calls -= 1  # it has written nothing
                     raise

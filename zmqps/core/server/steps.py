@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
+from zmqps.core.job.norms import LARGEST, squares
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor
 from zmqps.core.protocol.limits import OPEN_STEPS
@@ -38,7 +39,7 @@ class Steps:
         self.stage = stage
         #: Is told what a slice is about to be updated with, where others are to do the same; what it returns is called
         #: as soon as that is done.
-        self.forward: Callable[[SliceState, Sequence[tuple[int, Array]]], Note] | None = None
+        self.forward: Callable[[SliceState, Sequence[tuple[int, Array]], Sequence[float]], Note] | None = None
         self._slices = slices
         self._updates = updates
         self._counters = counters
@@ -96,7 +97,18 @@ class Steps:
         parts = [Contribution(state.slice, bounds, gradients[state.slice.index]) for state, bounds in brought]
         self.stage.add(step, push, parts, examples, noted)
 
-    def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
+    def measure(self, step: int, contributors: Sequence[Contributor]) -> float:
+        """Return the sum of the squares of the mean that `commit` would apply, without frozen parameters."""
+        assert step == self.version
+        total, brought = 0.0, _pushes(contributors)
+        for state in self._slices:
+            for start, mean in self.stage.mean(step, state.slice.index, brought):
+                for lo, hi, kernel, _ in state.runs(start, start + mean.size):
+                    if not self._updates.is_frozen(kernel):
+                        total += squares(mean[lo - start : hi - start])
+        return min(total, LARGEST)
+
+    def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
         """Apply the mean of the contributors' gradients of a step, added in their order.
 
         A contributor that did not push a parameter has no part in that parameter's mean; what no
@@ -104,15 +116,15 @@ class Steps:
         again, it goes on with those.
         """
         assert step == self.version
-        brought = [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
+        brought = _pushes(contributors)
         contributed = set(brought)
         for state in self._slices:
             if state.version == step:  # else it was done before a later slice failed
                 means = self.stage.mean(step, state.slice.index, brought)
                 bounds = [(start, start + gradient.size) for start, gradient in means]
                 pieces = [(state, start, gradient) for start, gradient in means]
-                note = None if self.forward is None else self.forward(state, means)
-                self.apply(state, bounds, pieces, [gradient for _, gradient in means], note)
+                note = None if self.forward is None else self.forward(state, means, terms)
+                self.apply(state, bounds, pieces, [gradient for _, gradient in means], note, terms)
         dropped = self.stage.close(step) - contributed
         self.version += 1
         if dropped:
@@ -138,6 +150,7 @@ class Steps:
         pieces: Sequence[tuple[SliceState, int, Any]],
         gradients: Sequence[Array] = (),
         note: Note | None = None,
+        terms: Sequence[float] = (),
     ) -> None:
         """Apply the mean of a step to a slice.
 
@@ -151,6 +164,8 @@ class Steps:
             The pieces as arrays that kernels can read; none: as they came.
         note
             Remembers that it is done.
+        terms
+            As they travel (`zmqps.core.protocol.terms`).
         """
         steps = state.steps.copy()
         for start, stop in bounds:
@@ -160,7 +175,7 @@ class Steps:
         before = state.history.copy()
         try:
             self._keep(state)
-            self._updates.apply([state] if pieces else [], pieces, gradients, after, note)
+            self._updates.apply([state] if pieces else [], pieces, gradients, after, note, terms)
         except BaseException:
             for version in state.history:
                 version[3].done = True
@@ -185,6 +200,11 @@ class Steps:
             # those ahead were done before a commit failed, which will be asked for again
             assert state.version - self.version in (0, 1) or state.slice.index in missing
         self.stage.validate()
+
+
+def _pushes(contributors: Sequence[Contributor]) -> list[PushId]:
+    """Return the pushes of a step's contributors, in their order."""
+    return [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
 
 
 def _unnoted() -> None:

@@ -161,11 +161,13 @@ class Stream:
 
         return payload, noted
 
-    def _average(self, shard: Shard, state: SliceState, means: Sequence[tuple[int, Array]]) -> Note:
+    def _average(
+        self, shard: Shard, state: SliceState, means: Sequence[tuple[int, Array]], terms: Sequence[float]
+    ) -> Note:
         """Prepare to forward what a slice is about to be updated with."""
         if not means:
             return _nothing  # the end of the step says so
-        return partial(self._queue, averaged(state, shard.version, means, shard.memory))
+        return partial(self._queue, averaged(state, shard.version, means, terms, shard.memory))
 
     def end_step(self, shard: Shard) -> None:
         """The shard has committed a step, perhaps one that the stream has ended already."""

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import (
     Job,
     Message,
     Range,
+    RatesSet,
     Released,
     Status,
     StatusRequest,
@@ -25,6 +26,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.protocol.messages import Init as InitMessage
+from zmqps.core.protocol.messages import SetRates as SetRatesMessage
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import (
     AskStatus,
@@ -36,6 +38,7 @@ from zmqps.core.worker.operations import (
     Question,
     Restored,
     SaveJob,
+    SetRates,
     Take,
 )
 from zmqps.core.worker.plan import plan
@@ -77,6 +80,7 @@ class Asked:
             (Enter, Released): self._released,
             (Take, Range): self._range,
             (AskStatus, Status): self._status,
+            (SetRates, RatesSet): self._rates_set,
             (SaveJob, Checkpointed): self._saved,
         }
 
@@ -84,7 +88,7 @@ class Asked:
         """Send the request of an operation, and again until it is answered."""
         operation.request = self._host.questions.new_number()
         self._operations[operation.request] = operation
-        return self._host.questions.ask(_request(operation), now)
+        return self._host.questions.ask(_request(operation, self._host.transfers.pace.next_step), now)
 
     def end(self, operation: Question, value: Any) -> list[Action]:
         """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
@@ -123,6 +127,10 @@ class Asked:
     def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
         return self._host.resolve(ask, presented(message.status))
 
+    def _rates_set(self, ask: SetRates, message: RatesSet, now: float) -> list[Action]:
+        self._host.member.terms = message.terms
+        return self._host.resolve(ask, tuple(message.terms[1:]) == tuple(ask.rates))
+
     def _saved(self, ask: SaveJob, message: Checkpointed, now: float) -> list[Action]:
         made = Checkpoint(printable(message.path), message.version, message.seconds, message.nbytes)
         return self._host.resolve(ask, made)
@@ -150,6 +158,7 @@ class Asked:
         if not message.load:
             host.member.num_workers = message.num_workers
             host.member.is_chief |= bool(message.chief)  # unless it has heard of it before
+            host.member.terms = message.terms or host.member.terms
             host.transfers.pace.attach(host.attached.job.mode, message.step)
             actions += [Log("warning", message.note)] if message.note else []
             return actions + host.resolve(init, host.attached)
@@ -164,7 +173,7 @@ class Asked:
         return actions
 
 
-def _request(operation: Question) -> Message:
+def _request(operation: Question, step: int) -> Message:
     """Return the message that asks for an operation."""
     if isinstance(operation, Init):
         return InitMessage(operation.request, operation.job.to_wire() if operation.job else {})
@@ -173,6 +182,8 @@ def _request(operation: Question) -> Message:
     if isinstance(operation, Take):
         assert operation.data is not None
         return operation.data.take(operation.request, operation.used)
+    if isinstance(operation, SetRates):
+        return SetRatesMessage(operation.request, step, (1.0, *operation.rates))
     if isinstance(operation, SaveJob):
         return CheckpointMessage(operation.request, "", int(operation.consistent), operation.state)
     assert isinstance(operation, AskStatus)

@@ -113,7 +113,7 @@ class Link:
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         in_place = min(end.in_place if end.codec == RAW else 0 for end in ends)
         head = True
-        for group in [cargoes] if transfer.atomic else batches(cargoes, in_place):
+        for group in [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place):
             if group:
                 nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
                 self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head))
@@ -182,7 +182,7 @@ class Link:
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
-            reply, int(source.checked), codec, reply_codec, parts, payload,
+            reply, int(source.checked), codec, reply_codec, transfer.terms, parts, payload,
         )  # fmt: skip
 
     def _encoded(self, request: Request, source: Source) -> tuple[str, list[Array]]:

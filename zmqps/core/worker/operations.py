@@ -180,6 +180,15 @@ class Take(Question):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
+class SetRates(Question):
+    """Set learning rates, one for each of the optimizer's rules; resolves to whether they hold."""
+
+    rates: Sequence[float] = ()
+
+    title = "set_learning_rate"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class AskStatus(Question):
     """Ask the coordinator for the status."""
 

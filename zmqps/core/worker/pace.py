@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from zmqps.core.protocol.messages import Arrive, Message, Proceed
+from zmqps.core.protocol.terms import terms_of
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.transfer import Load, Pull, Push
 from zmqps.core.worker.unfinished import Unfinished
@@ -70,8 +72,15 @@ class Pace:
         """Whether a message of the coordinator is about our arrival."""
         return self.arrive is not None and getattr(message, "request", 0) == self.arrive.request
 
-    def start(self, transfer: Push | Pull | Load) -> None:
-        """A transfer leaves; say which step it belongs to."""
+    @property
+    def next_step(self) -> int:
+        """The step of the next push."""
+        return self.clock + (self.closing is not None or self.arrive is not None)
+
+    def start(self, transfer: Push | Pull | Load, terms: Sequence[float] = ()) -> None:
+        """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
+        if terms and isinstance(transfer, Push) and self.mode != "sync":
+            transfer.terms = terms_of(transfer.terms[0] if transfer.terms else 1.0, terms[1:])
         if self.mode == "async":
             return
         if isinstance(transfer, Push):

@@ -199,6 +199,8 @@ class Push(Transfer):
         How often the gradients count in a synchronous mean.
     step, attempt
         As in the message; set when it leaves.
+    terms
+        As in the message.
     staleness
         The largest that a server told of.
     blobs
@@ -212,6 +214,7 @@ class Push(Transfer):
     examples: int = 1
     step: int = 0
     attempt: int = 0
+    terms: Sequence[float] = ()
     staleness: int = 0
     blobs: dict[Cargo, tuple[str, Array]] | None = None
 

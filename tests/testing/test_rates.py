@@ -1,0 +1,43 @@
+"""The simulator sees an update on other terms than those of its step: machines are broken on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.testing.test_invariants import caught, wrap
+from zmqps.core.coordinator.commits import Commits
+from zmqps.core.coordinator.rates import LearningRates
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.steps import Steps
+
+Patch = pytest.MonkeyPatch
+
+
+def test_a_coordinator_that_takes_the_first_shard_for_the_whole_mean(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Commits, "measured", lambda self, epoch, step, squares: squares if self.measuring else None)
+    caught("sync-terms", "is not the sequential reference")
+
+
+def test_a_server_that_measures_another_mean_than_it_applies(monkeypatch: Patch) -> None:
+    def measure(original: Any, steps: Steps, step: int, contributors: Any) -> Any:
+        return original(steps, step, contributors[:1])
+
+    wrap(monkeypatch, Steps, "measure", measure)
+    caught("sync-terms", "is not the sequential reference")
+
+
+def test_a_backup_that_replays_a_mean_without_its_terms(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Shard, "replay", lambda original, self, parts, payload, terms: original(self, parts, payload))
+    caught("sync-terms-replicas", "differs from uninterrupted training")
+
+
+def test_a_learning_rate_that_comes_a_step_late(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, LearningRates, "at", lambda original, self, step: original(self, step - 1))
+    caught("sync-terms", "has the optimizer's own learning rate")
+
+
+def test_a_coordinator_that_forgets_the_learning_rate_when_it_has_come_back(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(LearningRates, "restore", lambda self, kept: None)
+    caught("sync-terms-returned", "learning rate")

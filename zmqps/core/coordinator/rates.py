@@ -1,0 +1,66 @@
+"""The learning rates that the chief of a job has set."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.terms import Rates, terms_of
+
+
+class LearningRates:
+    """What replaces the optimizer's own: from some step on where steps are common, else at once.
+
+    Parameters
+    ----------
+    changed
+        Called when something has changed that is kept, before anybody is told.
+
+    Attributes
+    ----------
+    latest
+        As they were set last; none: the optimizer's own hold.
+    """
+
+    def __init__(self, changed: Changed = nothing) -> None:
+        self._changed = changed
+        self.latest: Rates = ()
+        self._before: deque[tuple[int, Rates]] = deque()  # the first step without these, which were in force before
+
+    def set(self, first: int, clock: int, rates: Rates) -> None:
+        """They hold from a step on: one that is open, or the next; ``clock`` is the first that is not committed."""
+        step = min(max(first, clock), clock + OPEN_STEPS)
+        while self._before and self._before[-1][0] > step:
+            _, self.latest = self._before.pop()  # set again before the step that they were for
+        self._before.append((step, self.latest))
+        if len(self._before) > 2 * OPEN_STEPS:  # a worker is at most as many steps ahead
+            self._before.popleft()
+        self.latest = tuple(rates)
+        self._changed()
+
+    @property
+    def terms(self) -> Rates:
+        """As they travel."""
+        return terms_of(1.0, self.latest)
+
+    def at(self, step: int) -> Rates:
+        """Return those of a step."""
+        return next((rates for first, rates in self._before if step < first), self.latest)
+
+    def begin_at(self, rates: Sequence[float]) -> None:
+        """The job begins from a checkpoint, or goes back to one, where these were in force."""
+        self.latest = tuple(rates)
+        self._before.clear()
+        self._changed()
+
+    def dump(self) -> Plain:
+        """Return what is kept of it."""
+        return [list(self.latest), [[step, list(rates)] for step, rates in self._before]]
+
+    def restore(self, kept: Plain) -> None:
+        """Be what was kept."""
+        latest, before = kept
+        self.latest = tuple(latest)
+        self._before = deque((step, tuple(rates)) for step, rates in before)

@@ -1,0 +1,56 @@
+"""The terms of an update: what gradients are scaled with, and learning rates in the place of the optimizer's own.
+
+They travel as a list of numbers: the scale, then a learning rate for each of the optimizer's rules, `UNCHANGED` where
+the rule's own holds. Of one number: all do. None at all: nothing is scaled, either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+from zmqps.core.protocol.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.message import U32, U64, Seconds, Terms
+
+#: In the place of a learning rate.
+UNCHANGED = -1.0
+#: Rules whose learning rates may be set: they travel with every update.
+MOST_RATES = 256
+Rates: TypeAlias = Sequence[float]
+
+
+def terms_of(scale: float, rates: Rates) -> tuple[float, ...]:
+    """Return the terms of an update, as short as they can be."""
+    return (scale, *rates) if scale != 1.0 or rates else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Message):
+    """A server's answer to a `Commit` that asks for it: the sum of the squares of a shard's part of the step's mean."""
+
+    kind: ClassVar[int] = 41
+    epoch: U32
+    step: U64
+    squares: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SetRates(Message):
+    """The chief sets learning rates: synchronous for the steps from ``step`` on, else for pushes that begin later."""
+
+    kind: ClassVar[int] = 42
+    request: U64
+    step: U64
+    terms: Terms
+
+
+@dataclass(frozen=True, slots=True)
+class RatesSet(Message):
+    """Answer to `SetRates`: these hold. From somebody who is not the chief, nothing has changed."""
+
+    kind: ClassVar[int] = 43
+    request: U64
+    terms: Terms
