@@ -42,7 +42,7 @@ def test_a_coordinator_that_writes_after_it_has_spoken(monkeypatch: Patch) -> No
         return [*actions, *self.changes.records(lambda what, whose: dump(self, what, whose))]
 
     monkeypatch.setattr(CoordinatorMachine, "_recorded", recorded)
-    caught("sync-returned", "a worker may read version")
+    caught("sync-returned", "a worker may read version", begin=11)
 
 
 def test_a_coordinator_that_forgets_who_counted_in_the_last_step(monkeypatch: Patch) -> None:
@@ -110,7 +110,7 @@ def test_a_coordinator_that_writes_a_promotion_after_it_has_sent_it(monkeypatch:
         return [*actions, *records] if promotes else [*records, *actions]
 
     monkeypatch.setattr(CoordinatorMachine, "_recorded", recorded)
-    caught("async-returned-cut", "waits although all is well", begin=9)
+    caught("async-returned-cut", "waits although all is well", begin=37)
 
 
 def forgotten(patch: Patch, number: int) -> None:
@@ -130,7 +130,7 @@ def test_a_coordinator_that_forgets_a_promotion_under_way(monkeypatch: Patch) ->
 
 def test_a_coordinator_that_forgets_that_a_primary_waits_for_a_lost_backup(monkeypatch: Patch) -> None:
     forgotten(monkeypatch, 1)
-    caught("ssp-returned-replicas", "and all servers are there", begin=11)
+    caught("ssp-returned-replicas", "and all servers are there", begin=39)
 
 
 def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Patch) -> None:
@@ -141,7 +141,7 @@ def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Pat
 def test_a_coordinator_that_forgets_who_has_not_followed_a_move(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Moves, "restore", lambda self, kept, *rest: None)
     monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
-    caught("async-returned-both", "waits although all is well", begin=53)
+    caught("async-returned-both", "waits although all is well", begin=65)
 
 
 def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monkeypatch: Patch) -> None:

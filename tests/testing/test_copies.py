@@ -100,7 +100,7 @@ def test_a_promoted_copy_that_takes_what_its_old_primary_says(monkeypatch: Patch
 
     wrap(monkeypatch, Replication, "promote", promote)
     monkeypatch.setattr(Replication, "check_role", lambda *rest: None)
-    caught("ssp-replicas-silent", "a push was applied twice", begin=2)
+    caught("ssp-replicas-silent", "a push was applied twice", begin=23)
 
 
 def test_a_backup_that_does_not_remember_what_its_primary_was_pushed(monkeypatch: Patch) -> None:
@@ -136,7 +136,7 @@ def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
 
     wrap(monkeypatch, CopiesOfJob, "ready", ready)
     wrap(monkeypatch, Replication, "promote", promote)
-    caught("async-replicas", "an acknowledged push is missing", begin=3)
+    caught("async-replicas", "an acknowledged push is missing", begin=12)
 
 
 def test_a_worker_that_numbers_its_pushes_anew_for_a_new_server(monkeypatch: Patch) -> None:
@@ -182,4 +182,4 @@ def test_a_coordinator_that_builds_no_new_backups(monkeypatch: Patch) -> None:
 def test_a_coordinator_that_says_nothing_again_of_copies(monkeypatch: Patch) -> None:
     monkeypatch.setattr(CopiesOfJob, "on_deadline", lambda self, now: [])
     monkeypatch.setattr(CopiesOfJob, "next_deadline", lambda self: None)
-    caught("async-replicas-memory", "waits although all is well", begin=7)
+    caught("async-replicas-memory", "waits although all is well", begin=28)

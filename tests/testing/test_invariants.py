@@ -458,7 +458,7 @@ def test_a_coordinator_that_forgets_to_have_a_job_freed(monkeypatch: Patch) -> N
 
 def test_a_coordinator_that_asks_only_once_for_a_job_to_be_freed(monkeypatch: Patch) -> None:
     ask_once(monkeypatch)
-    caught("jobs-loss", "still has shards of jobs that have ended", begin=17)
+    caught("jobs-loss", "still has shards of jobs that have ended", begin=27)
 
 
 def ask_once(patch: Patch) -> None:
@@ -469,7 +469,7 @@ def ask_once(patch: Patch) -> None:
 
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Steps, "settled", True)
-    caught("jobs-ended", "steps", begin=21)
+    caught("jobs-ended", "steps", begin=44)
 
 
 # --- connections that break ---------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_a_server_that_keeps_the_pulls_of_connections_that_have_ended(monkeypatc
         return [] if isinstance(event, Disconnected) else original(server, event, now)
 
     wrap(monkeypatch, ServerMachine, "handle", handle)
-    caught("sync-eager", "keeps pulls of peers that are gone")
+    caught("sync-eager", "keeps pulls of peers that are gone", begin=10)
 
 
 # --- members that have gone ---------------------------------------------------------------------
@@ -557,7 +557,7 @@ def test_workers_that_wait_for_another_coordinator_than_their_own(monkeypatch: P
 
 def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Orders, "end", lambda self, now: [])
-    caught("async-succeeded", "stays although its coordinator is another one", begin=7)
+    caught("async-succeeded", "stays although its coordinator is another one", begin=18)
 
 
 # --- many members -------------------------------------------------------------------------------

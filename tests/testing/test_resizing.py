@@ -50,7 +50,7 @@ def test_a_worker_that_says_too_early_that_it_begins_no_push(monkeypatch: Patch)
             return original(self, now)
 
     wrap(monkeypatch, Transfers, "_say_paused", says)
-    caught("async-scales", "a push was applied twice")
+    caught("async-scales", "a push was applied twice", begin=37)
 
 
 def test_a_coordinator_that_does_not_wait_for_workers(monkeypatch: Patch) -> None:
@@ -126,7 +126,7 @@ def test_backups_that_are_filled_anew_though_they_have_all(monkeypatch: Patch) -
 def test_members_that_hear_of_moves_before_they_know_the_shards(monkeypatch: Patch) -> None:
     lose(monkeypatch, Recut, often=0.8)
     wrap(monkeypatch, Recuts, "is_followed_by", lambda original, self, who: True)
-    caught("async-scales-lost-replicas", "a push was applied twice")
+    caught("async-scales-lost-replicas", "a push was applied twice", begin=21)
 
 
 def test_jobs_that_nobody_cuts(monkeypatch: Patch) -> None:

@@ -79,7 +79,7 @@ def test_a_primary_that_gives_up_its_place_before_its_backups_have_all(monkeypat
 
     lose(monkeypatch, Replicate, often=0.1)
     wrap(monkeypatch, Replication, "_yielded", at_once)
-    caught("async-drains-replicas", "which has confirmed all of", begin=66)
+    caught("async-drains-replicas", "which has confirmed all of", begin=29)
 
 
 def test_a_primary_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeypatch: Patch) -> None:
@@ -116,7 +116,7 @@ def test_a_new_primary_that_tells_its_backups_nothing_of_what_is_done_first(monk
 
     wrap(monkeypatch, Follower, "add", forgets)
     wrap(monkeypatch, Follower, "__init__", notes)
-    caught("async-drains-replicas", "may not know soon", begin=4)
+    caught("async-drains-replicas", "may not know soon", begin=12)
 
 
 def test_a_server_that_goes_with_what_it_has(monkeypatch: Patch) -> None:

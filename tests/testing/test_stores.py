@@ -18,7 +18,7 @@ from zmqps.testing.scenarios import SCENARIOS
 
 WRONG = {"async": "lacks what was acknowledged", "ssp": "lacks what was acknowledged", "sync": "sequential reference"}
 #: Seeds that notice a server that counts from the save that it began last.
-BEGIN = {"async": 16, "ssp": 8, "sync": 0}
+BEGIN = {"async": 58, "ssp": 8, "sync": 0}
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
