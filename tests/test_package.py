@@ -16,8 +16,8 @@ PUBLIC = {
     "zmqps.errors": "PSError ClosedError ConfigurationError DeadlineError JobMismatchError PeerLostError",
     "zmqps.local": "LocalSteps ElasticAveraging",
     "zmqps.optim": "OptimizerSpec Rule Schedule adadelta adagrad adam adamw amsgrad constant cosine_decay custom "
-    "exponential_decay flag ftrl group linear_warmup lion momentum nesterov number rmsprop scale_linearly sgd "
-    "step_decay",
+    "exponential_decay flag ftrl group linear_decay linear_warmup lion momentum nesterov number one_cycle piecewise "
+    "polynomial_decay rmsprop scale_linearly sgd step_decay",
     "zmqps.pipeline": "Channel bind connect",
     "zmqps.stale": "Treatment compensate divide drop",
     "zmqps.testing": "AsyncTraining BoundedTraining Faults Simulation SimulationError SyncTraining Training",

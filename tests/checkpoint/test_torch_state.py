@@ -33,6 +33,10 @@ CASES: dict[str, tuple[OptimizerSpec, Callable[[Any], Any]]] = {
     "adam": (optim.adam(0.1, weight_decay=0.1), lambda ps: torch.optim.Adam(ps, 0.1, weight_decay=0.1)),
     "adamw": (optim.adamw(0.1), lambda ps: torch.optim.AdamW(ps, 0.1)),
     "amsgrad": (optim.amsgrad(0.1), lambda ps: torch.optim.Adam(ps, 0.1, amsgrad=True)),
+    "amsgrad, decoupled": (
+        optim.amsgrad(0.1, weight_decay=0.1, decoupled=True),
+        lambda ps: torch.optim.AdamW(ps, 0.1, weight_decay=0.1, amsgrad=True),
+    ),
     "adagrad": (
         optim.adagrad(0.1, initial_accumulator_value=0.5, learning_rate_decay=0.1),
         lambda ps: torch.optim.Adagrad(ps, 0.1, lr_decay=0.1, initial_accumulator_value=0.5),

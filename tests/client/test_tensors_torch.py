@@ -33,7 +33,7 @@ def test_a_models_tensors_are_described_pushed_and_filled(dtype: str, device: st
     )
 
     layer(torch.ones(1, 3, dtype=getattr(torch, dtype), device=device)).sum().backward()
-    transfer = asked.push({name: p.grad for name, p in params.items()}, 1, None)
+    transfer = asked.push({name: p.grad for name, p in params.items()}, 1, None)[0]
     assert [array.tolist() for array in transfer.source.arrays] == [[1.0] * 6, [1.0] * 2]  # type: ignore[union-attr]
 
     transfer, result = asked.pull(None, params, None, None, None)

@@ -53,6 +53,7 @@ TORCH: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "adamw with options": (torch.optim.AdamW, ADAM),
     "amsgrad": (torch.optim.Adam, {"amsgrad": True}),
     "amsgrad with options": (torch.optim.Adam, ADAM | {"amsgrad": True}),
+    "amsgrad decoupled": (torch.optim.AdamW, ADAM | {"amsgrad": True}),
 }
 
 
@@ -100,6 +101,15 @@ def schedules() -> dict[str, list[float]]:
         "step_decay": lambda o: torch.optim.lr_scheduler.StepLR(o, step_size=3, gamma=0.5),
         "exponential_decay": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, gamma=0.9),
         "cosine_decay": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, T_max=20, eta_min=0.1),
+        "linear_decay": lambda o: torch.optim.lr_scheduler.LinearLR(
+            o, start_factor=1.0, end_factor=0.25, total_iters=10
+        ),
+        "polynomial_decay": lambda o: torch.optim.lr_scheduler.PolynomialLR(o, total_iters=15, power=2.0),
+        "one_cycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=0.8, total_steps=21),
+        "one_cycle linear": lambda o: torch.optim.lr_scheduler.OneCycleLR(
+            o, max_lr=0.8, total_steps=21, pct_start=0.25, anneal_strategy="linear"
+        ),
+        "piecewise": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, milestones=[3, 10], gamma=0.1),
         "linear_warmup": lambda o: torch.optim.lr_scheduler.LinearLR(o, start_factor=0.25, total_iters=10),
     }
     rates = {}

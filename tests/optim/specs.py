@@ -36,6 +36,7 @@ SPECS: dict[str, OptimizerSpec] = {
     "adamw with options": optim.adamw(0.02, **ADAM),
     "amsgrad": optim.amsgrad(),
     "amsgrad with options": optim.amsgrad(0.02, **ADAM),
+    "amsgrad decoupled": optim.amsgrad(0.02, decoupled=True, **ADAM),
     "ftrl": optim.ftrl(),
     "ftrl with options": optim.ftrl(0.5, beta=0.7, l1=0.6, l2=0.3, initial_accumulator_value=0.1),
     "lion": optim.lion(),

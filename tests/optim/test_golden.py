@@ -9,7 +9,17 @@ import pytest
 
 from tests.optim.specs import SPECS, rule_of
 from tests.optim.written import elementwise
-from zmqps.optim import cosine_decay, exponential_decay, linear_warmup, make_kernel, step_decay
+from zmqps.optim import (
+    cosine_decay,
+    exponential_decay,
+    linear_decay,
+    linear_warmup,
+    make_kernel,
+    one_cycle,
+    piecewise,
+    polynomial_decay,
+    step_decay,
+)
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "optim_golden.npz", allow_pickle=False)
 
@@ -41,10 +51,15 @@ def test_values_after_each_step_are_the_reference_values(case: str, dtype: str, 
         step_decay(0.8, every=3, factor=0.5),
         exponential_decay(0.8, decay_rate=0.9),
         cosine_decay(0.8, decay_steps=20, end_value=0.1),
+        linear_decay(0.8, decay_steps=10, end_value=0.2),
+        polynomial_decay(0.8, decay_steps=15, power=2.0),
+        one_cycle(0.8, total_steps=21),
+        one_cycle(0.8, total_steps=21, warmup_fraction=0.25, linear=True),
+        piecewise(0.8, {3: 0.1, 10: 0.1}),
         linear_warmup(0.8, warmup_steps=10, init_value=0.2),
     ],
     ids=lambda schedule: schedule.kind,
 )
 def test_schedules_are_those_of_pytorch(schedule) -> None:
-    expected = GOLDEN[f"schedule/{schedule.kind}"]
-    np.testing.assert_allclose([schedule(step) for step in range(len(expected))], expected, rtol=1e-12)
+    expected = GOLDEN[f"schedule/{schedule.kind}{' linear' * getattr(schedule, 'linear', False)}"]
+    np.testing.assert_allclose([schedule(step) for step in range(len(expected))], expected, rtol=1e-12, atol=1e-15)

@@ -13,8 +13,12 @@ from zmqps.optim import (
     cosine_decay,
     exponential_decay,
     group,
+    linear_decay,
     linear_warmup,
     momentum,
+    one_cycle,
+    piecewise,
+    polynomial_decay,
     scale_linearly,
     sgd,
     step_decay,
@@ -25,6 +29,10 @@ SCHEDULES = [
     step_decay(0.2, every=7),
     exponential_decay(0.2, decay_rate=0.5, transition_steps=10),
     cosine_decay(0.2, decay_steps=30, end_value=0.01),
+    linear_decay(0.2, decay_steps=30, end_value=0.01),
+    polynomial_decay(0.2, decay_steps=30, power=2.0, end_value=0.01),
+    one_cycle(0.2, total_steps=40),
+    piecewise(0.2, {10: 0.5, 30: 3.0}),
 ]
 
 

@@ -147,6 +147,12 @@ DECAYS = st.one_of(
     st.builds(optim.step_decay, SMALL, every=COUNT, factor=UNIT),
     st.builds(optim.exponential_decay, SMALL, decay_rate=UNIT, transition_steps=COUNT),
     st.builds(optim.cosine_decay, SMALL, decay_steps=COUNT, end_value=SMALL),
+    st.builds(optim.linear_decay, SMALL, decay_steps=COUNT, end_value=SMALL),
+    st.builds(optim.polynomial_decay, SMALL, decay_steps=COUNT, power=st.floats(0.1, 9.0), end_value=SMALL),
+    st.builds(
+        optim.one_cycle, SMALL, total_steps=COUNT.filter(lambda n: n > 1), warmup_fraction=UNIT, linear=st.booleans()
+    ),
+    st.builds(optim.piecewise, SMALL, st.dictionaries(COUNT, SMALL, min_size=1, max_size=4)),
 )
 RATES = SMALL | DECAYS | st.builds(optim.linear_warmup, SMALL | DECAYS, warmup_steps=COUNT, init_value=SMALL)
 GROUPS = st.lists(

@@ -170,6 +170,8 @@ def _twin(wire: Mapping[str, Any], optimizer: Any) -> tuple[bool, dict[str, str]
     if ours not in TWINS:
         raise OptimizerError(f"{ours!r} has no twin in torch.optim; {', '.join(TWINS)} have")
     name, counts, slots = TWINS[ours]
+    if ours == "amsgrad" and wire["hyper"].get("decoupled"):
+        name = "AdamW"
     amsgrad = bool(optimizer.defaults.get("amsgrad", False))
     if theirs != name or amsgrad != (ours == "amsgrad"):
         wanted = f"{name}(amsgrad=True)" if ours == "amsgrad" else name

@@ -15,6 +15,15 @@ from .adam import adam
 from .adamw import adamw
 from .amsgrad import amsgrad
 from .base import Rule
+from .decays import (
+    cosine_decay,
+    exponential_decay,
+    linear_decay,
+    one_cycle,
+    piecewise,
+    polynomial_decay,
+    step_decay,
+)
 from .ftrl import ftrl
 from .groups import Group, group, trained, unused
 from .kernels import Kernel, all_finite, make_kernel, warm_up
@@ -25,7 +34,7 @@ from .options import flag, number
 from .rates import rates_of
 from .rmsprop import rmsprop
 from .scaling import scale_linearly
-from .schedules import Schedule, constant, cosine_decay, exponential_decay, linear_warmup, step_decay
+from .schedules import Schedule, constant, linear_warmup
 from .sgd import sgd
 from .spec import OptimizerSpec, custom
 
@@ -48,12 +57,16 @@ __all__ = [
     "flag",
     "ftrl",
     "group",
+    "linear_decay",
     "linear_warmup",
     "lion",
     "make_kernel",
     "momentum",
     "nesterov",
     "number",
+    "one_cycle",
+    "piecewise",
+    "polynomial_decay",
     "rates_of",
     "rmsprop",
     "scale_linearly",

@@ -23,7 +23,10 @@ class AdamW(Adam):
     """The rule of `adamw`."""
 
     name = "adamw"
-    coupled_decay = False
+
+    @property
+    def decouples(self) -> bool:
+        return True
 
     def scalars(self, step: int) -> tuple[float, ...]:
         return 1.0 - self.rate(step) * self.weight_decay, *super().scalars(step)

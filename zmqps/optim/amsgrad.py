@@ -15,6 +15,7 @@ from typing import Any
 
 from .adam import Adam
 from .groups import Group
+from .options import flag
 from .schedules import Rate
 from .spec import OptimizerSpec
 
@@ -26,7 +27,26 @@ class AMSGrad(Adam):
     name = "amsgrad"
     slots = ("m", "v", "p")
 
+    decoupled: bool = flag(default=False)
+
+    @property
+    def decouples(self) -> bool:
+        return self.decoupled
+
+    def scalars(self, step: int) -> tuple[float, ...]:
+        keep = (1.0 - self.rate(step) * self.weight_decay,) if self.decoupled else ()
+        return *keep, *super().scalars(step)
+
     def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
+        def decaying(
+            w: Any, g: Any, m: Any, v: Any, p: Any, keep: Any, rate: Any, root: Any, b1: Any, a1: Any, b2: Any, a2: Any,
+            eps: Any,
+        ) -> tuple[Any, ...]:  # fmt: skip
+            m = b1 * m + a1 * g
+            v = b2 * v + a2 * (g * g)
+            p = xp.maximum(p, v)
+            return keep * w - rate * m / (xp.sqrt(p) / root + eps), m, v, p
+
         def update(
             w: Any, g: Any, m: Any, v: Any, p: Any, rate: Any, root: Any, b1: Any, a1: Any, b2: Any, a2: Any, eps: Any
         ) -> tuple[Any, ...]:
@@ -35,7 +55,7 @@ class AMSGrad(Adam):
             p = xp.maximum(p, v)
             return w - rate * m / (xp.sqrt(p) / root + eps), m, v, p
 
-        return update
+        return decaying if self.decoupled else update
 
 
 def amsgrad(
@@ -45,6 +65,7 @@ def amsgrad(
     b2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    decoupled: bool = False,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     count: str = "pushes",
@@ -67,7 +88,10 @@ def amsgrad(
     eps : float
         :math:`\epsilon`, keeps the denominator from zero.
     weight_decay : float
-        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
+        :math:`\lambda`; :math:`\lambda w` is added to the gradient, unless it is decoupled.
+    decoupled : bool
+        Whether weight decay acts on the values beside the gradient, :math:`w \leftarrow (1 - \eta \lambda)\,w - \dots`,
+        as in `adamw` and ``torch.optim.AdamW(amsgrad=True)``.
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
     clip_norm : float, optional
@@ -85,7 +109,7 @@ def amsgrad(
     ----------
     Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018. In the form of ``torch.optim.Adam``.
     """
-    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
+    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
     return OptimizerSpec(
         name="amsgrad",
         hyper=hyper,

@@ -65,8 +65,6 @@ class Rule(ABC):
     """
 
     name: ClassVar[str]
-    #: Whether weight decay is a part of the gradient (L2); if not, the rule's own equation applies it.
-    coupled_decay: ClassVar[bool] = True
     #: Whether `scalars` are the same at every step as long as the learning rate is. Not inherited.
     steady: ClassVar[bool] = False
 
@@ -90,6 +88,11 @@ class Rule(ABC):
     def slot_fill(self) -> tuple[float, ...]:
         """Value every element of each slot starts with."""
         return (0.0,) * len(self.slots)
+
+    @property
+    def decouples(self) -> bool:
+        """Whether its own equation applies weight decay; if not, that is a part of the gradient (L2)."""
+        return False
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the `step`-th update, the first being 1."""
@@ -155,4 +158,4 @@ class Rule(ABC):
 
     @property
     def _adds_decay(self) -> bool:
-        return self.coupled_decay and self.weight_decay != 0.0
+        return self.weight_decay != 0.0 and not self.decouples

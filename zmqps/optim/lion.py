@@ -26,10 +26,13 @@ class Lion(Rule):
     name = "lion"
     steady = True
     slots = ("m",)
-    coupled_decay = False
 
     b1: float = number(at_least=0.0, at_most=1.0)
     b2: float = number(at_least=0.0, at_most=1.0)
+
+    @property
+    def decouples(self) -> bool:
+        return True
 
     def scalars(self, step: int) -> tuple[float, ...]:
         rate, b1, b2 = self.rate(step), self.b1, self.b2

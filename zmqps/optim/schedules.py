@@ -6,17 +6,17 @@ returns the learning rate of the next. Every schedule can be given wherever a le
 
 from __future__ import annotations
 
-import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from ..errors import OptimizerError
-from .options import Number, check_fields, fields_of, number, option
+from .options import Number, check_fields, fields_of, option
 
-_RATE = Number(at_least=0.0)
+RATE = Number(at_least=0.0)
+T = TypeVar("T", bound="Schedule")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,15 @@ class Schedule(ABC):
 
 
 Rate = float | Schedule
+
+#: Name on the wire -> schedule; nothing else can be named by a peer.
+KINDS: dict[str, type[Schedule]] = {}
+
+
+def named(cls: type[T]) -> type[T]:
+    """Let a schedule be named by a peer."""
+    KINDS[cls.kind] = cls
+    return cls
 
 
 def rate_to_wire(rate: Rate) -> float | dict[str, Any]:
@@ -76,9 +85,10 @@ class RateOption:
             cls = KINDS[str(kind)]
             given = {key: entry for key, entry in value.items() if key != "schedule"}
             return cls(**check_fields(f"{label}: {kind}", fields_of(cls), given))
-        return float(_RATE.accept(label, value))
+        return float(RATE.accept(label, value))
 
 
+@named
 @dataclass(frozen=True)
 class Constant(Schedule):
     r"""The same learning rate always: :math:`\eta_t = \eta_0`.
@@ -95,7 +105,7 @@ class Constant(Schedule):
     """
 
     kind = "constant"
-    value: float = option(_RATE)
+    value: float = option(RATE)
 
     def __call__(self, step: int) -> float:
         return self.value
@@ -104,109 +114,7 @@ class Constant(Schedule):
         return replace(self, value=self.value * factor)
 
 
-@dataclass(frozen=True)
-class StepDecay(Schedule):
-    r"""A drop by one factor at regular steps: :math:`\eta_t = \eta_0\,\gamma^{\lfloor t/k \rfloor}`.
-
-    Parameters
-    ----------
-    init_value : float
-        :math:`\eta_0`, the learning rate of the first update.
-    every : int
-        :math:`k`, updates between two drops.
-    factor : float
-        :math:`\gamma`, above 0 and at most 1.
-
-    Examples
-    --------
-    >>> [step_decay(1.0, every=10, factor=0.5)(t) for t in (0, 9, 10, 20)]
-    [1.0, 1.0, 0.5, 0.25]
-    """
-
-    kind = "step_decay"
-    init_value: float = option(_RATE)
-    _: KW_ONLY
-    every: int = option(Number(at_least=1, whole=True))
-    factor: float = number(above=0.0, at_most=1.0, default=0.1)
-
-    def __call__(self, step: int) -> float:
-        return self.init_value * math.pow(self.factor, step // self.every)
-
-    def scaled(self, factor: float) -> Self:
-        return replace(self, init_value=self.init_value * factor)
-
-
-@dataclass(frozen=True)
-class ExponentialDecay(Schedule):
-    r"""A smooth decay: :math:`\eta_t = \eta_0\,\gamma^{t/k}`.
-
-    Parameters
-    ----------
-    init_value : float
-        :math:`\eta_0`, the learning rate of the first update.
-    decay_rate : float
-        :math:`\gamma`, above 0 and at most 1.
-    transition_steps : int
-        :math:`k`, updates after which the rate has fallen by one factor of `decay_rate`.
-
-    Examples
-    --------
-    >>> exponential_decay(1.0, decay_rate=0.25, transition_steps=10)(5)
-    0.5
-    """
-
-    kind = "exponential_decay"
-    init_value: float = option(_RATE)
-    _: KW_ONLY
-    decay_rate: float = number(above=0.0, at_most=1.0)
-    transition_steps: int = option(Number(at_least=1, whole=True), 1)
-
-    def __call__(self, step: int) -> float:
-        return self.init_value * math.pow(self.decay_rate, step / self.transition_steps)
-
-    def scaled(self, factor: float) -> Self:
-        return replace(self, init_value=self.init_value * factor)
-
-
-@dataclass(frozen=True)
-class CosineDecay(Schedule):
-    r"""Half a cosine from the first learning rate to the last, which then stays.
-
-    .. math:: \eta_t = \eta_T + \tfrac12 (\eta_0 - \eta_T)(1 + \cos(\pi \min(t, T) / T))
-
-    Parameters
-    ----------
-    init_value : float
-        :math:`\eta_0`, the learning rate of the first update.
-    decay_steps : int
-        :math:`T`, updates until the last learning rate is reached.
-    end_value : float
-        :math:`\eta_T`, the learning rate from then on.
-
-    Examples
-    --------
-    >>> cosine_decay(1.0, decay_steps=100, end_value=0.2)(100)
-    0.2
-
-    References
-    ----------
-    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", ICLR 2017.
-    """
-
-    kind = "cosine_decay"
-    init_value: float = option(_RATE)
-    _: KW_ONLY
-    decay_steps: int = option(Number(at_least=1, whole=True))
-    end_value: float = option(_RATE, 0.0)
-
-    def __call__(self, step: int) -> float:
-        done = min(step, self.decay_steps) / self.decay_steps
-        return self.end_value + 0.5 * (self.init_value - self.end_value) * (1.0 + math.cos(math.pi * done))
-
-    def scaled(self, factor: float) -> Self:
-        return replace(self, init_value=self.init_value * factor, end_value=self.end_value * factor)
-
-
+@named
 @dataclass(frozen=True)
 class LinearWarmup(Schedule):
     r"""A straight rise to the first learning rate of what follows, then what follows.
@@ -236,7 +144,7 @@ class LinearWarmup(Schedule):
     then: Rate = option(RateOption(may_warm_up=False))
     _: KW_ONLY
     warmup_steps: int = option(Number(at_least=1, whole=True))
-    init_value: float = option(_RATE, 0.0)
+    init_value: float = option(RATE, 0.0)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -265,12 +173,4 @@ def scale(rate: Rate, factor: float) -> Rate:
 
 
 constant = Constant
-step_decay = StepDecay
-exponential_decay = ExponentialDecay
-cosine_decay = CosineDecay
 linear_warmup = LinearWarmup
-
-#: Name on the wire -> schedule; nothing else can be named by a peer.
-KINDS: dict[str, type[Schedule]] = {
-    cls.kind: cls for cls in (Constant, StepDecay, ExponentialDecay, CosineDecay, LinearWarmup)
-}
