@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "zmqps": "errors codecs optim core/worker checkpoint keys launch data stale pipeline worker aio local",
-        "cli": "errors core/protocol core/coordinator gpu trace checkpoint nodes keys launch doctor zmqps",
+        "cli": "errors core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {

@@ -341,7 +341,9 @@ def connect(
     Parameters
     ----------
     address : str, optional
-        The coordinator's endpoint, say ``tcp://127.0.0.1:5570``; by default the one that the token tells.
+        The coordinator's endpoint, say ``tcp://127.0.0.1:5570``; by default the one that the token tells,
+        else what the environment says (``docs/connect.md``): ``ZMQPS_COORDINATOR``, ``TF_CONFIG``, ``DMLC_*``,
+        torchrun, Slurm, Open MPI or Kubernetes.
     job : str, optional
         The name of the job: workers that name the same one train one model together, and know nothing of
         other jobs. By default what ``ZMQPS_JOB`` says, or ``default``. A job begins with its first worker's

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.errors import ConfigurationError
-from zmqps.launch.ranks import FIRST_PORT, Rank, find, first_host, hosts, num_workers, roles
+from zmqps.launch.ranks import num_workers, roles
+from zmqps.net.tasks import FIRST_PORT, Rank, find, first_host, hosts
 
 SLURM = {
     "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "3",

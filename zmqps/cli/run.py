@@ -95,8 +95,9 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.cli.task import TaskConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
-    from zmqps.launch.ranks import DEFAULT_PORT, Rank, find, num_workers, roles
+    from zmqps.launch.ranks import num_workers, roles
     from zmqps.launch.reach import own_address, resolved, route_towards
+    from zmqps.net.tasks import DEFAULT_PORT, Rank, find
 
     if told["servers_apart"] and told["server_tasks"] is not None:
         raise ConfigurationError(
@@ -155,7 +156,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
 
 def _split(address: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT`` or ``tcp://HOST:PORT``; the port may be left out."""
-    from zmqps.launch.ranks import DEFAULT_PORT
+    from zmqps.net.tasks import DEFAULT_PORT
 
     match = re.fullmatch(r"(?:tcp://)?(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", address)
     port = int(match[3]) if match is not None and match[3] else DEFAULT_PORT

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import threading
 import time
 import warnings
@@ -33,6 +34,7 @@ from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Joi
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
+from zmqps.net.environment import find_address
 from zmqps.net.identity import check_peer, new_identity, read_job_secret
 from zmqps.net.keyring import find_keys
 from zmqps.net.lane.arena import Arenas
@@ -74,7 +76,8 @@ class Connection:
         if address is None and self._keys is not None:
             address = self._keys.address or None
         if address is None:
-            raise ConfigurationError("say where the coordinator is: connect('tcp://HOST:PORT'), or give a token")
+            address, source = find_address(os.environ, socket.getfqdn())
+            log.info("the coordinator is %s, says %s", address, source)
         check_peer(address)
         checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
         if name is not None:

@@ -1,40 +1,11 @@
-"""Which of many equal tasks this one is, by the environment that its scheduler has made, and what each of them runs."""
+"""What each of many equal tasks runs: the coordinator, servers, workers."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from zmqps.errors import ConfigurationError
-
-DEFAULT_PORT = 5570
-#: Ports for jobs of Slurm, so that two jobs that share a host do not share one; below those that systems hand out.
-FIRST_PORT, NUM_PORTS = 15000, 10000
-#: The most hosts that a list of Slurm is searched for, and the most parts that a heterogeneous job of it can have.
-MOST_HOSTS, MOST_PARTS = 65536, 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """This task among all.
-
-    Attributes
-    ----------
-    rank, size
-        Which of how many; None: not known.
-    host, port
-        Where rank 0 is; empty, and None: not known.
-    source
-        Who said so.
-    """
-
-    rank: int | None = None
-    size: int | None = None
-    host: str = ""
-    port: int | None = None
-    source: str = "options"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,115 +15,6 @@ class Roles:
     coordinator: bool
     servers: tuple[int, ...]
     workers: tuple[int, ...]
-
-
-def find(env: Mapping[str, str], fqdn: str = "") -> Rank:
-    """Return what the environment says; of several launchers the innermost is believed.
-
-    Parameters
-    ----------
-    env
-        The environment.
-    fqdn
-        This host's full name, by which a pod of Kubernetes knows that of the first one.
-
-    Raises
-    ------
-    ConfigurationError
-        A variable is no number, or this is no task of the job at all.
-    """
-    if "OMPI_COMM_WORLD_RANK" in env:
-        alone = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env.get("OMPI_COMM_WORLD_SIZE")
-        return Rank(
-            rank=_number(env, "OMPI_COMM_WORLD_RANK"), size=_number(env, "OMPI_COMM_WORLD_SIZE"),
-            host="127.0.0.1" if alone else "", source="Open MPI",
-        )  # fmt: skip
-    if "PMI_RANK" in env:
-        return Rank(rank=_number(env, "PMI_RANK"), size=_number(env, "PMI_SIZE"), source="PMI")
-    if "RANK" in env and "WORLD_SIZE" in env:
-        # torchrun's own store listens on MASTER_PORT; whoever else sets the variable has opened that port for us
-        taken = "TORCHELASTIC_RUN_ID" in env
-        return Rank(
-            rank=_number(env, "RANK"), size=_number(env, "WORLD_SIZE"), host=env.get("MASTER_ADDR", ""),
-            port=None if taken else _number(env, "MASTER_PORT", optional=True), source="torchrun",
-        )  # fmt: skip
-    if "JOB_COMPLETION_INDEX" in env:
-        index = _number(env, "JOB_COMPLETION_INDEX")
-        return Rank(rank=index, host=_first_pod(env, fqdn, index), source="Kubernetes")
-    if "SLURM_PROCID" in env:
-        return _slurm(env)
-    return Rank()
-
-
-def _slurm(env: Mapping[str, str]) -> Rank:
-    step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
-    if not step:  # the batch script itself, which has rank 0, too
-        raise ConfigurationError("Slurm runs this once only: start it with srun, `srun zmqps run …`")
-    size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")
-    job = _number(env, "SLURM_JOB_ID", optional=True) or 0
-    number = int(step) if step.isdecimal() and len(step) < 10 else 0
-    return Rank(
-        rank=_number(env, "SLURM_PROCID"), size=_number(env, size), host=_first_of_slurm(env, nodes),
-        port=FIRST_PORT + (7 * job + number) % NUM_PORTS, source="Slurm",
-    )  # fmt: skip
-
-
-def _first_of_slurm(env: Mapping[str, str], nodes: str) -> str:
-    """Return the host of rank 0 of a step that runs on these nodes; empty: Slurm does not say."""
-    if env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
-        return ""
-    # The ranks of a heterogeneous job begin with its first part, while the nodes of its steps are sorted by name.
-    for number in range(min(_number(env, "SLURM_HET_SIZE", optional=True), MOST_PARTS)):
-        first = first_host(env.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", ""))
-        if first and first in islice(hosts(nodes), MOST_HOSTS):  # else this step leaves that part out
-            return first
-    return first_host(nodes)
-
-
-def hosts(nodes: str) -> Iterator[str]:
-    """Yield the hosts of a list as Slurm writes it: ``n[01-03,7],m2`` are n01, n02, n03, n7 and m2."""
-    for entry in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
-        yield from _hosts_of(entry)
-
-
-def _hosts_of(entry: str) -> Iterator[str]:
-    match = re.fullmatch(r"([^\[]*)\[([\d,-]*)\](.*)", entry)
-    if match is None:
-        yield entry
-        return
-    for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", match[2]):
-        for number in range(int(low), int(high or low) + 1):
-            for rest in _hosts_of(match[3]):
-                yield f"{match[1]}{number:0{len(low)}}{rest}"
-
-
-def first_host(nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it: ``n[01-03,7],m2`` begins with n01."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
-    assert first is not None
-    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
-
-
-def _first_pod(env: Mapping[str, str], fqdn: str, index: int) -> str:
-    """Return the name of the pod with index 0: those of a Job differ in the end of their first label alone."""
-    if "JOBSET_NAME" in env and "REPLICATED_JOB_NAME" in env:
-        return (
-            f"{env['JOBSET_NAME']}-{env['REPLICATED_JOB_NAME']}-0-0.{env.get('JOBSET_SUBDOMAIN', env['JOBSET_NAME'])}"
-        )
-    label, dot, rest = fqdn.partition(".")
-    return f"{label.removesuffix(f'-{index}')}-0{dot}{rest}" if label.endswith(f"-{index}") else ""
-
-
-def _number(env: Mapping[str, str], name: str, *, optional: bool = False) -> int:
-    text = env.get(name, "")
-    if optional and not text:
-        return 0
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ConfigurationError(
-            f"{name} is {text!r:.40}, which is no number; say --rank, --size and --address instead"
-        )
-    return int(text)
 
 
 def roles(
