@@ -75,3 +75,15 @@ def test_workers_of_other_names_jobs_and_roles_stay() -> None:
         assert all(worker.status()["members"] for worker in stay)
         for worker in stay:
             worker.close()
+
+
+def test_without_an_address_the_environment_says_where_the_coordinator_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with InProcessCluster() as cluster:
+        host, _, port = cluster.address.removeprefix("tcp://").partition(":")
+        monkeypatch.setenv("DMLC_PS_ROOT_URI", host)
+        monkeypatch.setenv("DMLC_PS_ROOT_PORT", port)
+        with caplog.at_level("INFO", logger="zmqps"), zmqps.connect() as worker:
+            assert (worker.address, worker.rank) == (cluster.address, 0)
+    assert f"the coordinator is {cluster.address}, says DMLC_PS_ROOT_URI" in caplog.text

@@ -76,7 +76,7 @@ class Connection:
         if address is None and self._keys is not None:
             address = self._keys.address or None
         if address is None:
-            address, source = find_address(os.environ, socket.getfqdn())
+            address, source = find_address(os.environ, socket.getfqdn)
             log.info("the coordinator is %s, says %s", address, source)
         check_peer(address)
         checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
