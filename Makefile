@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PEERS  ?= .venv-peers
+FRAMEWORKS ?= .venv-frameworks
 TOOLS  ?= .venv-tools
 
 SERVERS     ?= 2
@@ -44,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down scale status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down scale status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -97,6 +98,9 @@ test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, 
 
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
+
+test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch and JAX, which are installed into a virtualenv of their own
+	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
 	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)
@@ -183,13 +187,24 @@ sbom: $(INSTALLED) $(TOOLS)/.installed ## a CycloneDX bill of materials of what 
 ##@ Housekeeping
 
 clean: ## remove .venv, builds and caches; runs/ stays
-	rm -rf .venv $(PEERS) $(TOOLS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) $(FRAMEWORKS) $(TOOLS) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PEERS)/.installed: bench/peers/requirements.txt
 	@echo 'Installing TensorFlow, PyTorch and Ray into $(PEERS): about 2 GB, several minutes.'
 	@test -x '$(PEERS)/bin/pip' || '$(PYTHON)' -m venv '$(PEERS)'
 	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
+	@touch $@
+
+# The tests that skip where PyTorch or JAX is missing.
+WITH_FRAMEWORKS = tests/test_jax.py tests/checkpoint tests/client/test_tensors_torch.py
+
+$(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
+	@echo 'Installing zmqps with PyTorch and JAX into $(FRAMEWORKS): a few minutes.'
+	@test -x '$(FRAMEWORKS)/bin/pip' || '$(PYTHON)' -m venv '$(FRAMEWORKS)'
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --require-hashes --requirement constraints.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --requirement tests/frameworks.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-index --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # One file, and one version of each package, for all supported Pythons; where the packages come from is for each machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -28,6 +29,8 @@ NOT_OURS = ("train.py", "runs/", "dist/", ".zmqps/", "/", "summary.json", "manif
 DOTTED = re.compile(r"\bzmqps(?:\.[A-Za-z_]\w*)+")
 #: The entry-point group, which is no module.
 NO_MODULE = {"zmqps.optimizers"}
+#: What cannot be imported without a framework is read.
+OF_EXTRAS = {"zmqps.jax": ROOT / "zmqps/jax.py"}
 
 
 def missing_files(document: Path, text: str) -> Iterator[str]:
@@ -59,8 +62,11 @@ def missing_names(document: Path, text: str) -> Iterator[str]:
 def is_importable(name: str) -> bool:
     found, *rest = name.split(".")
     thing = import_module(found)
-    for part in rest:
+    for number, part in enumerate(rest):
         found = f"{found}.{part}"
+        if found in OF_EXTRAS:
+            names = {node.name for node in ast.walk(ast.parse(OF_EXTRAS[found].read_text())) if hasattr(node, "name")}
+            return {*rest[number + 1 :]} <= names
         try:
             thing = getattr(thing, part) if hasattr(thing, part) else import_module(found)
         except ModuleNotFoundError:

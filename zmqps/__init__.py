@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
+    from zmqps.client.requests import Params
     from zmqps.core.worker.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LocalCluster",
     "PSError",
+    "Params",
     "Rollback",
     "Statistics",
     "Worker",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
+    "Params": "zmqps.client.requests",
     "Rollback": "zmqps.core.worker.rollbacks",
     "Statistics": "zmqps.core.worker.statistics",
     "Worker": "zmqps.worker",
@@ -49,7 +52,7 @@ _HOMES = {
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
 }
-_MODULES = ("aio", "checkpoint", "codecs", "data", "errors", "keys", "local", "optim", "pipeline", "stale")
+_MODULES = ("aio", "checkpoint", "codecs", "data", "errors", "jax", "keys", "local", "optim", "pipeline", "stale")
 
 
 def __getattr__(name: str) -> Any:

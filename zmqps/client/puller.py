@@ -12,6 +12,7 @@ from typing import Any
 from zmqps import checks
 from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
+from zmqps.client.pytrees import register_where_used
 from zmqps.client.requests import Params, Requests
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
@@ -42,6 +43,7 @@ class Puller(Connection):
         token: str | None = None,
         io_threads: int = 1,
     ) -> None:
+        register_where_used()
         self._handover = Handover()
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none

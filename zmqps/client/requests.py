@@ -47,9 +47,9 @@ class Params(dict[str, Any]):
         their slices had absorbed.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], target: Target) -> None:
+    def __init__(self, arrays: Mapping[str, Any], version: int = 0) -> None:
         super().__init__(arrays)
-        self.version = min(target.versions.values(), default=0)
+        self.version = version
 
 
 Result = Callable[[Any], Params]
@@ -253,7 +253,7 @@ class Requests:
         if out is not None:
             destination = Destination(out, parameters, self._index, self._handover)
             target.arrays = destination.flat
-            return target, lambda _: Params(destination.deliver(), target)
+            return target, lambda _: Params(destination.deliver(), min(target.versions.values(), default=0))
         if numbers is None or len(set(numbers)) == len(parameters):
             tables = target.tables = self._tables.take(self._shapes)
             wanted = [self._layout[number] for number in numbers] if numbers else self._layout
@@ -262,7 +262,7 @@ class Requests:
             ordered = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
             target.arrays = Destination(ordered, parameters, self._index, self._handover).flat
         if copy:
-            return target, lambda _: Params(ordered, target)
+            return target, lambda _: Params(ordered, min(target.versions.values(), default=0))
         views = target.views = Views()
 
         def look(_: Any) -> Params:
@@ -270,7 +270,7 @@ class Requests:
             shaped = {
                 name: array.reshape(space.shape) for (name, space), array in zip(ordered.items(), arrays, strict=True)
             }
-            return Params(shaped, target)
+            return Params(shaped, min(target.versions.values(), default=0))
 
         return target, look
 
