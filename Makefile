@@ -197,7 +197,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch or JAX is missing.
-WITH_FRAMEWORKS = tests/test_jax.py tests/checkpoint tests/client/test_tensors_torch.py
+WITH_FRAMEWORKS = tests/test_jax.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/checkpoint tests/client/test_tensors_torch.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch and JAX into $(FRAMEWORKS): a few minutes.'
