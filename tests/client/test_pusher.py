@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
 from zmqps import aio, optim
-from zmqps.errors import ConfigurationError, OptimizerError, UnknownParameterError
+from zmqps.errors import ConfigurationError, NonFiniteGradientError, OptimizerError, UnknownParameterError
 
 #: The first two are frozen.
 START = {name: np.zeros(3, np.float32) for name in ("embed.w", "embed.b", "body", "head")}
@@ -131,6 +132,15 @@ def test_a_step_that_is_skipped_takes_nothing_of_what_was_pushed_in_it() -> None
         pair.workers[0].push(of(9.0, "body"), timeout=PATIENCE)
         pair.workers[0].skip(timeout=PATIENCE)
         pair.workers[1].push(of(1.0, *START), timeout=PATIENCE)
+        assert all_pull(pair) == {"version": 1, **dict.fromkeys(START, -1.0)}
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_its_worker_skips_the_step() -> None:
+    with team(optimizer=optim.sgd(1.0)) as pair:
+        with pytest.raises(NonFiniteGradientError):
+            pair.workers[0].push(of(math.nan, *START), timeout=PATIENCE)
+        pair.workers[1].push(of(1.0, *START), timeout=PATIENCE)
+        pair.workers[0].skip(timeout=PATIENCE)
         assert all_pull(pair) == {"version": 1, **dict.fromkeys(START, -1.0)}
 
 
