@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from tests.optim.specs import SPECS, rule_of
+from tests.optim.written import elementwise
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import Rule, all_finite, kernels, make_kernel, warm_up
@@ -291,3 +292,49 @@ def test_a_subclass_of_a_steady_rule_says_for_itself_whether_it_is_steady() -> N
     kernel(w, np.ones(1, np.float32), w, (), 1)
     kernel(w, np.ones(1, np.float32), w, (), 2)
     assert w.tolist() == [-1.5]
+
+
+CLIPPED = {
+    "sgd": optim.sgd(0.1, clip_norm=1.0),
+    "sgd with decay": optim.sgd(0.1, clip_norm=1.0, weight_decay=0.1),
+    "adam clipped twice": optim.adam(0.02, clip_norm=1.0, clip_value=0.05),
+    "adam clipped twice with decay": optim.adam(0.02, clip_norm=1.0, clip_value=0.05, weight_decay=0.1),
+    "lion": optim.lion(0.02, clip_norm=1.0, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CLIPPED)
+def test_a_scale_is_a_gradient_that_was_multiplied_before_all_else(case: str, dtype: str, backend: str) -> None:
+    rule = rule_of(CLIPPED[case])
+    plain = replace(rule, clip_norm=None)
+    scaled, multiplied = State(rule, 1000, dtype), State(rule, 1000, dtype)
+    multiplied.g = scaled.g * np.dtype(dtype).type(0.3)
+    for step in (1, 2):
+        make_kernel(rule, backend, np, elementwise)(scaled.w, scaled.g, scaled.w, scaled.slots, step, 0.3)
+        make_kernel(plain, backend, np, elementwise)(
+            multiplied.w, multiplied.g, multiplied.w, multiplied.slots, step, 0.7
+        )
+    assert scaled == multiplied
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
+@pytest.mark.parametrize("case", sorted(set(SPECS) - {"ftrl", "ftrl with options"}))
+def test_a_learning_rate_that_was_set_takes_the_place_of_the_rules_own(case: str, backend: str) -> None:
+    rule = rule_of(SPECS[case])
+    other = replace(rule, learning_rate=0.07)
+    told, own = State(rule, 100, "float64"), State(rule, 100, "float64")
+    kernel = make_kernel(rule, backend, np, elementwise)
+    for step in (1, 2, 3):
+        kernel(told.w, told.g, told.w, told.slots, step, 1.0, None if step == 2 else 0.07)
+        make_kernel(rule if step == 2 else other, backend, np, elementwise)(own.w, own.g, own.w, own.slots, step)
+    assert told == own
+
+
+def test_a_schedule_takes_one_step_for_the_updates_of_all_workers() -> None:
+    spec = optim.sgd(optim.piecewise(1.0, {1: 0.5, 2: 0.5}), count="steps")
+    (rule,), _ = spec.rules(["w"], workers=3)
+    assert [rule.rate(update) for update in range(1, 10)] == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
+    (rule,), _ = replace(spec, count="pushes").rules(["w"], workers=3)
+    assert [rule.rate(update) for update in range(1, 4)] == [1.0, 0.5, 0.25]
