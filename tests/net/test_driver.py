@@ -37,6 +37,10 @@ from zmqps.net.transport import INBOUND
 LOG = logging.getLogger("zmqps.test")
 
 
+#: Whose connection has ended.
+GONE = b"gone"
+
+
 class FakeTransport:
     """Notes what the driver asks for; ``receive`` plays the network."""
 
@@ -65,8 +69,8 @@ class FakeTransport:
     def greeted(self, peer: bytes, capabilities: Sequence[str]) -> None:
         pass
 
-    def origin(self, peer: bytes) -> str:
-        return f"the host of {peer.decode()}"
+    def origin(self, peer: bytes) -> str | None:
+        return None if peer == GONE else f"the host of {peer.decode()}"
 
     def holder(self, peer: bytes) -> None:
         return None
@@ -153,6 +157,17 @@ def test_actions_are_executed_and_exit_ends_it() -> None:
     assert transport.sent == [(COORDINATOR, Left(), (readers,))]
     assert resolved == [("op", 5)]
     assert transport.closed == [LINGER_S]
+
+
+def test_who_has_gone_before_its_hello_is_read_does_not_join() -> None:
+    machine = FakeMachine(lambda event: [Exit(0, "")])
+
+    def scenario(driver: Driver, transport: FakeTransport) -> None:
+        transport.receive(*encode(hello("worker")), peer=GONE)
+        transport.receive(*encode(Left()))
+
+    drive(machine, scenario)
+    assert machine.events == [Received(COORDINATOR, Left())]
 
 
 def test_what_comes_is_decoded_or_handed_over_as_undecodable() -> None:

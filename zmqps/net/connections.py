@@ -70,15 +70,15 @@ def address_of(connection: socket.socket, *, ours: bool = False) -> Credentials 
     return Address(_plain(host), port)
 
 
-def origin_of(descriptor: int) -> str:
-    """Return the address of the host at the other end; empty if that is this one, or the connection has ended."""
+def origin_of(descriptor: int) -> str | None:
+    """Return the address of the host at the other end; empty if that is this one, None if the connection has ended."""
     with contextlib.suppress(OSError, ValueError), borrowed(descriptor) as connection:
         if connection.family == socket.AF_UNIX:
             return ""
         ours, theirs = connection.getsockname()[0], connection.getpeername()[0]
         # whoever reaches this host by one of its own addresses is on it, and comes from that address
         return "" if ours == theirs or is_loopback(theirs) else _plain(theirs)
-    return ""
+    return None
 
 
 def _plain(host: str) -> str:

@@ -142,7 +142,7 @@ class Driver:
             self._arm()
 
     def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
-        event: Received | Unreachable
+        event: Received | Unreachable | None
         try:
             message = decode(frames, self.data_header_nbytes)
         except PSError as error:
@@ -155,7 +155,8 @@ class Driver:
             return
         else:
             event = self._introduced(peer, message) if isinstance(message, INTRODUCTIONS) else Received(peer, message)
-        self._do(self.machine.handle, event)
+        if event is not None:
+            self._do(self.machine.handle, event)
 
     def _do(self, ask: Callable[..., list[Action]], *events: Any) -> None:
         """Execute what the machine says; a defect takes none of the other actions along."""
@@ -249,13 +250,15 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob | Farewell) -> Received | Unreachable:
+    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob | Farewell) -> Received | Unreachable | None:
+        origin = self.transport.origin(peer) if isinstance(message, Hello | EndJob) else ""
+        if origin is None:  # nobody is there any more, and from where it came cannot be told: it says hello again
+            return None
         if isinstance(message, Hello | Welcome):
             try:
                 self.transport.greeted(peer, message.capabilities)
             except PSError as error:
                 return Unreachable(peer, error)
-        origin = self.transport.origin(peer) if isinstance(message, Hello | EndJob) else ""
         return Received(peer, message, origin, self.transport.holder(peer))
 
     def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat | Error) -> Message:

@@ -62,8 +62,11 @@ class Transport(Protocol):
     def make_room(self) -> None:
         """Give back what can be given back: this process has no memory for something."""
 
-    def origin(self, peer: Peer) -> str:
-        """Return the address of the other host that a peer's `Hello` came from; empty: from this one, or unknown."""
+    def origin(self, peer: Peer) -> str | None:
+        """Return the address of the other host that a peer's `Hello` came from; empty: from this one, or unknown.
+
+        None: its connection has ended.
+        """
 
     def holder(self, peer: Peer) -> KeyHolder | None:
         """Return whose key the peer has shown whose message is being delivered; None where there are no keys."""

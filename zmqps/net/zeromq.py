@@ -473,7 +473,7 @@ class ZmqTransport:
     def greeted(self, peer: Peer, capabilities: Sequence[str]) -> None:
         """Nothing was negotiated."""
 
-    def origin(self, peer: Peer) -> str:
+    def origin(self, peer: Peer) -> str | None:
         """Return the address of another host that a stranger's message comes from."""
         return origin_of(self._current[1]) if self._current[0] == peer else ""
 

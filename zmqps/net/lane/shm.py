@@ -347,7 +347,7 @@ class LaneTransport:
         """Give back what can be given back."""
         self._inner.make_room()
 
-    def origin(self, peer: Peer) -> str:
+    def origin(self, peer: Peer) -> str | None:
         """Return the address of the other host that a peer's `Hello` came from."""
         return self._inner.origin(peer)
 
