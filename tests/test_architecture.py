@@ -196,6 +196,7 @@ MIRROR_NOTHING = {
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_checkpoints.py": "end to end: clusters of processes that are saved, killed and restored",
     "tests/test_terms.py": "end to end: norms that are clipped and learning rates that are set, on live nodes",
+    "tests/test_values.py": "end to end: buffers, and values that are set or averaged, on live nodes",
     "tests/test_scale.py": "end to end: jobs that lie on more servers, and on fewer, while they are trained",
     "tests/test_drain.py": "end to end: servers that are drained while jobs are trained",
     "tests/test_identity.py": "end to end: strangers at live nodes",

@@ -271,3 +271,45 @@ def test_after_a_copy_has_taken_over_the_next_one_is_whole(tmp_path: Path) -> No
     assert [open_checkpoint(one.path).base is not None for one in made[-4:]] == [True, False, True, True]
     loaded = zmqps.load(tmp_path)
     assert all(np.array_equal(loaded[name], value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_buffers_are_saved_with_what_is_trained_and_a_change_holds_those_that_were_set(
+    tmp_path: Path, mode: str
+) -> None:
+    buffers: dict[str, Any] = {
+        "mean": np.linspace(0, 1, SIZE, dtype=np.float32),
+        "table": np.arange(SIZE) << 40,
+        "count": np.array(3),
+        "flags": np.array([True, False]),
+        "mask": np.array([0.0, -np.inf, np.nan]),
+    }
+    with (
+        cluster(tmp_path, workers=1, checkpoint_full_every=9, keep=9) as first,
+        zmqps.connect(first.address, timeout=PATIENCE) as worker,
+    ):
+        worker.init(START, optimizer=ADAM, buffers=buffers, timeout=PATIENCE, **MODES[mode])
+        sizes = []
+        for step in range(3):
+            worker.push(gradients(worker.pull(timeout=PATIENCE), 0, step), timeout=PATIENCE)
+            if step == 1:
+                buffers = buffers | {"count": np.array(2**62), "flags": ~buffers["flags"]}
+                worker.set({name: buffers[name] for name in ("count", "flags")}, step=True, timeout=PATIENCE)
+            expected = worker.pull(timeout=PATIENCE)
+            made = worker.checkpoint(timeout=PATIENCE)
+            sizes.append(made.nbytes)
+    assert max(sizes[1:]) < sizes[0] - buffers["table"].nbytes  # nobody has set that
+    loaded = zmqps.load(tmp_path)
+    for name, value in (expected | buffers).items():
+        np.testing.assert_array_equal(loaded[name], value)
+        assert loaded[name].dtype == (buffers | START)[name].dtype
+    with (
+        cluster(tmp_path, 3, 1, restore=tmp_path) as second,
+        zmqps.connect(second.address, timeout=PATIENCE) as worker,
+    ):
+        nothing = {name: np.zeros_like(value) for name, value in (START | buffers).items()}
+        params, zeros = ({name: nothing[name] for name in names} for names in (START, buffers))
+        worker.init(params, optimizer=ADAM, buffers=zeros, timeout=PATIENCE, **MODES[mode])
+        values = worker.pull(timeout=PATIENCE)
+        for name, value in (expected | buffers).items():
+            np.testing.assert_array_equal(values[name], value)

@@ -73,6 +73,8 @@ class AsyncWorker:
     push_pull = _awaiting(Worker.push_pull, Worker.push_pull_async)
     advance = _awaiting(Worker.advance, Worker.advance_async)
     skip = _awaiting(Worker.skip, Worker.skip_async)
+    set = _awaiting(Worker.set, Worker.set_async)
+    average = _awaiting(Worker.average, Worker.average_async)
     set_learning_rate = _awaiting(Worker.set_learning_rate, Worker.set_learning_rate_async)
     barrier = _awaiting(Worker.barrier, Worker.barrier_async)
     checkpoint = _awaiting(Worker.checkpoint, Worker.checkpoint_async)

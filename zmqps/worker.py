@@ -54,6 +54,7 @@ class Worker(Pusher):
         params: Mapping[str, Any],
         *,
         optimizer: OptimizerSpec,
+        buffers: Mapping[str, Any] | None = None,
         staleness: int | None = None,
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
@@ -80,6 +81,10 @@ class Worker(Pusher):
             anything with DLPack or ``__cuda_array_interface__``, say tensors of PyTorch (needs CuPy).
         optimizer : OptimizerSpec
             From `zmqps.optim`.
+        buffers : mapping of str to array, optional
+            What belongs to the model and is not trained, say statistics of BatchNorm, counters or tables: of any
+            floating dtype, whole numbers or flags. There are no gradients of it; `set` and `average` write it, pulls
+            read it, checkpoints hold it.
         staleness : int, optional
             How many clocks a read may lag: None trains asynchronously, 0 synchronously, n with
             bounded staleness. In the last two a push of all parameters that are not frozen (or `advance`, or `skip`)
@@ -126,6 +131,7 @@ class Worker(Pusher):
         self.init_async(
             params,
             optimizer=optimizer,
+            buffers=buffers,
             staleness=staleness,
             nonfinite=nonfinite,
             replicas_to_aggregate=replicas_to_aggregate,
@@ -144,6 +150,7 @@ class Worker(Pusher):
         params: Mapping[str, Any],
         *,
         optimizer: OptimizerSpec,
+        buffers: Mapping[str, Any] | None = None,
         staleness: int | None = None,
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
@@ -166,8 +173,9 @@ class Worker(Pusher):
         checks.flag("deterministic", deterministic)
         parameters, values = describe(params, self._handover)
         check_groups(optimizer, [parameter.name for parameter in parameters])
+        set_only, initial = describe({} if buffers is None else buffers, self._handover, buffers=True)
         job = JobSpec(
-            parameters=parameters,
+            parameters=(*parameters, *set_only),
             optimizer=optimizer.to_wire(),
             staleness=staleness,
             nonfinite=nonfinite,
@@ -184,7 +192,7 @@ class Worker(Pusher):
             for parameter, value in zip(parameters, values, strict=True):
                 if not np.isfinite(value).all():
                     raise ConfigurationError(f"the initial value of {parameter.name!r} contains NaN or infinity")
-        return self._attach(Init(0.0, job=job, values=values), timeout)
+        return self._attach(Init(0.0, job=job, values=[*values, *initial]), timeout)
 
     def rejoin(self, *, timeout: float | None = None) -> None:
         """Come back as a new member: what to do after `EvictedError`, or a `PeerLostError` of the coordinator.

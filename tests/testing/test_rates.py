@@ -29,7 +29,7 @@ def test_a_server_that_measures_another_mean_than_it_applies(monkeypatch: Patch)
 
 
 def test_a_backup_that_replays_a_mean_without_its_terms(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Shard, "replay", lambda original, self, parts, payload, terms: original(self, parts, payload))
+    wrap(monkeypatch, Shard, "replay", lambda original, self, parts, payload, *_: original(self, parts, payload))
     caught("sync-terms-replicas", "differs from uninterrupted training")
 
 

@@ -83,7 +83,7 @@ def test_a_server_that_takes_a_slice_for_unchanged_by_its_first_parameter(monkey
             | {
                 s.slice.index: (s.version, s.steps.tolist())
                 for s in states
-                if s.slice.index in known and known[s.slice.index][0] == s.steps[0]
+                if s.slice.index in known and known[s.slice.index][0][0] == s.steps[0]
             }
         )
 

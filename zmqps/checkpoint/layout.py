@@ -20,7 +20,10 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.errors import ConfigurationError
 
 #: How safetensors writes the storage dtypes.
-DTYPES = {"float32": "F32", "float64": "F64"}
+DTYPES = {
+    **{"float32": "F32", "float64": "F64", "bool": "BOOL"},
+    **{f"{kind}int{bits}": f"{letter}{bits}" for kind, letter in (("", "I"), ("u", "U")) for bits in (8, 16, 32, 64)},
+}
 #: What `torch.distributed.checkpoint` looks for in the header.
 SHARDING_KEY, OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
 #: What the safetensors library reads at most; it parses the header as a whole.

@@ -15,6 +15,8 @@ from zmqps.core.protocol.arrays import Array
 class GradientBuffers:
     """An array for the gradient of each parameter; together they are the flat tables that slices are cut from.
 
+    Buffers have none.
+
     Parameters
     ----------
     parameters
@@ -28,14 +30,14 @@ class GradientBuffers:
     ) -> None:
         self.parameters = parameters
         keyspace = KeySpace(parameters)
-        self.tables = [empty(table.size, table.dtype) for table in keyspace.tables]
+        self.tables = [empty(0 if table.buffers else table.size, table.dtype) for table in keyspace.tables]
         flat: dict[int, Array] = {}
         for values, table in zip(self.tables, keyspace.tables, strict=True):
             values.fill(0)
-            for number, start in zip(table.parameters, table.offsets, strict=False):
+            for number, start in zip(() if table.buffers else table.parameters, table.offsets, strict=False):
                 flat[number] = values[start : start + parameters[number].size]
-        self.flat = [flat[number] for number in range(len(parameters))]
-        self.arrays = {p.name: array.reshape(p.shape) for p, array in zip(parameters, self.flat, strict=True)}
+        self.flat = {number: flat[number] for number in sorted(flat)}
+        self.arrays = {parameters[n].name: array.reshape(parameters[n].shape) for n, array in self.flat.items()}
 
     def are(self, grads: Mapping[str, Any]) -> bool:
         """Whether these arrays are what is pushed: all of them, and the same objects."""
@@ -44,8 +46,8 @@ class GradientBuffers:
     def hold(self, flat: Sequence[Array | None]) -> bool:
         """Whether flat arrays, by parameter, are all of this memory, however they were made."""
         return all(
-            array is not None
+            (array := flat[number]) is not None
             and array.dtype == own.dtype
             and (not own.size or array.__array_interface__["data"] == own.__array_interface__["data"])
-            for array, own in zip(flat, self.flat, strict=True)
+            for number, own in self.flat.items()
         )

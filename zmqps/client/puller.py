@@ -71,7 +71,7 @@ class Puller(Connection):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """The job's parameters in the order of the key space; empty before `init`."""
+        """The job's parameters, and its buffers, in the order of the key space; empty before `init`."""
         return self._requests.job.parameters if self._requests else ()
 
     @property

@@ -12,6 +12,7 @@ from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
+from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.errors import ConfigurationError
 
@@ -119,8 +120,79 @@ class Pusher(Puller):
         push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
         return self._submit(Exchange(push=push, pull=pull), timeout, result)
 
+    def set(self, values: Mapping[str, Any], *, step: bool = False, timeout: float | None = None) -> None:
+        """Write parameters or buffers as they are, past the optimizer; return when every shard has them.
+
+        Each shard takes all of it at once. In the synchronous mode it is a part of this worker's step, as a push is:
+        the version that the step makes is the first with it, on all shards; until then pulls get the old values.
+        What is set in a step is not trained in it; of several workers that set one thing in a step that with the lowest
+        rank counts, so all may run the same script. In the other modes the next pull reads it. The optimizer's slots
+        and step counts stay as they are.
+
+        Parameters
+        ----------
+        values : mapping of str to array
+            By name, in the shapes of `init`; of any dtype that converts without becoming another kind of number.
+            A buffer may hold NaN and infinity. They are sent as they are, whatever the job's codecs.
+        step : bool
+            Not asynchronous: whether this ends the worker's step. By default a push does, or `advance`.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Raises
+        ------
+        UnknownParameterError, ShapeError, DtypeError, ConfigurationError
+            Nothing was sent.
+        DeadlineError, PeerLostError
+            As for `push`.
+        """
+        refuse_in_callback()
+        self.set_async(values, step=step, timeout=timeout).result()
+
+    def set_async(self, values: Mapping[str, Any], *, step: bool = False, timeout: float | None = None) -> Future[None]:
+        """`set`, as a future."""
+        push = (self._requests or self._job(timeout)).put(values, SET, 1, step=step)
+        return self._submit(Exchange(push=push), timeout)
+
+    def average(
+        self, values: Mapping[str, Any], *, examples: int = 1, step: bool = False, timeout: float | None = None
+    ) -> None:
+        """Set parameters or buffers to the mean of what the workers say in a step, as statistics of BatchNorm.
+
+        As `set`, for the synchronous mode, whose workers share their steps: the mean is over those who bring values for
+        a name to the step. Where somebody sets that in the same step, it is what was set.
+
+        Parameters
+        ----------
+        values, step, timeout
+            As for `set`; of a floating dtype.
+        examples : int
+            How often these values count in the mean.
+
+        Raises
+        ------
+        ConfigurationError
+            The job is not synchronous; or as `set`.
+        """
+        refuse_in_callback()
+        self.average_async(values, examples=examples, step=step, timeout=timeout).result()
+
+    def average_async(
+        self, values: Mapping[str, Any], *, examples: int = 1, step: bool = False, timeout: float | None = None
+    ) -> Future[None]:
+        """`average`, as a future."""
+        requests = self._requests or self._job(timeout)
+        if requests.job.mode != "sync":
+            raise ConfigurationError(
+                "workers that share no steps have no values to average: train with staleness=0, or set what one worker "
+                "has, worker.set(values)"
+            )
+        return self._submit(Exchange(push=requests.put(values, SET_TO_MEAN, examples, step=step)), timeout)
+
     def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
         """Return an array for the gradient of each parameter, in memory that servers on this host read in place.
+
+        Buffers have none.
 
         Compute gradients into them (``np.multiply(…, out=buffers["w"])``, or tensors made by
         ``torch.from_numpy(buffers["w"])``) and push them: all at once, as the dict that this

@@ -16,13 +16,13 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.norms import scale_to, squares
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import check_codec
-from zmqps.core.protocol.terms import terms_of
+from zmqps.core.protocol.encoding import RAW, check_codec
+from zmqps.core.protocol.terms import SET_TO_MEAN, terms_of
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.core.worker.views import Views
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, DtypeError
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import trained
@@ -97,6 +97,8 @@ class Requests:
         self._clip_norm = None if self.job.mode == "sync" else self.job.clip_norm  # there servers measure the mean
         #: Without those that the optimizer leaves alone: a step does not wait for their gradients.
         self._trained = frozenset(self._index[name] for name in trained(self.job.optimizer, self._index))
+        self._set_only = self.job.buffers
+        self._trained -= self._set_only
         self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty = empty
         self._in_place = in_place
@@ -186,7 +188,7 @@ class Requests:
             examples = checks.whole("examples", examples, 1, MAX_COUNT)
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
         if self.buffers is not None and own:
-            plain: Mapping[int, Array] | None = dict(enumerate(self.buffers.flat))
+            plain: Mapping[int, Array] | None = self.buffers.flat
         else:
             plain = plain_ones(grads, self.job.parameters, self._index)
         arrays: Mapping[int, Array | Remote]
@@ -197,6 +199,9 @@ class Requests:
             named = {*arrays, *check_names(nothing, self._index)}
         else:
             arrays = named = plain
+        if self._set_only and (wrong := sorted(self._set_only.intersection(named))):
+            name = self.job.parameters[wrong[0]].name
+            raise ConfigurationError(f"{name!r} is a buffer, which has no gradient: worker.set or worker.average it")
         flat: list[Array | None] = [None] * len(self.job.parameters)
         source = Source(arrays=flat, codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False))
         cargoes = self._plan(list(arrays))
@@ -218,6 +223,29 @@ class Requests:
             source.tables = self.buffers.tables
             source.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
         return push, complete
+
+    def put(self, values: Mapping[str, Any], sort: float, examples: int, *, step: bool) -> Push:
+        """Return the transfer of `zmqps.Worker.set` (`SET`) and `zmqps.Worker.average` (`SET_TO_MEAN`)."""
+        checks.flag("step", step)
+        examples = checks.whole("examples", examples, 1, MAX_COUNT)
+        parameters = self.job.parameters
+        arrays = look(values, parameters, self._index, self._handover)
+        flat: list[Array | None] = [None] * len(parameters)
+        for number, array in flatten(arrays, self._handover).items():
+            name, dtype = parameters[number].name, parameters[number].storage_dtype
+            if not np.can_cast(array.dtype, dtype, "same_kind"):
+                raise DtypeError(name=name, got=array.dtype.name, expected=parameters[number].dtype)
+            if sort == SET_TO_MEAN and dtype.kind != "f":
+                raise DtypeError(
+                    name=name, got=dtype.name, expected="a floating dtype; whole numbers have no mean: set"
+                )
+            if self.job.nonfinite == "reject" and not parameters[number].buffer and not np.isfinite(array).all():
+                raise ConfigurationError(f"the value of {name!r} contains NaN or infinity")
+            flat[number] = array
+        source = Source(arrays=flat, codec=RAW, checked=True)
+        cargoes = self._plan(list(arrays))
+        atomic = self.job.mode != "sync"
+        return Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=step, terms=(sort,))
 
     def push_pull(
         self,

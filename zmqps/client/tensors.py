@@ -15,13 +15,14 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.naming import check_names
-from zmqps.core.job.spec import MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
+from zmqps.core.job.spec import BUFFER_DTYPES, MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import GATHER_NBYTES, Array
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 #: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
@@ -32,7 +33,7 @@ SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
 
 
-def as_array(name: str, value: Any) -> Array:
+def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -> Array:
     """Return a value in this host's memory as a numpy array, without a copy where it can be had.
 
     Anything with ``__array__``, DLPack or the buffer protocol will do; a bfloat16 tensor of PyTorch,
@@ -41,7 +42,7 @@ def as_array(name: str, value: Any) -> Array:
     Raises
     ------
     DtypeError
-        It is not an array, or not of a floating dtype.
+        It is not an array, or not of a ``known`` dtype.
     """
     if type(value) is np.ndarray and value.dtype in NATIVE_DTYPES:
         return value
@@ -58,32 +59,34 @@ def as_array(name: str, value: Any) -> Array:
     except Exception as error:  # whatever the object's own conversion raises: it is not an array we can use
         expected = f"an array or something that converts to one ({error})"
         raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
-    if array.dtype.name not in STORAGE_DTYPES:
-        raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(STORAGE_DTYPES))
-    return array
+    return _known(name, array, known)
 
 
-def describe(params: Mapping[str, Any], handover: Handover) -> tuple[tuple[Parameter, ...], list[Array]]:
-    """Return the parameters that a mapping of name -> initial value defines, and the flat values."""
-    for name in checks.mapping("params", params, "name -> array"):
-        checks.name("a parameter's name", name, MAX_NAME_CHARS)
-    _check_flat("params", params)
-    arrays = _seen(params, handover)
+def describe(
+    params: Mapping[str, Any], handover: Handover, *, buffers: bool = False
+) -> tuple[tuple[Parameter, ...], list[Array]]:
+    """Return the parameters, or buffers, that a mapping of name -> initial value defines, and the flat values."""
+    what = "buffers" if buffers else "params"
+    for name in checks.mapping(what, params, "name -> array"):
+        checks.name("a buffer's name" if buffers else "a parameter's name", name, MAX_NAME_CHARS)
+    _check_flat(what, params)
+    arrays = _seen(params, handover, dict.fromkeys(params, BUFFER_DTYPES) if buffers else {})
     parameters = []
     for name, array in arrays.items():
         dtype = "bfloat16" if _is_torch_bfloat16(params[name]) else array.dtype.name
-        parameters.append(Parameter(name, tuple(array.shape), dtype))
+        parameters.append(Parameter(name, tuple(array.shape), dtype, buffers))
     return tuple(parameters), list(flatten(arrays, handover).values())
 
 
 def look(
     grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
 ) -> Mapping[int, Array | Remote]:
-    """Return gradients by parameter number, as arrays where they lie."""
+    """Return gradients, or values, by parameter number, as arrays where they lie."""
     checks.mapping("gradients", grads, "name -> array")
     _check_flat("gradients", grads)
-    check_names(grads, index)
-    arrays = _seen(grads, handover)
+    numbers = check_names(grads, index)
+    known = {name: BUFFER_DTYPES for name, n in zip(grads, numbers, strict=True) if parameters[n].buffer}
+    arrays = _seen(grads, handover, known)
     for name, array in arrays.items():
         _check_shape(array, parameters[index[name]])
     return {index[name]: array for name, array in arrays.items()}
@@ -152,8 +155,13 @@ class Destination:
         for (name, value), number in zip(out.items(), numbers, strict=True):
             if name in self._narrowed:
                 value = self._wide[name] = np.empty(tuple(value.shape), np.float32)
-            array = self._remotes.get(name) or as_array(name, value)
+            known = BUFFER_DTYPES if parameters[number].buffer else STORAGE_DTYPES
+            array = self._remotes.get(name) or as_array(name, value, known)
             _check_shape(array, parameters[number])
+            if parameters[number].buffer and not np.can_cast(
+                parameters[number].storage_dtype, array.dtype, "same_kind"
+            ):
+                raise DtypeError(name=name, got=array.dtype.name, expected=parameters[number].dtype)
             if isinstance(array, Remote):
                 continue
             if not _in_place(value, array):
@@ -183,11 +191,25 @@ class Destination:
         return dict(self._out)
 
 
-def _seen(values: Mapping[str, Any], handover: Handover) -> dict[str, Array | Remote]:
-    """Return each value as an array where it lies."""
+def _seen(
+    values: Mapping[str, Any], handover: Handover, known: Mapping[str, Mapping[str, str]]
+) -> dict[str, Array | Remote]:
+    """Return each value as an array where it lies, of a dtype that is ``known`` of its name, or of a floating one."""
     values = {name: _plain(value) for name, value in values.items()}
     remotes = handover.adopt(values)
-    return {name: remotes.get(name) or as_array(name, value) for name, value in values.items()}
+    for name, remote in remotes.items():
+        _known(name, remote, known.get(name, STORAGE_DTYPES))
+    return {
+        name: remotes.get(name) or as_array(name, value, known.get(name, STORAGE_DTYPES))
+        for name, value in values.items()
+    }
+
+
+def _known(name: str, array: T, known: Mapping[str, str]) -> T:
+    dtype: Any = array.dtype  # type: ignore[attr-defined]
+    if dtype.name not in known:
+        raise DtypeError(name=name, got=dtype.name, expected=", ".join(known))
+    return array
 
 
 def _detached(value: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.job.spec import STORAGE_DTYPES
+from zmqps.core.job.spec import BUFFER_DTYPES
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import DeviceError, DtypeError
 from zmqps.gpu.device import Device, Stream, open_device
@@ -224,8 +224,8 @@ def _adopted(device: Device, name: str, value: Any, fill: bool) -> Any:
     except Exception as error:  # whatever the object's own conversion raises: it is not an array we can use
         expected = f"an array that DLPack or the CUDA array interface describes ({error})"
         raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
-    if array.dtype.name not in STORAGE_DTYPES:
-        raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(STORAGE_DTYPES))
+    if array.dtype.name not in BUFFER_DTYPES:
+        raise DtypeError(name=name, got=array.dtype.name, expected=", ".join(BUFFER_DTYPES))
     if fill and is_read_only(value):
         raise DtypeError(name=name, got="a read-only array", expected="a writable one in out")
     return array

@@ -215,7 +215,7 @@ def make_shard(
         needs["values while others are looked at"] = placement.nbytes(index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
     rules = CompiledRules(spec, config, device, job.num_updating)
-    for dtype in {table.dtype for table in placement.keyspace.tables}:
+    for dtype in {table.dtype for table in placement.keyspace.tables if not table.buffers}:
         rules.warm_up(names, dtype)
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)

@@ -50,10 +50,11 @@ class ExactReference:
         pushes = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         brought = list(zip(pushes, gradients, strict=True))
         for shard in self._shards:
-            for push, (source, examples) in brought:
+            for push, (source, examples, sort) in brought:
                 parts, payload = _of_shard(shard, source)
                 if parts:
-                    shard.collect(parts, payload, push, shard.version, examples, "somebody")
+                    terms = (sort,) if sort else ()
+                    shard.collect(parts, payload, push, shard.version, examples, "somebody", terms)
         total = sum(_squares(shard, contributors) for shard in self._shards)
         scale = 1.0 if self._clip_norm is None or not brought else scale_to(self._clip_norm, total)
         for shard in self._shards:
@@ -101,7 +102,8 @@ def _of_shard(shard: Shard, source: Sequence[Array | None]) -> tuple[list[Part],
         for s in there:
             array = source[s.parameter]
             assert array is not None
-            payload.append(np.ascontiguousarray(array.reshape(-1)[s.start : s.start + s.size]))
+            part = array.reshape(-1)[s.start : s.start + s.size]
+            payload.append(np.ascontiguousarray(part, state.value.dtype))  # as they travel
     return parts, payload
 
 

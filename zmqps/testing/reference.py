@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 
 RATE = 0.1
 MOMENTUM = 0.5
 #: float32 against float64 after some tens of steps; a wrong contributor changes values by a thousand times that.
 TOLERANCE = 1e-4
 
-#: A gradient and how often it counts: flat arrays by parameter, None where it has none.
-Gradient = tuple[Sequence[Array | None], int]
+
+class Gradient(NamedTuple):
+    """What a push brings: flat arrays by parameter, None where it has none, and how often they count in a mean.
+
+    ``sort`` is one of `zmqps.core.protocol.terms` where these are values.
+    """
+
+    source: Sequence[Array | None]
+    examples: int
+    sort: float = 0.0
 
 
 class Reference:
@@ -47,13 +57,19 @@ class Reference:
         self.velocities = [*[nothing] * first, [np.asarray(v, np.float64) for v in began]]
 
     def step(self, gradients: Sequence[Gradient], rate: float = RATE) -> None:
-        """Apply the mean of some gradients, each parameter's over those that have it."""
+        """Apply the mean of some gradients, each parameter's over those that have it; or set it."""
         values, velocity, means = list(self.versions[-1]), list(self.velocities[-1]), dict[int, Array]()
         for i in range(len(values)):
-            brought = [(source[i], examples) for source, examples in gradients if source[i] is not None]
+            brought = [g for g in gradients if g.source[i] is not None]
+            sort = min((g.sort for g in brought if g.sort), default=0.0, key=(SET, SET_TO_MEAN).index)
+            brought = [g for g in brought if g.sort == sort][: 1 if sort == SET else None]
             if brought:
-                total = np.sum([np.asarray(g, np.float64) * n for g, n in brought], axis=0)
-                means[i] = total / sum(n for _, n in brought)
+                total = np.sum([np.asarray(g.source[i], np.float64) * g.examples for g in brought], axis=0)
+                mean = total / sum(g.examples for g in brought)
+                if sort:
+                    values[i] = mean
+                else:
+                    means[i] = mean
         norm = float(np.sqrt(sum((mean**2).sum() for mean in means.values())))
         scale = 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
         for i, mean in means.items():

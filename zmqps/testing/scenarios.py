@@ -11,6 +11,7 @@ from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.restores import Restored
+from zmqps.testing.setting import SettingTraining
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
 from zmqps.testing.synchronous import SyncTraining
@@ -423,6 +424,23 @@ def _scenarios() -> Mapping[str, Scenario]:
     moved: dict[str, object] = {**terms, "lives": 30, "compute_s": 0.8, "timeout": 60.0}
     found["sync-terms-replicas"] = replace(found["sync-replicas-both"], training=_synchronous(**moved))
     found["sync-exact-terms-replicas"] = replace(
+        found["sync-replicas"], training=_synchronous(**moved, plain=True, deterministic=True)
+    )
+    setting: dict[str, object] = {"values": 0.5, "clip_norm": 5.0, "steps": 8}
+    found["async-values"] = Scenario(faults=EVERYTHING, training=SettingTraining)
+    found["ssp-values"] = Scenario(faults=EVERYTHING, training=lambda: SettingTraining(2))
+    found["async-values-replicas"] = replace(
+        found["async-replicas"], training=lambda: SettingTraining(compute_s=0.8, timeout=60.0)
+    )
+    found["sync-values"] = Scenario(faults=EVERYTHING, training=_synchronous(**setting, retain=2))
+    found["sync-values-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(**setting, aggregate=2))
+    found["sync-values-returned"] = Scenario(
+        faults=EVERYTHING, training=_synchronous(**setting), journaled=True, calm_s=LATE_CALM_S
+    )
+    moved = {**setting, "lives": 30, "compute_s": 0.8, "timeout": 60.0}
+    found["sync-values-replicas"] = replace(found["sync-replicas-both"], training=_synchronous(**moved))
+    found["sync-values-chained"] = replace(found["sync-replicas-chained"], training=_synchronous(**moved))
+    found["sync-exact-values-replicas"] = replace(
         found["sync-replicas"], training=_synchronous(**moved, plain=True, deterministic=True)
     )
     found["ssp-skips"] = Scenario(

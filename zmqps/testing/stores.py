@@ -13,7 +13,7 @@ import numpy as np
 from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.shard import Shard
@@ -63,7 +63,7 @@ class SavedJob:
         self.job = JobSpec.from_wire(manifest["job"])
         self.placement = Placement.from_wire(KeySpace(self.job.parameters), manifest["placement"])
         self.versions: set[int] = set()
-        self.values = [np.full(p.size, np.nan, p.storage_dtype) for p in self.job.parameters]
+        self.values = [np.full(p.size, _nothing(p), p.storage_dtype) for p in self.job.parameters]
         self.slots: list[list[Array]] = []
         self.steps: list[set[int]] = [set() for _ in self.job.parameters]
         self.states = [parts[shard].state for shard in range(len(self.placement.slices))]
@@ -73,7 +73,7 @@ class SavedJob:
                 saved = parts[shard].slices[slice_.index]
                 self.versions.add(saved.version)
                 while len(self.slots) < len(saved.arrays) - 1:
-                    self.slots.append([np.full(p.size, np.nan, p.storage_dtype) for p in self.job.parameters])
+                    self.slots.append([np.full(p.size, _nothing(p), p.storage_dtype) for p in self.job.parameters])
                 for segment, steps in zip(slice_.segments, saved.steps, strict=True):
                     self.steps[segment.parameter].add(steps)
                     here = slice(segment.position, segment.position + segment.size)
@@ -227,3 +227,8 @@ class _Writer:
 
     def abandon(self) -> None:
         """Close the files."""
+
+
+def _nothing(parameter: Parameter) -> float:
+    """Return what no element has that was saved."""
+    return np.nan if parameter.storage_dtype.kind == "f" else -1

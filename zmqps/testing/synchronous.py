@@ -11,6 +11,7 @@ from zmqps.core.job.data import DataSpec
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Range
+from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Init, Join, SetRates, Take
 from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from zmqps.testing.stores import SavedJob
 
 
+#: The dtypes of buffers, where there are some.
+BUFFERS = ["float64", "int64"]
 #: What an eager worker waits for values to come: servers keep its request meanwhile.
 EAGER_S = 1.5
 
@@ -60,6 +63,8 @@ class SyncTraining(Training):
         Probability that a worker has no gradient in a step, or leaves out what it has pushed of it.
     clip_norm
         What the norm of a step's mean is at most.
+    values
+        Probability that a worker sets some of the parameters and buffers in a step, or averages them.
     sets
         Probability that a worker sets the learning rate in a step, whether it is the chief or not.
     eager
@@ -84,6 +89,7 @@ class SyncTraining(Training):
     partly: bool = False
     skips: float = 0.0
     clip_norm: float | None = None
+    values: float = 0.0
     sets: float = 0.0
     eager: float = 0.0
     compute_s: float = 0.02
@@ -99,9 +105,12 @@ class SyncTraining(Training):
         self._checked: dict[tuple[str, int, Life], int] = {}  # server and job -> version its shard had
 
     def job(self) -> tuple[JobSpec, list[Array]]:
-        """Tensors of zeros, momentum."""
+        """Tensors of zeros, momentum; where values are set buffers as well."""
         dtypes = ["float32" if i % 2 else "float64" for i in range(self.parameters)]
         parameters = tuple(Parameter(f"layer{i}.weight", (self.size,), t) for i, t in enumerate(dtypes))
+        if self.values:
+            dtypes += BUFFERS
+            parameters += tuple(Parameter(f"{dtype}.buffer", (self.size,), dtype, True) for dtype in BUFFERS)
         spec = momentum(RATE, momentum=MOMENTUM, clip_norm=self.clip_norm).to_wire()
         job = JobSpec(
             parameters=parameters,
@@ -208,6 +217,9 @@ class SyncTraining(Training):
         way = 0.0 if self.plain else rng.random()
         cargoes, atomic = plan(attached.placement), not self.plain and rng.random() < 0.2
         pushed = cargoes
+        if self.values:
+            pushed = plan(attached.placement, frozenset(range(self.parameters)))
+            yield from self._set_values(simulation, attached, len(out))
         if self.partly:
             assert isinstance(worker.machine, SessionMachine)
             first = worker.machine.transfers.pace.clock % 3
@@ -238,9 +250,23 @@ class SyncTraining(Training):
                 yield self.compute_s * rng.random()
             yield Advance(0.0), t
 
-    def _gradients(self, simulation: SimulatedCluster) -> list[Array]:
+    def _set_values(self, simulation: SimulatedCluster, attached: Attached, number: int) -> Program:
+        """Sometimes set some parameters and buffers, or average what is no whole number."""
+        rng = simulation.rng
+        while rng.random() < self.values:
+            sort = rng.choice((SET, SET_TO_MEAN))
+            floats = number - sum(dtype.startswith("int") for dtype in BUFFERS)  # which come last
+            some = frozenset(n for n in range(number if sort == SET else floats) if rng.random() < 0.4)
+            numbers = np.random.default_rng(rng.getrandbits(32)).normal(0.0, 9.0, (number, self.size))
+            source = Source(arrays=list(numbers.round()), checked=True)
+            examples = rng.choice((1, 3))
+            push = Push(cargoes=plan(attached.placement, some), source=source, examples=examples, terms=(sort,))
+            yield Exchange(push=push), self.timeout
+
+    def _gradients(self, simulation: SimulatedCluster) -> list[Array | None]:
         numbers = np.random.default_rng(simulation.rng.getrandbits(32)).standard_normal((self.parameters, self.size))
-        return [row.astype("float32" if i % 2 else "float64") for i, row in enumerate(numbers)]
+        gradients: list[Array | None] = [row.astype("float32" if i % 2 else "float64") for i, row in enumerate(numbers)]
+        return [*gradients, *([None] * len(BUFFERS) if self.values else [])]
 
     # --- what must hold ------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.plain import unpack
+from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
@@ -248,7 +249,7 @@ class StepWitness:
             here = {segment.parameter for state in shard.slices for segment in state.slice.segments}
             for who, attempts in contributors:
                 for attempt in attempts:
-                    source, _ = self._pushes[who, attempt].gradient
+                    source = self._pushes[who, attempt].gradient.source
                     if any(source[parameter] is not None for parameter in here):
                         there = stage.has(step, (who, attempt))
                         assert there, (
@@ -305,4 +306,5 @@ def _meant(worker: Node, push: Push) -> Pushed:
     assert isinstance(transfer, Pushing)
     pushed = {extent.parameter for cargoes in transfer.cargoes for cargo in cargoes for extent in cargo.extents}
     source = [array if i in pushed else None for i, array in enumerate(transfer.source.arrays)]
-    return Pushed(push.step, (source, transfer.examples))
+    sort = transfer.terms[0] if are_values(transfer.terms) else 0.0
+    return Pushed(push.step, Gradient(source, transfer.examples, sort))

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Segment, Slice
+from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.server.aggregate import (
+    GRADIENT,
     PART_NBYTES,
     PARTS_NBYTES,
     SPARE_GRADIENTS,
@@ -40,11 +42,12 @@ def add(
     step: int = 0,
     examples: int = 1,
     dtype: str = "f8",
+    sort: float = GRADIENT,
 ) -> None:
     """Bring gradients of one value, or of an array's elements, by default of the whole slice."""
     bounds = bounds or ((0, SIZE),)
     values = np.broadcast_to(value, SIZE).astype(dtype)
-    stage.add(step, push, [Contribution(SLICE, bounds, [values[lo:hi] for lo, hi in bounds])], examples)
+    stage.add(step, push, [Contribution(SLICE, bounds, [values[lo:hi] for lo, hi in bounds], sort)], examples)
     stage.validate()
 
 
@@ -219,3 +222,38 @@ def test_a_mean_may_be_asked_for_again(examples: tuple[int, int]) -> None:
         add(stage, push, value, examples=number)
     first = mean(stage, A, B)
     assert mean(stage, A, B) == first == [3.0 if examples == (1, 1) else 4.0] * SIZE
+
+
+BOUNDS = st.sampled_from([((0, SIZE),), ((0, 2),), ((2, SIZE),), ((0, 2), (4, SIZE)), ((2, 4),)])
+
+
+@given(st.lists(st.tuples(st.sampled_from([GRADIENT, SET, SET_TO_MEAN]), BOUNDS, st.integers(1, 3)), max_size=5))
+def test_an_element_is_set_by_the_first_who_sets_it_else_to_the_mean_else_it_is_trained(
+    brought: list[tuple[float, tuple[tuple[int, int], ...], int]],
+) -> None:
+    stage, pushes = make(9), [(bytes([number]), 1) for number in range(len(brought))]
+    for number, (sort, bounds, examples) in enumerate(brought):
+        add(stage, pushes[number], 2.0**number, *bounds, examples=examples, sort=sort)
+    means, values = stage.outcome(0, 0, pushes)
+    got: list[tuple[str, float] | None] = [None] * SIZE
+    for what, stretches in (("trained", means), ("set", values)):
+        for start, array in stretches:
+            for place, value in enumerate(array.tolist(), start):
+                assert got[place] is None, "stretches are disjoint"
+                got[place] = what, value
+    for place in range(SIZE):
+        there = [
+            (sort, 2.0**number, examples)
+            for number, (sort, bounds, examples) in enumerate(brought)
+            if any(lo <= place < hi for lo, hi in bounds)
+        ]
+        by_sort = {s: [(value, n) for sort, value, n in there if sort == s] for s in (SET, SET_TO_MEAN, GRADIENT)}
+        if by_sort[SET]:
+            assert got[place] == ("set", by_sort[SET][0][0])
+        elif some := by_sort[SET_TO_MEAN] or by_sort[GRADIENT]:
+            expected = sum(value * n for value, n in some) / sum(n for _, n in some)
+            assert got[place] == ("set" if by_sort[SET_TO_MEAN] else "trained", pytest.approx(expected))
+        else:
+            assert got[place] is None
+    assert stage.close(0) == set(pushes)
+    assert not stage._setting

@@ -1,10 +1,11 @@
 """The flat key space of a job, its placement over shards, and the slices messages carry.
 
 All parameters of one storage dtype lie one after the other in a *table*, a flat array of
-elements ``[0, N)``. S+1 *cuts* a table give each of S shards a key range of it. A shard's ranges
-are divided into *slices* of ``slice_nbytes`` (the last of a range is shorter), numbered
-over its tables. A message addresses a slice, or ranges inside one, so what crosses the network
-and what one update kernel sees is a contiguous 4 MiB, whatever the tensors are.
+elements ``[0, N)``; buffers, which are not trained, lie in tables of their own. S+1 *cuts* a table
+give each of S shards a key range of it. A shard's ranges are divided into *slices* of
+``slice_nbytes`` (the last of a range is shorter), numbered over its tables. A message addresses a
+slice, or ranges inside one, so what crosses the network and what one update kernel sees is a
+contiguous 4 MiB, whatever the tensors are.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ CUT_ALIGNMENT_NBYTES = 64
 
 @dataclass(frozen=True)
 class Table:
-    """The parameters of one storage dtype, one after the other."""
+    """The parameters of one storage dtype, or the buffers, one after the other."""
 
     dtype: np.dtype[Any]
     parameters: tuple[int, ...]  # indices into the job's parameters, in order
     offsets: tuple[int, ...]  # len(parameters) + 1 element offsets
+    buffers: bool = False  # not trained, only set
 
     @property
     def size(self) -> int:
@@ -74,6 +76,7 @@ class Slice:
     start: int  # elements of the table
     stop: int
     segments: tuple[Segment, ...]
+    buffers: bool = False  # of a table of these
 
     @property
     def size(self) -> int:
@@ -88,10 +91,10 @@ class KeySpace:
         self.parameters = tuple(parameters)
         self.index = {p.name: i for i, p in enumerate(self.parameters)}
         tables = []
-        for dtype in dict.fromkeys(p.storage_dtype for p in self.parameters):
-            members = tuple(i for i, p in enumerate(self.parameters) if p.storage_dtype == dtype)
+        for kind in dict.fromkeys(_kind(p) for p in self.parameters):
+            members = tuple(i for i, p in enumerate(self.parameters) if _kind(p) == kind)
             offsets = tuple(accumulate((self.parameters[i].size for i in members), initial=0))
-            tables.append(Table(dtype.newbyteorder("<"), members, offsets))
+            tables.append(Table(kind[0].newbyteorder("<"), members, offsets, buffers=kind[1]))
         self.tables = tuple(tables)
 
     @property
@@ -158,7 +161,10 @@ class Placement:
             for start in range(cuts[shard], cuts[shard + 1], step):
                 stop = min(start + step, cuts[shard + 1])
                 segments = tuple(self.keyspace.segments(number, start, stop))
-                yield Slice(shard=shard, index=index, table=number, start=start, stop=stop, segments=segments)
+                buffers = table.buffers
+                yield Slice(
+                    shard=shard, index=index, table=number, start=start, stop=stop, segments=segments, buffers=buffers
+                )
                 index += 1
 
     def nbytes(self, shard: int) -> int:
@@ -204,6 +210,11 @@ class Placement:
             if any(type(cut) is not int for cut in row) or row[0] != 0 or row[-1] != table.size or row != sorted(row):
                 raise ProtocolError("cuts ascend from 0 to the table's size")
         return cls(keyspace, tuple(tuple(row) for row in cuts), slice_nbytes)
+
+
+def _kind(parameter: Parameter) -> tuple[np.dtype[Any], bool]:
+    """Return what those of one table have in common."""
+    return parameter.storage_dtype, parameter.buffer
 
 
 def _cut(keyspace: KeySpace, table: Table, shard: int, num_shards: int) -> int:

@@ -17,7 +17,11 @@ from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchEr
 #: dtype of a parameter -> dtype its values are kept, updated and sent in. Half precision loses the
 #: small updates training lives on, so the server keeps its master copy in float32.
 STORAGE_DTYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-_STORAGE = {name: np.dtype(storage) for name, storage in STORAGE_DTYPES.items()}
+#: The same of a buffer, which nothing is computed with: whole numbers and flags stay what they are.
+BUFFER_DTYPES = STORAGE_DTYPES | {
+    name: name for name in ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+_STORAGE = {name: np.dtype(storage) for name, storage in BUFFER_DTYPES.items()}
 MAX_PARAMETERS = 200_000
 #: Of workers, gradients and clocks; a message carries no larger ones.
 MAX_COUNT = (1 << 63) - 1
@@ -31,11 +35,12 @@ MAX_RETAIN = 16
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A named tensor."""
+    """A named tensor; one that is a ``buffer`` is not trained, only set."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    buffer: bool = False
 
     @property
     def size(self) -> int:
@@ -49,7 +54,11 @@ class Parameter:
 
     def describe(self) -> str:
         """Return, say, ``float32 (10, 4)``."""
-        return f"{self.dtype} {self.shape}"
+        return f"{self.dtype} {self.shape}{', a buffer' if self.buffer else ''}"
+
+    def to_wire(self) -> list[Any]:
+        """Return how it travels, and is saved."""
+        return [self.name, list(self.shape), self.dtype, *([1] if self.buffer else [])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +105,7 @@ class JobSpec:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.parameters:
+        if all(parameter.buffer for parameter in self.parameters):
             raise ConfigurationError("a job needs at least one parameter")
         if len(self.parameters) > MAX_PARAMETERS:
             raise ConfigurationError(f"a job has at most {MAX_PARAMETERS} parameters, not {len(self.parameters)}")
@@ -108,8 +117,9 @@ class JobSpec:
             if parameter.name in seen:
                 raise ConfigurationError(f"two parameters are named {parameter.name!r}")
             seen.add(parameter.name)
-            if parameter.dtype not in STORAGE_DTYPES:
-                raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(STORAGE_DTYPES))
+            known = BUFFER_DTYPES if parameter.buffer else STORAGE_DTYPES
+            if parameter.dtype not in known:
+                raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(known))
         checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
         for label in ("staleness", "aggregate", "workers"):
             checks.whole(label, getattr(self, label), at_most=MAX_COUNT, optional=True)
@@ -164,6 +174,11 @@ class JobSpec:
             )
 
     @property
+    def buffers(self) -> frozenset[int]:
+        """The numbers of those that are set, not trained."""
+        return frozenset(number for number, parameter in enumerate(self.parameters) if parameter.buffer)
+
+    @property
     def clip_norm(self) -> float | None:
         """What the norm of a step's mean is at most; None: it is not measured."""
         limit = self.optimizer.get("clip_norm")
@@ -187,7 +202,7 @@ class JobSpec:
     def to_wire(self) -> dict[str, Any]:
         """Return the map that travels in `Init`, `Job` and `Assign`."""
         return {
-            "parameters": [[p.name, list(p.shape), p.dtype] for p in self.parameters],
+            "parameters": [parameter.to_wire() for parameter in self.parameters],
             "optimizer": dict(self.optimizer),
             **{name: getattr(self, name) for name in OPTIONS},
         }
@@ -261,14 +276,16 @@ OPTIONS: dict[str, tuple[type, ...]] = {
 
 
 def _parameter(entry: Any) -> Parameter:
-    if type(entry) is not list or len(entry) != 3:
-        raise ProtocolError("a parameter is [name, shape, dtype]")
-    name, shape, dtype = entry
+    if type(entry) is not list or len(entry) not in (3, 4):
+        raise ProtocolError("a parameter is [name, shape, dtype], and a buffer [name, shape, dtype, 1]")
+    name, shape, dtype, *buffer = entry
+    if buffer not in ([], [1]):
+        raise ProtocolError("a parameter is [name, shape, dtype], and a buffer [name, shape, dtype, 1]")
     if type(name) is not str or type(dtype) is not str or type(shape) is not list:
         raise ProtocolError("a parameter is [name, shape, dtype]")
     if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 32 or math.prod(shape) >= 1 << 48:
         raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
-    return Parameter(name, tuple(shape), dtype)
+    return Parameter(name, tuple(shape), dtype, bool(buffer))
 
 
 def attached(job: JobSpec | None) -> JobSpec:

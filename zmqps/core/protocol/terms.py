@@ -2,6 +2,8 @@
 
 They travel as a list of numbers: the scale, then a learning rate for each of the optimizer's rules, `UNCHANGED` where
 the rule's own holds. Of one number: all do. None at all: nothing is scaled, either.
+
+In the place of a scale stands `SET` or `SET_TO_MEAN` where a push brings values, not gradients: no rule is asked then.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 #: In the place of a learning rate.
 UNCHANGED = -1.0
+#: In the place of a scale: these are values. Synchronous: those of the first in the order of ranks, or the mean.
+SET, SET_TO_MEAN = -2.0, -3.0
 #: Rules whose learning rates may be set: they travel with every update.
 MOST_RATES = 256
 Rates: TypeAlias = Sequence[float]
@@ -25,6 +29,11 @@ Rates: TypeAlias = Sequence[float]
 def terms_of(scale: float, rates: Rates) -> tuple[float, ...]:
     """Return the terms of an update, as short as they can be."""
     return (scale, *rates) if scale != 1.0 or rates else ()
+
+
+def are_values(terms: Terms) -> bool:
+    """Whether a push on these terms brings values, not gradients."""
+    return bool(terms) and terms[0] < 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ from zmqps.core.protocol.messages import (
     Tensors,
     Values,
 )
-from zmqps.core.protocol.terms import MOST_RATES, UNCHANGED
+from zmqps.core.protocol.terms import MOST_RATES, SET, SET_TO_MEAN, UNCHANGED
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -169,7 +169,8 @@ def _terms(value: Any) -> Any:
         raise LimitError(what="number of learning rates", got=len(terms) - 1, limit=MOST_RATES)
     if not all(type(number) in (int, float) and math.isfinite(number) for number in terms):
         raise ProtocolError(f"{_show(value)} are not numbers")
-    if terms and not (0.0 <= terms[0] <= 1.0 and all(rate == UNCHANGED or rate >= 0.0 for rate in terms[1:])):
+    scaled = not terms or 0.0 <= terms[0] <= 1.0 or terms[0] in (SET, SET_TO_MEAN)
+    if not scaled or not all(rate == UNCHANGED or rate >= 0.0 for rate in terms[1:]):
         raise ProtocolError(f"{_show(value)} are not a scale between 0 and 1, and learning rates")
     return tuple(map(float, terms))
 

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.server.memory import GIVE_BACK_NBYTES, HostMemory, Memory
 from zmqps.core.server.slices import Note
 from zmqps.errors import LimitError, ProtocolError
@@ -36,6 +38,12 @@ SPARE_STEPS = 8
 PushId = tuple[bytes, int]
 #: Elements and dtype of a buffer.
 Key = tuple[int, np.dtype[Any]]
+#: What a push brings that brings no values.
+GRADIENT = 0.0
+
+
+#: Stretches of a slice, ascending and disjoint: first element, and what is there.
+Stretches = list[tuple[int, Array]]
 
 
 class Contribution(NamedTuple):
@@ -44,6 +52,7 @@ class Contribution(NamedTuple):
     slice: Slice
     bounds: Sequence[tuple[int, int]]  # ascending, disjoint
     pieces: Sequence[Any]
+    sort: float = GRADIENT  # or `SET`, or `SET_TO_MEAN`
 
     @property
     def size(self) -> int:
@@ -52,14 +61,15 @@ class Contribution(NamedTuple):
 
 
 class Brought:
-    """What one push brought to one slice: gradients of its elements within some bounds, packed."""
+    """What one push brought to one slice: gradients of its elements within some bounds, or values, packed."""
 
-    __slots__ = ("_origins", "_starts", "bounds", "buffer", "examples", "whole")
+    __slots__ = ("_origins", "_starts", "bounds", "buffer", "examples", "sort", "whole")
 
     def __init__(self, part: Contribution, buffer: Array, examples: int) -> None:
         self.bounds = part.bounds
         self.buffer = buffer
         self.examples = examples
+        self.sort = part.sort
         self.whole = buffer.size == part.slice.size
         self._starts = [start for start, _ in part.bounds]
         self._origins = [0, *accumulate(stop - start for start, stop in part.bounds)]
@@ -96,7 +106,9 @@ class Stage:
         self._steps: dict[int, dict[PushId, dict[int, Brought]]] = {}
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
         self._spares: dict[Key, list[tuple[Array, int]]] = {}  # with the step they were last needed for
+        self._setting: set[int] = set()  # steps that values were brought to
         self._totals: dict[np.dtype[Any], Array] = {}
+        self._averages: dict[np.dtype[Any], Array] = {}  # the same for values
         self._scratch: dict[np.dtype[Any], Array] = {}
 
     def add(
@@ -124,6 +136,8 @@ class Stage:
         try:
             kept.update(brought)
             used[push[0]] = got
+            if any(part.sort != GRADIENT for part in parts):
+                self._setting.add(step)
             note()
         except BaseException:
             for index in brought:
@@ -158,8 +172,25 @@ class Stage:
         """Whether a push has brought something to an open step."""
         return push in self._steps.get(step, {})
 
-    def mean(self, step: int, index: int, pushes: Sequence[PushId]) -> list[tuple[int, Array]]:
-        """Return the mean of the gradients that some pushes brought to a slice, added in their order.
+    def outcome(self, step: int, index: int, pushes: Sequence[PushId]) -> tuple[Stretches, Stretches]:
+        """Return what some pushes do to a slice: the mean of their gradients, and the values that it is set to instead.
+
+        Of several that set an element, the first in their order has its way, before all that average it; and what is
+        set is not trained in that step. Valid until the next call.
+        """
+        if step not in self._setting:
+            return self.mean(step, index, pushes), []
+        values: Stretches = []
+        slices = self._steps.get(step, {})
+        for push in pushes:
+            brought = slices[push].get(index) if push in slices else None
+            if brought is not None and brought.sort == SET:
+                values = _beside(values, _all_of(brought))
+        values = _beside(values, self.mean(step, index, pushes, SET_TO_MEAN))
+        return _left(self.mean(step, index, pushes), values), values
+
+    def mean(self, step: int, index: int, pushes: Sequence[PushId], sort: float = GRADIENT) -> Stretches:
+        """Return the mean of the gradients that some pushes brought to a slice, or of values, added in their order.
 
         Each counts as often as it has examples. Whoever did not push an element has no part in its mean,
         neither in the sum nor in the number of examples that divides it: so the workers of one
@@ -175,12 +206,13 @@ class Stage:
             the next call.
         """
         slices = self._steps.get(step, {})
-        brought = [slices[push][index] for push in pushes if push in slices and index in slices[push]]
+        found = [slices[push][index] for push in pushes if push in slices and index in slices[push]]
+        brought = [b for b in found if b.sort == sort]
         if len(brought) == 1:
-            alone = brought[0]
-            return [(lo, array) for lo, hi in alone.bounds if (array := alone.between(lo, hi)) is not None]
+            return _all_of(brought[0])
         bounds = sorted({bound for b in brought for pair in b.bounds for bound in pair})
-        total = _grown(self._totals, bounds[-1], brought[0].buffer.dtype, self._memory) if brought else None
+        totals = self._totals if sort == GRADIENT else self._averages
+        total = _grown(totals, bounds[-1], brought[0].buffer.dtype, self._memory) if brought else None
         stretches: list[tuple[int, int]] = []
         for lo, hi in pairwise(bounds):
             some = [(array, b.examples) for b in brought if (array := b.between(lo, hi)) is not None]
@@ -200,6 +232,7 @@ class Stage:
         pushes: set[PushId] = set()
         for old in [number for number in self._used if number <= step]:
             del self._used[old]
+        self._setting = {number for number in self._setting if number > step}
         for old in [number for number in self._steps if number <= step]:
             for push, slices in self._steps.pop(old).items():
                 pushes.add(push)
@@ -225,7 +258,7 @@ class Stage:
         """Bytes of all buffers, spare ones included."""
         used = (b.buffer for step in self._steps.values() for slices in step.values() for b in slices.values())
         spare = (buffer for spares in self._spares.values() for buffer, _ in spares)
-        means = (*self._totals.values(), *self._scratch.values())
+        means = (*self._totals.values(), *self._averages.values(), *self._scratch.values())
         return sum(buffer.nbytes for buffers in (used, spare, means) for buffer in buffers)
 
     def validate(self) -> None:
@@ -240,6 +273,31 @@ class Stage:
                 assert last <= start <= stop
                 size, last = size + stop - start, stop
             assert brought.buffer.size == size
+
+
+def _all_of(brought: Brought) -> Stretches:
+    return [(lo, array) for lo, hi in brought.bounds if (array := brought.between(lo, hi)) is not None]
+
+
+def _beside(first: Stretches, others: Stretches) -> Stretches:
+    """Return stretches, and of others what they leave."""
+    return sorted([*first, *_left(others, first)], key=itemgetter(0))
+
+
+def _left(stretches: Stretches, taken: Stretches) -> Stretches:
+    """Return what is left of stretches beside those that are taken."""
+    left: Stretches = []
+    for start, array in stretches:
+        at, stop = start, start + array.size
+        for lo, other in taken:
+            hi = lo + other.size
+            if lo < stop and hi > at:
+                if at < lo:
+                    left.append((at, array[at - start : lo - start]))
+                at = max(at, hi)
+        if at < stop:
+            left.append((at, array[at - start :]))
+    return left
 
 
 def _grown(buffers: dict[np.dtype[Any], Array], size: int, dtype: np.dtype[Any], memory: Memory) -> Array:

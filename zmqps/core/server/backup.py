@@ -94,7 +94,7 @@ class Backup:
         self.number = record.number
 
     def _average(self, shard: Shard, record: Replicate) -> None:
-        shard.replay(record.parts, record.payload, record.terms)
+        shard.replay(record.parts, record.payload, record.terms, record.versions)
 
     def _step(self, shard: Shard, record: Replicate) -> None:
         shard.close(record.step)

@@ -14,8 +14,8 @@ import numpy as np
 
 from zmqps.core.server.slices import SliceState
 
-#: By slice: how many updates each of its parameters has had.
-Counts: TypeAlias = Mapping[int, "np.ndarray[Any, np.dtype[np.int64]]"]
+#: By slice: how many updates each of its parameters has had, and how often values were set.
+Counts: TypeAlias = Mapping[int, tuple["np.ndarray[Any, np.dtype[np.int64]]", int]]
 #: Slices that are as they were in what is built upon, with their versions and counts as of now.
 Unchanged: TypeAlias = Mapping[int, tuple[int, Sequence[int]]]
 
@@ -37,13 +37,15 @@ class Changes:
         return {
             state.slice.index: (state.version, state.steps.tolist())
             for state in states
-            if (before := then.get(state.slice.index)) is not None and np.array_equal(before, state.steps)
+            if (before := then.get(state.slice.index)) is not None
+            and before[1] == state.num_set
+            and np.array_equal(before[0], state.steps)
         }
 
     def note(self, epoch: int, number: int, base: int, states: Iterable[SliceState]) -> None:
         """A save of a shard has begun: it may be built upon once the coordinator says so, until then ``base``."""
         kept = self._counts.get(epoch, {})
-        now = {state.slice.index: state.steps for state in states}  # an update replaces them
+        now = {state.slice.index: (state.steps, state.num_set) for state in states}  # an update replaces them
         self._counts[epoch] = {number: now, **({base: kept[base]} if base in kept else {})}
 
     def drop(self, epoch: int) -> None:

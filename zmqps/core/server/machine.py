@@ -352,7 +352,15 @@ class ServerMachine:
             else:
                 push = client.hello.incarnation, message.attempt
                 result = shard.collect(
-                    parts, payload, push, message.step, message.examples, name, checked=checked, note=note
+                    parts,
+                    payload,
+                    push,
+                    message.step,
+                    message.examples,
+                    name,
+                    message.terms,
+                    checked=checked,
+                    note=note,
                 )
             tenant.counts["pushes"] += 1
             for buffer in message.payload:
@@ -453,7 +461,7 @@ class ServerMachine:
         """Answer with values."""
         parts, versions, readers = found
         nbytes = sum([array.nbytes for pieces in parts for array in pieces])
-        codec = None if codec_text == RAW else choose(codec_text, nbytes)
+        codec = None if codec_text == RAW or shard.names_buffers(message.parts) else choose(codec_text, nbytes)
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)

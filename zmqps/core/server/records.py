@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.loans import Borrowed
 from zmqps.core.protocol.messages import Push, Replicate
 from zmqps.core.protocol.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.server.aggregate import Stretches
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.slices import SliceState
@@ -80,13 +81,15 @@ def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> Record:
 
 
 def averaged(
-    state: SliceState, step: int, means: Sequence[tuple[int, Array]], terms: Sequence[float], memory: Memory
+    state: SliceState, step: int, means: Stretches, values: Stretches, terms: Sequence[float], memory: Memory
 ) -> Record:
-    """Return the record of a slice's mean of a step, and of the terms on which it is applied."""
-    ranges = tuple(bound for start, mean in means for bound in (start, start + mean.size))
+    """Return the record of a slice's mean of a step, of the terms on which it is applied, and of what is set."""
+    both = sorted([*means, *values], key=itemgetter(0)) if values else means
+    ranges = tuple(bound for start, array in both for bound in (start, start + array.size))
     part = state.slice.index, step, () if ranges == (0, state.size) else ranges
-    payload = [memory.copied(mean) for _, mean in means]
-    return Record(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, (), (), terms, (part,), payload))
+    payload = [memory.copied(array) for _, array in both]
+    written = tuple(start for start, _ in values)
+    return Record(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, written, (), terms, (part,), payload))
 
 
 def stepped(step: int) -> Record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
 
 
@@ -48,3 +49,12 @@ class Rules(Protocol):
 
     def all_finite(self, g: Array, /) -> bool:
         """Whether an array holds neither NaN nor infinity."""
+
+
+def kernels_of(rules: Rules, parameters: Sequence[Parameter]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
+    """Return the kernels in use, and the index of each parameter's; buffers have none."""
+    kernels, kernel_of = rules.kernels([parameter.name for parameter in parameters])
+    if not any(parameter.buffer for parameter in parameters):
+        return kernels, kernel_of
+    own = [len(kernels) if p.buffer else kernel for p, kernel in zip(parameters, kernel_of, strict=True)]
+    return [*kernels, None], own

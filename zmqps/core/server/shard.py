@@ -23,18 +23,19 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor, Part
-from zmqps.core.server.aggregate import PushId, Stage
+from zmqps.core.protocol.terms import are_values
+from zmqps.core.server.aggregate import GRADIENT, PushId, Stage
 from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.finiteness import Finiteness
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
-from zmqps.core.server.rules import Rules
-from zmqps.core.server.slices import Note, SliceState, Updates
+from zmqps.core.server.rules import Rules, kernels_of
+from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
 from zmqps.core.treatments import ReadCopies, Treatment
-from zmqps.errors import ProtocolError, SliceRangeError, VersionError
+from zmqps.errors import ProtocolError, SliceRangeError
 
 if TYPE_CHECKING:
     from zmqps.codecs import Codec
@@ -93,8 +94,9 @@ class Shard:
         self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
         self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
-        kernels, kernel_of = rules.kernels([p.name for p in placement.keyspace.parameters])
+        kernels, kernel_of = kernels_of(rules, placement.keyspace.parameters)
         self.slices: list[SliceState] = []
+        self._has_buffers = any(table.buffers for table in placement.keyspace.tables)
         dtypes = [table.dtype for table in placement.keyspace.tables]
         bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
         self._buffers = Buffers(bounds, dtypes, memory, self.counters)
@@ -168,7 +170,7 @@ class Shard:
         puller: bytes = b"",
         note: Callable[[Result], None] | None = None,
     ) -> Result:
-        """Apply the gradients of all parts, or none of them.
+        """Apply the gradients of all parts, or set all values, or none of them.
 
         Parameters
         ----------
@@ -205,10 +207,12 @@ class Shard:
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
         if self.filling:
-            states, parts, pieces = self._present(states, parts, pieces)
-        if self._reject_nonfinite and not checked:
+            states, parts, pieces = present(self._missing, states, parts, pieces)
+        if (values := bool(terms) and are_values(terms)) or self._has_buffers:
+            check_sort(states, worker, terms)
+        if self._reject_nonfinite and not checked and not values:
             self._finiteness.check(pieces, worker)
-        if self._treatment is not None:
+        if self._treatment is not None and not values:
             return self._push_treated(self._treatment, states, parts, pieces, puller, note, terms)
         result = (
             tuple([state.version + 1 for state in states]),
@@ -241,13 +245,14 @@ class Shard:
         treated: Sequence[Array | None], note: Note | None, terms: Sequence[float],
     ) -> None:  # fmt: skip
         after = []
+        values = bool(terms) and are_values(terms)
         for state, (_, _, ranges) in zip(states, parts, strict=True):
-            steps = state.steps.copy() if ranges else state.steps + 1
+            steps = state.steps.copy() if ranges or values else state.steps + 1
             for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
                 first, last = state.segments(start, stop)
-                steps[first:last] += 1
-            after.append((state, state.version + 1, steps))
-        self.updates.apply(states, pieces, treated, after, note, terms)
+                steps[first:last] += not values
+            after.append((state, state.version + 1, steps, state.num_set + values))
+        self.updates.apply(states, pieces, treated, after, note, terms, len(pieces) if values else 0)
 
     def collect(
         self,
@@ -257,15 +262,16 @@ class Shard:
         step: int,
         examples: int,
         worker: str,
+        terms: Sequence[float] = (),
         *,
         checked: bool = False,
         note: Callable[[Result], None] | None = None,
     ) -> Result:
-        """Keep gradients for a step of the synchronous mode; as `push`, but nothing is applied yet.
+        """Keep gradients, or values, for a step of the synchronous mode; as `push`, but nothing is applied yet.
 
         Parameters
         ----------
-        parts, payload, worker, checked, note, push, step, examples
+        parts, payload, worker, terms, checked, note, push, step, examples
             As in `push`, and in `Steps.collect`.
 
         Raises
@@ -279,11 +285,14 @@ class Shard:
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
         staleness = self.steps.staleness(step)
-        if self._reject_nonfinite and not checked:
+        if (values := bool(terms) and are_values(terms)) or self._has_buffers:
+            check_sort(states, worker, terms)
+        if self._reject_nonfinite and not checked and not values:
             self._finiteness.check(pieces, worker)
         result = (self.version,) * len(parts), (staleness,) * len(parts)
         brought = [(state, _bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
-        self.steps.collect(brought, pieces, push, step, examples, partial(note, result) if note else None)
+        noted = partial(note, result) if note else None
+        self.steps.collect(brought, pieces, push, step, examples, noted, terms[0] if values else GRADIENT)
         return result
 
     def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
@@ -332,28 +341,21 @@ class Shard:
         """How many slices need not come any more."""
         return len(self.slices) - len(self._missing)
 
-    def _present(
-        self, states: list[SliceState], parts: Sequence[Part], pieces: list[tuple[SliceState, int, Any]]
-    ) -> tuple[list[SliceState], list[Part], list[tuple[SliceState, int, Any]]]:
-        """Return what concerns slices that are here."""
-        missing = self._missing
-        return (
-            [state for state in states if state.slice.index not in missing],
-            [part for part in parts if part[0] not in missing],
-            [piece for piece in pieces if piece[0].slice.index not in missing],
-        )
+    def replay(
+        self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = (), values: Sequence[int] = ()
+    ) -> None:
+        """Apply means of a step that another copy has computed, unless their slice is not here yet.
 
-    def replay(self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = ()) -> None:
-        """Apply means of a step that another copy has computed, unless their slice is not here yet."""
+        Of the ranges of a part those that begin at one of ``values`` are set.
+        """
         assert self.steps is not None
         states = self._resolve(parts)
-        pieces = self._walk(states, parts, payload)
+        found = self._walk(states, parts, payload)
         for state, (index, version, ranges) in zip(states, parts, strict=True):
             if index not in self._missing:
                 if version != state.version or version != self.version:
                     raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
-                of_slice = [piece for piece in pieces if piece[0] is state]
-                self.steps.apply(state, _bounds_of(state, ranges), of_slice, terms=terms)
+                self.steps.replay(state, _bounds_of(state, ranges), found, terms, values)
 
     def close(self, step: int) -> None:
         """End a step that another copy has committed: slices that nobody pushed get its version, too."""
@@ -385,9 +387,7 @@ class Shard:
         states = self._resolve(parts)
         if exact:
             for state in states:
-                if version < state.version and all(version != kept[0] for kept in state.history):
-                    oldest = state.history[0][0] if state.history else state.version
-                    raise VersionError(version=version, oldest=oldest, newest=state.version)
+                state.check_kept(version)
         return all(state.version >= version for state in states)
 
     def pull(
@@ -428,6 +428,10 @@ class Shard:
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
         ]
         return pieces, tuple([version for version, _, _ in found]), [readers for _, _, readers in found]
+
+    def names_buffers(self, parts: Sequence[Part]) -> bool:
+        """Whether a message is about buffers, which are sent as they are."""
+        return self._has_buffers and any(self.slices[index].slice.buffers for index, _, _ in parts)
 
     def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
         """The answer to a pull of the current version is made: from now on a worker's gradients are of these values."""

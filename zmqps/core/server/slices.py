@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -13,11 +13,12 @@ import numpy as np
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
-from zmqps.core.protocol.terms import UNCHANGED
+from zmqps.core.protocol.fields import Part
+from zmqps.core.protocol.terms import SET_TO_MEAN, UNCHANGED, are_values
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.undo import Undo
-from zmqps.errors import InternalError, PSError, ShardBrokenError
+from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, VersionError
 
 #: A buffer, and who reads it.
 Room = tuple[Array, list[Reader]]
@@ -43,6 +44,7 @@ class SliceState:
         *(
             "groups",
             "history",
+            "num_set",
             "places",
             "positions",
             "readers",
@@ -62,6 +64,7 @@ class SliceState:
         self.value = value
         self.slots = slots
         self.version = 0
+        self.num_set = 0  # how often values were set, which is no update of a parameter
         self.snapshot: Watcher | None = None  # wants the slots as they are; the values are pinned by a reader
         self.readers: list[Reader] = []  # who still reads ``value``
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
@@ -82,6 +85,12 @@ class SliceState:
                 return number, value, readers
         return self.version, self.value, self.readers
 
+    def check_kept(self, version: int) -> None:
+        """Raise `VersionError` if a version is not kept any more."""
+        if version < self.version and all(version != kept[0] for kept in self.history):
+            oldest = self.history[0][0] if self.history else self.version
+            raise VersionError(version=version, oldest=oldest, newest=self.version)
+
     def runs(self, start: int, stop: int) -> list[Stretch]:
         """Return the stretches between two elements that one kernel call can take."""
         first, last = self.segments(start, stop)
@@ -95,6 +104,25 @@ class SliceState:
                 runs[-1] = runs[-1][0], begin, *runs[-1][2:]
             runs.append((begin, stop, kernel, steps))
         return runs
+
+
+def check_sort(states: Sequence[SliceState], worker: str, terms: Sequence[float]) -> None:
+    """Raise `ProtocolError` where what is brought to buffers is no value, or whole numbers are to be averaged."""
+    if not are_values(terms) and any(state.slice.buffers for state in states):
+        raise ProtocolError(f"{worker} pushes a gradient of a buffer, which has none")
+    if terms and terms[0] == SET_TO_MEAN and any(state.value.dtype.kind != "f" for state in states):
+        raise ProtocolError(f"{worker} asks for the mean of whole numbers, or of flags")
+
+
+def present(
+    missing: Container[int], states: list[SliceState], parts: Sequence[Part], pieces: list[tuple[SliceState, int, Any]]
+) -> tuple[list[SliceState], list[Part], list[tuple[SliceState, int, Any]]]:
+    """Return of a push what concerns slices that are not missing."""
+    return (
+        [state for state in states if state.slice.index not in missing],
+        [part for part in parts if part[0] not in missing],
+        [piece for piece in pieces if piece[0].slice.index not in missing],
+    )
 
 
 class Watcher(Protocol):
@@ -117,8 +145,9 @@ class Rooms(Protocol):
         """The slice stays where it is."""
 
 
-#: A slice with what it is to have once it is updated: its version, and the updates of each of its parameters.
-After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]"]
+#: A slice with what it is to have once it is updated: its version, the updates of each of its parameters, and how often
+#: values were set.
+After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]", int]
 
 
 class Updates:
@@ -153,6 +182,7 @@ class Updates:
         after: Sequence[After],
         note: Note | None = None,
         terms: Sequence[float] = (),
+        num_values: int = 0,
     ) -> None:
         """Run the kernels over pieces of gradients, once all memory is there that is needed, and count the update.
 
@@ -168,6 +198,8 @@ class Updates:
             Remembers that the update was applied.
         terms
             As they travel (`zmqps.core.protocol.terms`).
+        num_values
+            How many of the pieces, the last ones, are values that are set.
 
         Raises
         ------
@@ -199,15 +231,19 @@ class Updates:
                 out = rooms[state.slice.index][0] if rooms and state.slice.index in rooms else state.value
                 gradient = gradients[number] if gradients else None
                 taken = self._memory.take(piece) if gradient is None else gradient
-                self._compute(state, out, start, taken, runs[number], terms)
+                if num_values and number >= len(pieces) - num_values:
+                    self._num_calls += 1
+                    out[start : start + taken.size] = taken
+                else:
+                    self._compute(state, out, start, taken, runs[number], terms)
             written = True
             if note is not None:  # as `_finish`, but for a call on the way of each push
                 note()
-            for state, version, steps in after:
+            for state, version, steps, num_set in after:
                 if rooms and state.slice.index in rooms:
                     self._rooms.move(state, rooms[state.slice.index])
                 state.steps = steps
-                state.version = version
+                state.version, state.num_set = version, num_set
         except BaseException as error:
             if not written:
                 self._take_back(states, rooms, undo, error)
@@ -218,11 +254,11 @@ class Updates:
         """Count what is written; done again it goes on where it failed."""
         if note is not None:
             note()
-        for state, version, steps in after:
+        for state, version, steps, num_set in after:
             if rooms and state.slice.index in rooms:
                 self._rooms.move(state, rooms[state.slice.index])
             state.steps = steps
-            state.version = version
+            state.version, state.num_set = version, num_set
 
     def _finish_again(
         self, after: Sequence[After], rooms: dict[int, Room], note: Note | None, cause: BaseException

@@ -10,7 +10,7 @@ from zmqps.core.job.norms import LARGEST, squares
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor
 from zmqps.core.protocol.limits import OPEN_STEPS
-from zmqps.core.server.aggregate import Contribution, PushId, Stage
+from zmqps.core.server.aggregate import GRADIENT, Contribution, PushId, Stage, Stretches
 from zmqps.core.server.slices import Note, Pin, SliceState, Updates
 from zmqps.errors import ProtocolError
 
@@ -39,7 +39,7 @@ class Steps:
         self.stage = stage
         #: Is told what a slice is about to be updated with, where others are to do the same; what it returns is called
         #: as soon as that is done.
-        self.forward: Callable[[SliceState, Sequence[tuple[int, Array]], Sequence[float]], Note] | None = None
+        self.forward: Callable[[SliceState, Stretches, Stretches, Sequence[float]], Note] | None = None
         self._slices = slices
         self._updates = updates
         self._counters = counters
@@ -59,8 +59,9 @@ class Steps:
         step: int,
         examples: int,
         note: Note | None = None,
+        sort: float = GRADIENT,
     ) -> None:
-        """Keep gradients for a step.
+        """Keep gradients for a step, or values that are to be set in it.
 
         Gradients of a step that is over are dropped and counted (``late``); the coordinator, which
         closed it without them, tells the worker.
@@ -80,6 +81,8 @@ class Steps:
             How often they count in the mean.
         note
             Remembers that it is done, as soon as it is.
+        sort
+            What they are: gradients, or values (`SET`, `SET_TO_MEAN`).
 
         Raises
         ------
@@ -94,7 +97,7 @@ class Steps:
         gradients: dict[int, list[Any]] = {state.slice.index: [] for state, _ in brought}
         for state, _, piece in pieces:
             gradients[state.slice.index].append(piece)
-        parts = [Contribution(state.slice, bounds, gradients[state.slice.index]) for state, bounds in brought]
+        parts = [Contribution(state.slice, bounds, gradients[state.slice.index], sort) for state, bounds in brought]
         self.stage.add(step, push, parts, examples, noted)
 
     def measure(self, step: int, contributors: Sequence[Contributor]) -> float:
@@ -102,7 +105,7 @@ class Steps:
         assert step == self.version
         total, brought = 0.0, _pushes(contributors)
         for state in self._slices:
-            for start, mean in self.stage.mean(step, state.slice.index, brought):
+            for start, mean in self.stage.outcome(step, state.slice.index, brought)[0]:
                 for lo, hi, kernel, _ in state.runs(start, start + mean.size):
                     if not self._updates.is_frozen(kernel):
                         total += squares(mean[lo - start : hi - start])
@@ -112,19 +115,19 @@ class Steps:
         """Apply the mean of the contributors' gradients of a step, added in their order.
 
         A contributor that did not push a parameter has no part in that parameter's mean; what no
-        contributor pushed is not updated. What fails leaves the slices that were not done as they were: asked
-        again, it goes on with those.
+        contributor pushed is not updated, and what one has set is that. What fails leaves the slices that
+        were not done as they were: asked again, it goes on with those.
         """
         assert step == self.version
         brought = _pushes(contributors)
         contributed = set(brought)
         for state in self._slices:
             if state.version == step:  # else it was done before a later slice failed
-                means = self.stage.mean(step, state.slice.index, brought)
+                means, values = self.stage.outcome(step, state.slice.index, brought)
                 bounds = [(start, start + gradient.size) for start, gradient in means]
-                pieces = [(state, start, gradient) for start, gradient in means]
-                note = None if self.forward is None else self.forward(state, means, terms)
-                self.apply(state, bounds, pieces, [gradient for _, gradient in means], note, terms)
+                pieces = [(state, start, array) for start, array in (*means, *values)]
+                note = None if self.forward is None else self.forward(state, means, values, terms)
+                self.apply(state, bounds, pieces, [array for _, _, array in pieces], note, terms, len(values))
         dropped = self.stage.close(step) - contributed
         self.version += 1
         if dropped:
@@ -143,6 +146,22 @@ class Steps:
         self.stage.close(self.version)
         self.version += 1
 
+    def replay(
+        self,
+        state: SliceState,
+        bounds: Sequence[tuple[int, int]],
+        pieces: Sequence[tuple[SliceState, int, Any]],
+        terms: Sequence[float],
+        values: Sequence[int],
+    ) -> None:
+        """Apply what another copy has computed of a slice, within some bounds; what begins at ``values`` is set."""
+        sorts = [[pair for pair in bounds if (pair[0] in values) == flag] for flag in (False, True)]
+        means, written = (
+            [piece for piece in pieces if piece[0] is state and any(lo <= piece[1] < hi for lo, hi in pairs)]
+            for pairs in sorts
+        )
+        self.apply(state, sorts[0], [*means, *written], terms=terms, num_values=len(written))
+
     def apply(
         self,
         state: SliceState,
@@ -151,6 +170,7 @@ class Steps:
         gradients: Sequence[Array] = (),
         note: Note | None = None,
         terms: Sequence[float] = (),
+        num_values: int = 0,
     ) -> None:
         """Apply the mean of a step to a slice.
 
@@ -159,7 +179,7 @@ class Steps:
         state
             The slice.
         bounds, pieces
-            Which stretches of it, and the mean in pieces.
+            Which stretches of it, and the mean in pieces; behind those the ``num_values`` pieces that are set.
         gradients
             The pieces as arrays that kernels can read; none: as they came.
         note
@@ -171,11 +191,11 @@ class Steps:
         for start, stop in bounds:
             first, last = state.segments(start, stop)
             steps[first:last] += 1
-        after = [(state, state.version + 1, steps)]
+        after = [(state, state.version + 1, steps, state.num_set + (num_values > 0))]
         before = state.history.copy()
         try:
             self._keep(state)
-            self._updates.apply([state] if pieces else [], pieces, gradients, after, note, terms)
+            self._updates.apply([state] if pieces else [], pieces, gradients, after, note, terms, num_values)
         except BaseException:
             for version in state.history:
                 version[3].done = True

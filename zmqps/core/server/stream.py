@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Committed, Pull, Push
+from zmqps.core.server.aggregate import Stretches
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.records import (
@@ -162,12 +162,12 @@ class Stream:
         return payload, noted
 
     def _average(
-        self, shard: Shard, state: SliceState, means: Sequence[tuple[int, Array]], terms: Sequence[float]
+        self, shard: Shard, state: SliceState, means: Stretches, values: Stretches, terms: Sequence[float]
     ) -> Note:
         """Prepare to forward what a slice is about to be updated with."""
-        if not means:
+        if not means and not values:
             return _nothing  # the end of the step says so
-        return partial(self._queue, averaged(state, shard.version, means, terms, shard.memory))
+        return partial(self._queue, averaged(state, shard.version, means, values, terms, shard.memory))
 
     def end_step(self, shard: Shard) -> None:
         """The shard has committed a step, perhaps one that the stream has ended already."""

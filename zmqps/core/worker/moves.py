@@ -92,9 +92,7 @@ class Moves:
             return
         waits = isinstance(operation, Exchange) and operation.pull is not None
         source = push.source if waits and not push.blobs else _copied(push)
-        self._kept.append(
-            Push(cargoes=push.cargoes, source=source, examples=push.examples, step=push.step, attempt=push.attempt)
-        )
+        self._kept.append(_like(push, push.cargoes, source))
 
     def proceeded(self, clock: int) -> None:
         """All steps before this one are committed, and the backups have them."""
@@ -134,9 +132,7 @@ class Moves:
                 where: list[tuple[Cargo, ...]] = [() for _ in push.cargoes]
                 where[shard] = cargoes
                 source = push.source if not push.blobs else _copied(push)
-                part = Push(
-                    cargoes=tuple(where), source=source, examples=push.examples, step=push.step, attempt=push.attempt
-                )
+                part = _like(push, tuple(where), source)
                 again.append((Bring(deadline=FOREVER_S, shard=shard, generation=generation), part))
         return again
 
@@ -161,6 +157,13 @@ class Moves:
             return []
         self._bringing.pop(shard, None)
         return [Send(COORDINATOR, Retargeted(self._host.epoch, shard, self._generations.get(shard, 0)))]
+
+
+def _like(push: Push, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> Push:
+    """Return a push that brings the same to a step, or a part of it."""
+    return Push(
+        cargoes=cargoes, source=source, examples=push.examples, step=push.step, attempt=push.attempt, terms=push.terms
+    )
 
 
 def _copied(push: Push) -> Source:

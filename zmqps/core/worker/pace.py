@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from zmqps.core.protocol.messages import Arrive, Message, Proceed
-from zmqps.core.protocol.terms import terms_of
+from zmqps.core.protocol.terms import are_values, terms_of
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.transfer import Load, Pull, Push
 from zmqps.core.worker.unfinished import Unfinished
@@ -91,7 +91,7 @@ class Pace:
                 self._unacknowledged.add(transfer)
             if transfer.whole:
                 self.closing = transfer
-            else:
+            elif not are_values(transfer.terms):
                 self.unfinished.add(transfer)
         elif isinstance(transfer, Pull):
             if self.stale_values:

@@ -290,7 +290,7 @@ class Transfers:
 
     def _nonfinite(self, source: Source) -> PSError | None:
         attached = self._host.attached
-        if attached is None or attached.job.nonfinite != "reject":
+        if attached is None or attached.job.nonfinite != "reject" or source.checked:
             return None
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
@@ -299,7 +299,7 @@ class Transfers:
         as_sent = [array for array, dtype in pairs if array is not None and array.dtype == dtype]
         others = [(array, dtype) for array, dtype in pairs if array is not None and array.dtype != dtype]
         if source.tables is not None:  # the same, in fewer pieces
-            as_sent = list(source.tables)
+            as_sent = [table for table in source.tables if table.size]
         if self._all_finite(as_sent) and (not others or all(self._all_finite([_converted(*pair)]) for pair in others)):
             source.checked = True
             return None
