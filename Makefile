@@ -45,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers experiments picture constraints audit sbom demo up down scale status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers bench-frameworks experiments picture constraints audit sbom demo up down scale status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -125,6 +125,9 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
 	$(PY) -m bench peers --python $(PEERS)/bin/python
 
+bench-frameworks: $(FRAMEWORKS)/.installed ## PyTorch alone, DDP and zmqps: the same script three times, as docs/frameworks.md shows
+	$(FRAMEWORKS)/bin/python -m bench.frameworks
+
 demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3 FAULTS=1
 	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS) $(if $(FAULTS),--faults)
 
@@ -197,7 +200,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch or JAX is missing.
-WITH_FRAMEWORKS = tests/test_jax.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/checkpoint tests/client/test_tensors_torch.py
+WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/checkpoint tests/client/test_tensors_torch.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch and JAX into $(FRAMEWORKS): a few minutes.'

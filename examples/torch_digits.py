@@ -1,18 +1,19 @@
 """Train a PyTorch network on handwritten digits, on a GPU where there is one: gradients here, Adam on zmqps' servers.
 
 `pip install torch scikit-learn`, start servers with `make up`, then run this in as many terminals as you like; or
-`zmqps up --workers 2 -- python examples/torch_digits.py`. Tensors are pushed from where they lie and pulled in place.
+`zmqps up --workers 2 -- python examples/torch_digits.py`. The loop is PyTorch's own.
 """
 
 import argparse
-import os
 
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
+from torch.utils.data import DataLoader, TensorDataset
 
 import zmqps
+import zmqps.torch
 
 MODES = {"async": None, "sync": 0, "ssp": 3}  # name -> staleness
 
@@ -37,24 +38,22 @@ def accuracy(model, x, y):
 def train(worker, args):
     x_train, x_test, y_train, y_test = load_data(args.device)
     model = make_model().to(args.device)
-    params = dict(model.named_parameters())
-    worker.init(params, optimizer=zmqps.optim.adam(2e-3), staleness=MODES[args.mode], push_codec=args.codec)
-    for number in range(args.passes):
-        order = torch.randperm(len(y_train), generator=torch.Generator().manual_seed(number)).to(args.device)
-        batches = order.split(args.batch)  # the same on every worker
-        for batch in batches[worker.rank :: worker.num_workers]:  # asked anew each pass: workers come and go
-            worker.pull(out=params)  # into the model's own tensors
-            model.zero_grad()
-            torch.nn.functional.cross_entropy(model(x_train[batch]), y_train[batch]).backward()
-            worker.push({name: p.grad for name, p in params.items()}, examples=len(batch))
-    worker.pull(out=params)
+    adam = torch.optim.Adam(model.parameters(), lr=2e-3)
+    optimizer = zmqps.torch.Optimizer(model, worker, adam, staleness=MODES[args.mode], push_codec=args.codec)
+    loader = DataLoader(TensorDataset(x_train, y_train), batch_size=args.batch, shuffle=True)
+    mine = zmqps.torch.shard(loader, worker)
+    for _ in range(args.passes):
+        for x, y in mine:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
     print(f"worker {worker.rank} on {args.device}: test accuracy {accuracy(model, x_test, y_test):.3f}")
     worker.finish()  # when all have, the cluster ends
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a digit classifier, together with whoever else runs this.")
-    parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
+    parser.add_argument("--coordinator", help="its address; by default as the environment says")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="as PyTorch calls it")
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")

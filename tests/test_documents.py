@@ -30,7 +30,7 @@ DOTTED = re.compile(r"\bzmqps(?:\.[A-Za-z_]\w*)+")
 #: The entry-point group, which is no module.
 NO_MODULE = {"zmqps.optimizers"}
 #: What cannot be imported without a framework is read.
-OF_EXTRAS = {"zmqps.jax": ROOT / "zmqps/jax.py"}
+OF_EXTRAS = {"zmqps.jax": ROOT / "zmqps/jax.py", "zmqps.torch": ROOT / "zmqps/torch"}
 
 
 def missing_files(document: Path, text: str) -> Iterator[str]:
@@ -65,7 +65,11 @@ def is_importable(name: str) -> bool:
     for number, part in enumerate(rest):
         found = f"{found}.{part}"
         if found in OF_EXTRAS:
-            names = {node.name for node in ast.walk(ast.parse(OF_EXTRAS[found].read_text())) if hasattr(node, "name")}
+            place = OF_EXTRAS[found]
+            modules = [
+                ast.parse(file.read_text()) for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])
+            ]
+            names = {node.name for module in modules for node in ast.walk(module) if hasattr(node, "name")}
             return {*rest[number + 1 :]} <= names
         try:
             thing = getattr(thing, part) if hasattr(thing, part) else import_module(found)

@@ -1,0 +1,12 @@
+"""PyTorch: a ``torch.optim.Optimizer`` whose updates zmqps' servers compute.
+
+Needs the extra ``torch``. Three ways in: `Optimizer` in the place of a script's own optimizer, `training` around a loop
+that stays as it is, and `zmqps.Worker.push` and `zmqps.Worker.pull`, which take tensors by themselves.
+"""
+
+from .data import shard
+from .observer import evaluate
+from .optimizer import Optimizer, training
+from .translate import spec_of
+
+__all__ = ["Optimizer", "evaluate", "shard", "spec_of", "training"]

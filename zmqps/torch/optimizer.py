@@ -1,0 +1,202 @@
+"""An optimizer for a script's own loop, and a context for a loop that stays as it is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MethodType
+from typing import Any
+
+import torch
+
+from zmqps.errors import ConfigurationError
+from zmqps.torch.trainer import Trainer
+from zmqps.worker import Worker
+
+log = logging.getLogger("zmqps")
+
+
+class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
+    """A PyTorch optimizer whose updates zmqps' servers compute, for all workers of a job together.
+
+    It *is* a ``torch.optim.Optimizer``: learning rate schedulers, ``GradScaler``, Lightning and others take it as any
+    other. ``step`` pushes the gradients that ``backward`` has left, waits as the mode demands, and puts the values
+    after that into the model. A parameter whose gradient is None is not updated, as in PyTorch.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Its values are the job's initial ones, if this worker is the first; else it gets those of the job.
+    worker : Worker, optional
+        From `zmqps.connect`. None in the other processes of a ``process_group``.
+    optimizer : torch.optim.Optimizer
+        Over the model's parameters; it says which equation, numbers and groups (`zmqps.torch.spec_of`), and is not
+        stepped itself. Parameters in none of its groups are frozen.
+    staleness : int, optional
+        As for `zmqps.Worker.init`: 0 trains synchronously, as one large batch; None asynchronously.
+    clip_norm, clip_value, count
+        As for each optimizer of `zmqps.optim`. Synchronous: ``clip_norm`` limits the norm of the mean over all workers,
+        where ``torch.nn.utils.clip_grad_norm_`` before ``step`` limits that of this worker's gradient.
+    buffers : {"average", "chief", "own"}, optional
+        What becomes of buffers that the forward pass has changed, such as the statistics of BatchNorm: all get their
+        mean (synchronous, by default; whole numbers come from the chief), those of the chief, or each keeps its own.
+        Not synchronous: the chief's are the job's, which observers and checkpoints have, and each trains with its own.
+    share_gradients : bool
+        Let ``p.grad`` lie where servers on this host read it (`zmqps.Worker.gradient_buffers`). `zero_grad` then writes
+        zeros, so a parameter that is not used has a gradient of zeros, not None.
+    overlap : bool
+        Push while ``backward`` still runs, and let each module wait for its own values in the next forward pass. Exact
+        only if nobody changes ``p.grad`` between ``backward`` and ``step``, which is checked. Read the model between
+        two steps after `synchronize`; ``state_dict`` does so by itself.
+    accumulate : int
+        With ``overlap``: how many backward passes make a step.
+    process_group : torch.distributed.ProcessGroup, optional
+        Processes of this host that have averaged their gradients (by ``DistributedDataParallel``, say): the first one
+        of them has the worker, the others get the values from it.
+    timeout : float, optional
+        Seconds that each wait may take; by default as `zmqps.connect` says, at least 60.
+    **options
+        Of `zmqps.Worker.init`: ``push_codec``, ``workers``, ``retain``, …
+
+    Raises
+    ------
+    OptimizerError
+        The servers have no such optimizer; says which there are.
+    PSError
+        As `zmqps.Worker.init`.
+    """
+
+    #: `torch.amp.GradScaler` then hands over whether gradients are finite, and calls `step` in any case: who says
+    #: nothing would keep the others waiting.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self, model: torch.nn.Module, worker: Worker | None, optimizer: torch.optim.Optimizer, **options: Any
+    ) -> None:
+        if isinstance(optimizer, Optimizer):
+            raise ConfigurationError("this optimizer is zmqps' already: pass the one of torch.optim")
+        self._trainer = Trainer(model, worker, optimizer, **options)
+        self._shares = bool(options.get("share_gradients"))
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._begun = True
+
+    @property
+    def version(self) -> int:
+        """The version of the values in the model, as `zmqps.Params.version`."""
+        return self._trainer.version
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Push the gradients, and put the values after them into the model.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the gradients, and returns the loss.
+
+        Returns
+        -------
+        object
+            What the closure has returned.
+
+        Raises
+        ------
+        PSError
+            As `zmqps.Worker.push` and `zmqps.Worker.pull`.
+        """
+        return stepped(self, self._trainer, closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; with ``share_gradients`` they become zeros where they lie."""
+        super().zero_grad(set_to_none and not self._shares)
+
+    def synchronize(self) -> None:
+        """Return when all values of the last step are in the model; without ``overlap`` they always are."""
+        self._trainer.wait()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take the groups of the optimizer that this was made from; later ones are refused.
+
+        Raises
+        ------
+        ConfigurationError
+            The job has begun: what it trains is fixed.
+        """
+        if getattr(self, "_begun", False):
+            raise ConfigurationError(
+                "the job has begun with the param groups there were: name all in the optimizer, those that are to be "
+                "trained later with lr=0"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the groups in PyTorch's format; the moments are on the servers, where checkpoints save them.
+
+        `zmqps.checkpoint.torch_state` converts them from a checkpoint.
+        """
+        state: dict[str, Any] = super().state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take learning rates of the groups; moments cannot be loaded into a job that has begun.
+
+        `zmqps.checkpoint.from_torch` writes them to where a cluster restores from.
+        """
+        if state_dict["state"]:
+            log.warning(
+                "the moments in this state are not loaded, the servers keep theirs: write them with "
+                "zmqps.checkpoint.from_torch and start the cluster with --restore"
+            )
+        super().load_state_dict({**state_dict, "state": {}})
+
+
+def stepped(optimizer: torch.optim.Optimizer, trainer: Trainer, closure: Callable[[], Any] | None) -> Any:
+    """Do a step on behalf of an optimizer, whose groups and whose scaler's findings count."""
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    with torch.no_grad():
+        trainer.step(optimizer.param_groups, scale=scale, skip=found is not None and bool(found))
+    return loss
+
+
+@contextmanager
+def training(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, worker: Worker | None, **options: Any
+) -> Iterator[torch.optim.Optimizer]:
+    """Let servers compute the steps of an optimizer as long as the context lasts: no line of the loop changes.
+
+    Parameters
+    ----------
+    model, optimizer, worker, **options
+        As for `Optimizer`. The optimizer keeps its class; its ``step`` pushes and pulls.
+
+    Examples
+    --------
+    >>> with zmqps.torch.training(model, optimizer, worker, staleness=0):  # doctest: +SKIP
+    ...     train(model, optimizer)
+    """
+    if options.get("share_gradients"):
+        raise ConfigurationError("share_gradients=True needs zmqps.torch.Optimizer, whose zero_grad keeps the memory")
+    trainer = Trainer(model, worker, optimizer, **options)
+    names = ("step", "_step_supports_amp_scaling")
+    before = {name: optimizer.__dict__[name] for name in names if name in optimizer.__dict__}
+
+    def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        self._opt_called = True  # as a scheduler's own wrapper says it, which this takes the place of
+        return stepped(self, trainer, closure)
+
+    hooked = torch.optim.Optimizer.profile_hook_step(step)  # which calls the hooks of the optimizer
+    if hasattr(before.get("step"), "_wrapped_by_lr_sched"):
+        hooked._wrapped_by_lr_sched = True
+    optimizer.step = MethodType(hooked, optimizer)
+    optimizer._step_supports_amp_scaling = True
+    try:
+        yield optimizer
+    finally:
+        for name in names:
+            optimizer.__dict__.pop(name, None)
+        optimizer.__dict__.update(before)
+        trainer.close()

@@ -1,0 +1,163 @@
+"""Gradients that leave while `backward` still runs, and values that come while the next forward pass does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from zmqps import checks
+from zmqps.errors import ConfigurationError
+from zmqps.worker import Worker
+
+#: Gradients are pushed together from so many bytes on.
+BUCKET_NBYTES = 4 << 20
+
+
+class Overlap:
+    """Hooks on a model's parameters and modules.
+
+    Parameters
+    ----------
+    model, worker
+        Whose gradients, and who pushes them.
+    trained
+        The parameters, by name.
+    values
+        All tensors that values go to.
+    accumulate
+        How many backward passes make a step: only the last one pushes.
+    timeout
+        Of each transfer.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        worker: Worker,
+        trained: Sequence[tuple[str, torch.nn.Parameter]],
+        values: dict[str, torch.Tensor],
+        accumulate: int,
+        timeout: float | None,
+    ) -> None:
+        self._worker = worker
+        self._timeout = timeout
+        self._trained = dict(trained)
+        self._accumulate = checks.whole("accumulate", accumulate, 1)
+        self._passes: dict[str, int] = {}  # backward passes that a parameter has had in this step
+        self._ready: dict[str, torch.Tensor] = {}
+        self._ready_nbytes = 0
+        self._versions: dict[str, int] = {}  # of gradients that were pushed
+        self._sending: list[Future[Any]] = []
+        self._coming: dict[str, Future[Any]] = {}
+        self._names = {id(parameter): name for name, parameter in trained}
+        self.version = 0
+        hooks: list[Any] = [
+            p.register_post_accumulate_grad_hook(self._computed) for p in self._trained.values() if p.requires_grad
+        ]
+        for module in model.modules():
+            own = [n for p in module.parameters(recurse=False) if (n := self._names.get(id(p))) is not None]
+            if own:
+                hooks.append(module.register_forward_pre_hook(lambda *_, own=own: self._await(own)))
+            if any(True for _ in module.buffers(recurse=False)):
+                hooks.append(module.register_forward_pre_hook(lambda *_: self._await_rest()))
+        hooks.append(model.register_state_dict_pre_hook(lambda *_: self.wait()))
+        self._hooks = hooks
+
+    # --- out -----------------------------------------------------------------------------------
+
+    def _computed(self, parameter: torch.Tensor) -> None:
+        """The gradient of a parameter is there: push it, with those before it, if it is that of a whole step."""
+        name = self._names[id(parameter)]
+        self._passes[name] = self._passes.get(name, 0) + 1
+        if self._passes[name] != self._accumulate or parameter.grad is None:
+            return
+        self._ready[name] = parameter.grad
+        self._ready_nbytes += parameter.grad.nbytes
+        if self._ready_nbytes >= BUCKET_NBYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        gradients, self._ready, self._ready_nbytes = self._ready, {}, 0
+        self._versions |= {name: gradient._version for name, gradient in gradients.items()}
+        self._sending.append(self._worker.push_async(gradients, step=False, timeout=self._timeout))
+
+    def pushed(self, *, scaled: bool) -> set[str]:
+        """Return whose gradients are on their way; the step begins anew.
+
+        Raises
+        ------
+        ConfigurationError
+            One has changed since it was pushed.
+        """
+        names, versions = set(self._versions), self._versions
+        self._reset()
+        for name in names:
+            gradient = self._trained[name].grad
+            if scaled or gradient is None or gradient._version != versions[name]:
+                raise ConfigurationError(
+                    f"the gradient of {name!r} has changed after overlap=True had pushed it: clip by clip_norm= of the "
+                    "optimizer, say how many backward passes make a step (accumulate=), use no GradScaler; or leave "
+                    "overlap out"
+                )
+        return names
+
+    def drop(self) -> bool:
+        """The step is skipped; return whether anything of it had left."""
+        left = bool(self._versions)
+        self._reset()
+        for sent in self._sending:
+            sent.result()
+        self._sending.clear()
+        return left
+
+    def _reset(self) -> None:
+        self._passes, self._ready, self._ready_nbytes, self._versions = {}, {}, 0, {}
+
+    # --- in ------------------------------------------------------------------------------------
+
+    def pull(self, sent: Sequence[Future[Any]], buffers: dict[str, torch.Tensor]) -> None:
+        """Ask for the values after a step; each module waits for its own when it is called.
+
+        Servers have all gradients when this returns: whoever writes zeros to them may do so.
+        """
+        tensors = {**{name: parameter.detach() for name, parameter in self._trained.items()}, **buffers}
+        arrays = {name: t.numpy() for name, t in tensors.items() if is_plain(t)}
+        others = {name: tensor for name, tensor in tensors.items() if name not in arrays}
+        if others:
+            self._coming[""] = self._worker.pull_async(out=others, timeout=self._timeout)
+        if arrays:
+            self._coming |= self._worker.pull_each_async(out=arrays, timeout=self._timeout)
+        for future in (*self._sending, *sent):
+            future.result()
+        self._sending.clear()
+
+    def _await(self, names: Sequence[str]) -> None:
+        if self._coming:
+            if "" in self._coming:
+                self._coming.pop("").result()
+            for name in names:
+                if (future := self._coming.pop(name, None)) is not None:
+                    future.result()
+
+    def _await_rest(self) -> None:
+        if self._coming:
+            buffers = [name for name in self._coming if name not in self._trained]
+            self._await(buffers)
+
+    def wait(self) -> None:
+        """Return when all values are in the model."""
+        self._await(list(self._coming))
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether values can be put right into a tensor's memory."""
+    floating = tensor.dtype in (torch.float32, torch.float64)
+    return tensor.device.type == "cpu" and floating and tensor.is_contiguous()
