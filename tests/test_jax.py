@@ -115,6 +115,14 @@ RULES = {
         optim.adagrad(0.1, initial_accumulator_value=0.1, eps=1e-30),
         lambda: optax.adagrad(0.1, initial_accumulator_value=0.1, eps=1e-30),
     ),
+    "adagrad, with eps under the root": (
+        optim.adagrad(0.1, initial_accumulator_value=0.1, eps=1e-7, eps_in_sqrt=True),
+        lambda: optax.adagrad(0.1),
+    ),
+    "rmsprop, with eps under the root": (
+        optim.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=True),
+        lambda: optax.rmsprop(0.01, decay=0.9),
+    ),
     "rmsprop, with optax's numbers": (
         optim.rmsprop(0.01, decay=0.9, eps=1e-8),
         lambda: optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,11 @@ import pytest
 from tests.optim.specs import SPECS, rule_of
 from tests.optim.written import elementwise
 from zmqps.optim import (
+    OptimizerSpec,
+    adagrad,
+    adam,
+    adamw,
+    amsgrad,
     cosine_decay,
     exponential_decay,
     linear_decay,
@@ -18,6 +24,7 @@ from zmqps.optim import (
     one_cycle,
     piecewise,
     polynomial_decay,
+    rmsprop,
     step_decay,
 )
 
@@ -63,3 +70,55 @@ def test_values_after_each_step_are_the_reference_values(case: str, dtype: str, 
 def test_schedules_are_those_of_pytorch(schedule) -> None:
     expected = GOLDEN[f"schedule/{schedule.kind}{' linear' * getattr(schedule, 'linear', False)}"]
     np.testing.assert_allclose([schedule(step) for step in range(len(expected))], expected, rtol=1e-12, atol=1e-15)
+
+
+def _keras(name: str, w: np.ndarray, g: np.ndarray) -> Iterator[np.ndarray]:
+    """Keras' own equations, as it writes them."""
+    v, m, u, top = np.full_like(w, 0.1 if name == "adagrad" else 0.0), np.zeros_like(w), np.zeros_like(w), 0.0
+    for step, row in enumerate(g, start=1):
+        if name == "adagrad":
+            v = v + row**2
+            w = w - 0.1 * row / np.sqrt(v + 1e-3)
+        elif name.startswith("rmsprop"):
+            v = 0.9 * v + 0.1 * row**2
+            m = 0.9 * m + 0.1 * row
+            increment = 0.1 * row / np.sqrt((v - m**2 if "centered" in name else v) + 1e-3)
+            u = 0.8 * u + increment
+            w = w - (u if "momentum" in name else increment)
+        else:
+            w = w - w * 0.1 * 0.05 if "decay" in name else w
+            m = m + (row - m) * (1 - 0.8)
+            v = v + (row**2 - v) * (1 - 0.95)
+            top = np.maximum(top, v)
+            alpha = 0.05 * np.sqrt(1 - 0.95**step) / (1 - 0.8**step)
+            w = w - m * alpha / (np.sqrt(top if "amsgrad" in name else v) + 1e-3)
+        yield w
+
+
+ADAM = {"b1": 0.8, "b2": 0.95, "eps": 1e-3, "eps_hat": True}
+RMSPROP = {"decay": 0.9, "eps": 1e-3, "eps_in_sqrt": True}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba", "device"])
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    {
+        "adagrad": adagrad(0.1, initial_accumulator_value=0.1, eps=1e-3, eps_in_sqrt=True),
+        "rmsprop": rmsprop(0.1, **RMSPROP),
+        "rmsprop centered": rmsprop(0.1, centered=True, **RMSPROP),
+        "rmsprop with momentum": rmsprop(0.1, momentum=0.8, **RMSPROP),
+        "rmsprop centered with momentum": rmsprop(0.1, centered=True, momentum=0.8, **RMSPROP),
+        "adam": adam(0.05, **ADAM),
+        "amsgrad": amsgrad(0.05, **ADAM),
+        "adam with decay": adamw(0.05, weight_decay=0.1, **ADAM),
+        "amsgrad with decay": amsgrad(0.05, weight_decay=0.1, decoupled=True, **ADAM),
+    }.items(),
+)
+def test_epsilon_can_be_where_keras_has_it(name: str, spec: OptimizerSpec, backend: str) -> None:
+    rule = rule_of(spec)
+    kernel = make_kernel(rule, backend, np, elementwise)
+    w = GOLDEN["w0"].copy()
+    slots = tuple(np.full_like(w, fill) for fill in rule.slot_fill)
+    for step, (g, values) in enumerate(zip(GOLDEN["g"], _keras(name, w.copy(), GOLDEN["g"]), strict=True), start=1):
+        kernel(w, g.copy(), w, slots, step)
+        np.testing.assert_allclose(w, values, rtol=1e-12, atol=1e-13, err_msg=f"after step {step}")

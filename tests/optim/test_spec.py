@@ -272,3 +272,12 @@ def test_junk_inside_a_schedule_or_group_is_refused(data: st.DataObject) -> None
 def test_any_pattern_can_be_matched(pattern: str, name: str) -> None:
     if pattern:
         optim.sgd(groups=[group(pattern)]).rules([name])
+
+
+def test_a_spec_of_before_there_were_its_flags_is_that_of_now() -> None:
+    for made in (optim.adam(), optim.adamw(), optim.amsgrad(), optim.adagrad(), optim.rmsprop()):
+        assert not {"eps_hat", "eps_in_sqrt"} & made.to_wire()["hyper"].keys()
+        assert not any(getattr(rule, "eps_hat", False) for rule in made.rules(["w"])[0])
+    assert optim.adam(eps_hat=True) != optim.adam(eps_hat=False) == optim.adam()
+    with pytest.raises(OptimizerError, match="eps_hat"):
+        optim.adam(eps_hat=0)  # type: ignore[arg-type]

@@ -13,9 +13,9 @@ from typing import Any
 
 from .base import Rule
 from .groups import Group
-from .options import number
+from .options import flag, number
 from .schedules import Rate
-from .spec import OptimizerSpec
+from .spec import OptimizerSpec, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Adagrad(Rule):
     initial_accumulator_value: float = number(at_least=0.0)
     learning_rate_decay: float = number(at_least=0.0)
     eps: float = number(at_least=0.0)
+    eps_in_sqrt: bool = flag(default=False)
 
     @property
     def slot_fill(self) -> tuple[float, ...]:
@@ -41,7 +42,11 @@ class Adagrad(Rule):
             v = v + g * g
             return w - rate * g / (xp.sqrt(v) + eps), v
 
-        return update
+        def under_the_root(w: Any, g: Any, v: Any, rate: Any, eps: Any) -> tuple[Any, ...]:
+            v = v + g * g
+            return w - rate * g / xp.sqrt(v + eps), v
+
+        return under_the_root if self.eps_in_sqrt else update
 
 
 def adagrad(
@@ -51,6 +56,7 @@ def adagrad(
     learning_rate_decay: float = 0.0,
     eps: float = 1e-10,
     weight_decay: float = 0.0,
+    eps_in_sqrt: bool = False,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     count: str = "pushes",
@@ -74,6 +80,8 @@ def adagrad(
         :math:`\epsilon`, keeps the denominator from zero.
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient.
+    eps_in_sqrt : bool
+        Whether :math:`\epsilon` is added under the root, as Keras and optax do: :math:`\sqrt{v + \epsilon}`.
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
     clip_norm : float, optional
@@ -97,7 +105,7 @@ def adagrad(
         "learning_rate_decay": learning_rate_decay,
         "eps": eps,
         "weight_decay": weight_decay,
-    }
+    } | said(eps_in_sqrt=eps_in_sqrt)
     return OptimizerSpec(
         name="adagrad",
         hyper=hyper,

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from .base import Rule
 from .groups import Group
-from .options import number
+from .options import flag, number
 from .schedules import Rate
-from .spec import OptimizerSpec
+from .spec import OptimizerSpec, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,13 @@ class Adam(Rule):
     b1: float = number(at_least=0.0, below=1.0)
     b2: float = number(at_least=0.0, below=1.0)
     eps: float = number(at_least=0.0)
+    eps_hat: bool = flag(default=False)
 
     def scalars(self, step: int) -> tuple[float, ...]:
         b1, b2 = self.b1, self.b2
         rate = self.rate(step) / (1.0 - b1**step)
         root = sqrt(1.0 - b2**step)
-        return rate, root, b1, 1.0 - b1, b2, 1.0 - b2, self.eps
+        return rate, root, b1, 1.0 - b1, b2, 1.0 - b2, self.eps / root if self.eps_hat else self.eps
 
     def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
         def update(
@@ -55,6 +56,7 @@ def adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
+    eps_hat: bool = False,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     count: str = "pushes",
@@ -77,6 +79,9 @@ def adam(
         :math:`\epsilon`, keeps the denominator from zero.
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient. For decay beside the gradient, see `adamw`.
+    eps_hat : bool
+        Whether :math:`\epsilon` is added before the second mean's bias is corrected, to :math:`\sqrt v`, as Keras and
+        TensorFlow do.
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
     clip_norm : float, optional
@@ -94,7 +99,7 @@ def adam(
     ----------
     Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015.
     """
-    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
+    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay} | said(eps_hat=eps_hat)
     return OptimizerSpec(
         name="adam",
         hyper=hyper,

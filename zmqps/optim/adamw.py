@@ -15,7 +15,7 @@ from typing import Any
 from .adam import Adam
 from .groups import Group
 from .schedules import Rate
-from .spec import OptimizerSpec
+from .spec import OptimizerSpec, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,7 @@ def adamw(
     b2: float = 0.999,
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
+    eps_hat: bool = False,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     count: str = "pushes",
@@ -82,6 +83,9 @@ def adamw(
         :math:`\epsilon`, keeps the denominator from zero.
     weight_decay : float
         :math:`\lambda`; each step shrinks the values by :math:`\eta \lambda`, whatever the gradient.
+    eps_hat : bool
+        Whether :math:`\epsilon` is added before the second mean's bias is corrected, to :math:`\sqrt v`, as Keras and
+        TensorFlow do.
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
     clip_norm : float, optional
@@ -99,7 +103,7 @@ def adamw(
     ----------
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
     """
-    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay}
+    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay} | said(eps_hat=eps_hat)
     return OptimizerSpec(
         name="adamw",
         hyper=hyper,

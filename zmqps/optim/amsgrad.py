@@ -17,7 +17,7 @@ from .adam import Adam
 from .groups import Group
 from .options import flag
 from .schedules import Rate
-from .spec import OptimizerSpec
+from .spec import OptimizerSpec, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,7 @@ def amsgrad(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     decoupled: bool = False,
+    eps_hat: bool = False,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     count: str = "pushes",
@@ -92,6 +93,9 @@ def amsgrad(
     decoupled : bool
         Whether weight decay acts on the values beside the gradient, :math:`w \leftarrow (1 - \eta \lambda)\,w - \dots`,
         as in `adamw` and ``torch.optim.AdamW(amsgrad=True)``.
+    eps_hat : bool
+        Whether :math:`\epsilon` is added before the second mean's bias is corrected, to :math:`\sqrt v`, as Keras and
+        TensorFlow do.
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
     clip_norm : float, optional
@@ -109,7 +113,13 @@ def amsgrad(
     ----------
     Reddi, Kale and Kumar, "On the Convergence of Adam and Beyond", ICLR 2018. In the form of ``torch.optim.Adam``.
     """
-    hyper = {"b1": b1, "b2": b2, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
+    hyper = {
+        "b1": b1,
+        "b2": b2,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "decoupled": decoupled,
+    } | said(eps_hat=eps_hat)
     return OptimizerSpec(
         name="amsgrad",
         hyper=hyper,

@@ -15,7 +15,7 @@ from .base import Rule
 from .groups import Group
 from .options import flag, number
 from .schedules import Rate
-from .spec import OptimizerSpec
+from .spec import OptimizerSpec, said
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class RMSProp(Rule):
     eps: float = number(at_least=0.0)
     momentum: float = number(at_least=0.0, below=1.0)
     centered: bool = flag()
+    eps_in_sqrt: bool = flag(default=False)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -64,6 +65,39 @@ class RMSProp(Rule):
             u = momentum * u + g / (xp.sqrt(xp.abs(v - mean * mean)) + eps)
             return w - rate * u, v, mean, u
 
+        # The same four with eps under the root.
+        def plain_under(
+            w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            return w - rate * g / xp.sqrt(v + eps), v
+
+        def rolling_under(
+            w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            u = momentum * u + g / xp.sqrt(v + eps)
+            return w - rate * u, v, u
+
+        def centered_under(
+            w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            mean = decay * mean + rest * g
+            return w - rate * g / xp.sqrt(xp.abs(v - mean * mean) + eps), v, mean
+
+        def centered_rolling_under(
+            w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+        ) -> tuple[Any, ...]:
+            v = decay * v + rest * (g * g)
+            mean = decay * mean + rest * g
+            u = momentum * u + g / xp.sqrt(xp.abs(v - mean * mean) + eps)
+            return w - rate * u, v, mean, u
+
+        if self.eps_in_sqrt:
+            if self.centered:
+                return centered_rolling_under if self.momentum > 0.0 else centered_under
+            return rolling_under if self.momentum > 0.0 else plain_under
         if self.centered:
             return centered_rolling if self.momentum > 0.0 else centered
         return rolling if self.momentum > 0.0 else plain
@@ -77,6 +111,7 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
     weight_decay: float = 0.0,
+    eps_in_sqrt: bool = False,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     count: str = "pushes",
@@ -106,6 +141,8 @@ def rmsprop(
         Whether to divide by the standard deviation, which needs another slot.
     weight_decay : float
         :math:`\lambda`; :math:`\lambda w` is added to the gradient.
+    eps_in_sqrt : bool
+        Whether :math:`\epsilon` is added under the root, as Keras and optax do: :math:`\sqrt{v + \epsilon}`.
     clip_value : float, optional
         Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
     clip_norm : float, optional
@@ -124,7 +161,13 @@ def rmsprop(
     Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera, 2012; centered: Graves, "Generating Sequences With
     Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
     """
-    hyper = {"decay": decay, "eps": eps, "momentum": momentum, "centered": centered, "weight_decay": weight_decay}
+    hyper = {
+        "decay": decay,
+        "eps": eps,
+        "momentum": momentum,
+        "centered": centered,
+        "weight_decay": weight_decay,
+    } | said(eps_in_sqrt=eps_in_sqrt)
     return OptimizerSpec(
         name="rmsprop",
         hyper=hyper,

@@ -132,6 +132,11 @@ class OptimizerSpec:
         return spec
 
 
+def said(**flags: bool) -> dict[str, bool]:
+    """Return the flags that are set: without the others a spec is that of a checkpoint from before there were any."""
+    return {name: flag for name, flag in flags.items() if flag is not False}
+
+
 def _hyper(name: str, hyper: object) -> dict[str, float | bool]:
     if not isinstance(hyper, Mapping) or len(hyper) > MOST_OPTIONS:
         raise OptimizerError(f"{name}: hyperparameters must be a mapping of at most {MOST_OPTIONS} entries")
