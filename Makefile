@@ -99,7 +99,7 @@ test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, 
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
 
-test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch and JAX, which are installed into a virtualenv of their own
+test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX and Keras, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
@@ -199,11 +199,11 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
 	@touch $@
 
-# The tests that skip where PyTorch or JAX is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/checkpoint tests/client/test_tensors_torch.py
+# The tests that skip where PyTorch, JAX or Keras is missing.
+WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/checkpoint tests/client/test_tensors_torch.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
-	@echo 'Installing zmqps with PyTorch and JAX into $(FRAMEWORKS): a few minutes.'
+	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'
 	@test -x '$(FRAMEWORKS)/bin/pip' || '$(PYTHON)' -m venv '$(FRAMEWORKS)'
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --require-hashes --requirement constraints.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-compile --requirement tests/frameworks.txt

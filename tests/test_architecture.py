@@ -61,6 +61,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
         "torch": "errors checks optim worker",
+        "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data stale pipeline worker aio local",
         "cli": "errors core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor zmqps",
         "__main__": "cli",
@@ -138,7 +139,9 @@ ONLY_IN = {
     "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
-    "jax": {"zmqps/jax.py", "zmqps/client/pytrees.py"},
+    "jax": {"zmqps/jax.py", "zmqps/keras.py", "zmqps/client/pytrees.py"},
+    "keras": {"zmqps/keras.py"},
+    "tensorflow": {"zmqps/keras.py"},
     "optax": {"zmqps/jax.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
@@ -158,7 +161,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "torch"}
+LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "torch", "tensorflow"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}
@@ -177,6 +180,7 @@ ON_TOP = {
         "data",
         "jax",
         "jit",
+        "keras",
         "keys",
         "local",
         "pipeline",

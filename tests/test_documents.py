@@ -30,7 +30,11 @@ DOTTED = re.compile(r"\bzmqps(?:\.[A-Za-z_]\w*)+")
 #: The entry-point group, which is no module.
 NO_MODULE = {"zmqps.optimizers"}
 #: What cannot be imported without a framework is read.
-OF_EXTRAS = {"zmqps.jax": ROOT / "zmqps/jax.py", "zmqps.torch": ROOT / "zmqps/torch"}
+OF_EXTRAS = {
+    "zmqps.jax": ROOT / "zmqps/jax.py",
+    "zmqps.keras": ROOT / "zmqps/keras.py",
+    "zmqps.torch": ROOT / "zmqps/torch",
+}
 
 
 def missing_files(document: Path, text: str) -> Iterator[str]:

@@ -38,6 +38,7 @@ __all__ = [
     "optim",
     "pipeline",
     "stale",
+    "torch",
 ]
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
@@ -52,7 +53,21 @@ _HOMES = {
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
 }
-_MODULES = ("aio", "checkpoint", "codecs", "data", "errors", "jax", "keys", "local", "optim", "pipeline", "stale")
+_MODULES = (
+    "aio",
+    "checkpoint",
+    "codecs",
+    "data",
+    "errors",
+    "jax",
+    "keras",
+    "keys",
+    "local",
+    "optim",
+    "pipeline",
+    "stale",
+    "torch",
+)
 
 
 def __getattr__(name: str) -> Any:
