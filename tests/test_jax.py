@@ -178,6 +178,30 @@ def test_the_direct_way_returns_the_servers_values_to_the_bit(worker: Any) -> No
         np.testing.assert_array_equal(leaf, pulled[name])
 
 
+def test_models_of_flax_are_pytrees_as_any(worker: Any) -> None:
+    linen = pytest.importorskip("flax.linen")
+
+    class Model(linen.Module):  # type: ignore[misc,name-defined,unused-ignore]
+        """Two layers."""
+
+        @linen.compact  # type: ignore[untyped-decorator,unused-ignore]
+        def __call__(self, x: Any) -> Any:
+            """Return five numbers."""
+            return linen.Dense(5)(jnp.tanh(linen.Dense(8)(x)))
+
+    net = Model()
+    params = net.init(jax.random.key(0), batch(0)[0])
+
+    @jax.jit
+    def gradients(params: Any, x: Any, y: Any) -> Any:
+        return jax.grad(lambda params: ((net.apply(params, x) - y) ** 2).mean())(params)
+
+    ours = zmqps.jax.optimizer(worker, optim.adam(1e-2), staleness=0, timeout=PATIENCE)
+    expected = train(optax.adam(1e-2), params, lambda params, step: gradients(params, *batch(step)))
+    close(train(ours, params, lambda params, step: gradients(params, *batch(step))), expected, 1e-6)
+    assert "params/Dense_0/kernel" in [parameter.name for parameter in worker.parameters]
+
+
 def test_what_was_pulled_is_not_written_to_by_later_steps(worker: Any) -> None:
     params = zmqps.jax.init(worker, {"w": jnp.zeros(100_000)}, optimizer=optim.sgd(1.0), timeout=PATIENCE)
     kept = [params]
