@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
-        "torch": "errors checks optim worker",
+        "torch": "errors checks optim checkpoint worker",
         "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data stale pipeline worker aio local",
         "cli": "errors core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor zmqps",

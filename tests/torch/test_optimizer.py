@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -436,3 +437,46 @@ def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], te
             zmqps.torch.Optimizer(model, worker, OPTIMIZERS["sgd"](model), timeout=PATIENCE, **options)
         with pytest.raises(ConfigurationError, match="process_group"):
             zmqps.torch.Optimizer(model, None, OPTIMIZERS["sgd"](model))
+
+
+def test_the_whole_state_is_in_the_format_of_pytorch(tmp_path: Path) -> None:
+    data = batches(STEPS)
+    expected = alone(mlp, adamw_of_two, data)
+    with (
+        zmqps.LocalCluster(servers=2, workers=1, kernels="numpy", checkpoint=tmp_path) as cluster,
+        zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
+    ):
+        model = mlp()
+        optimizer = zmqps.torch.Optimizer(model, worker, adamw_of_two(model), timeout=PATIENCE)
+        plain_loop(model, optimizer, data[: STEPS // 2])
+        state = optimizer.full_state_dict()
+        theirs = adamw_of_two(model)
+        theirs.load_state_dict(state)
+    plain_loop(model, theirs, data[STEPS // 2 :])  # PyTorch goes on alone
+    check_same(model, expected)
+
+
+def test_moments_that_an_optimizer_brings_are_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    data = batches(2)
+    model = mlp()
+    theirs = OPTIMIZERS["adam"](model)
+    plain_loop(model, theirs, data)
+    with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+        zmqps.torch.Optimizer(model, worker, theirs, timeout=PATIENCE)
+        assert "from_torch" in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_model_on_a_gpu_is_trained_there(overlap: bool) -> None:
+    def make() -> Any:
+        return mlp().cuda()
+
+    def loop(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
+        plain_loop(model, optimizer, [(x.cuda(), y.cuda()) for x, y in data])
+
+    data = batches(STEPS)
+    expected = alone(make, OPTIMIZERS["adamw"], data, loop).cpu()
+    for model in together(make, OPTIMIZERS["adamw"], data, loop, overlap=overlap):
+        assert model[0].weight.is_cuda
+        check_same(model.cpu(), expected)

@@ -130,12 +130,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups in PyTorch's format; the moments are on the servers, where checkpoints save them.
-
-        `zmqps.checkpoint.torch_state` converts them from a checkpoint.
-        """
+        """Return the groups in PyTorch's format, without the moments: `full_state_dict` has those, too."""
         state: dict[str, Any] = super().state_dict()
         return state
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return what ``load_state_dict`` of the PyTorch optimizer takes, with the moments as the servers have them.
+
+        They come from a checkpoint that is made for it, so the cluster needs a place for these (``--checkpoint``) which
+        this process can read.
+
+        Raises
+        ------
+        ConfigurationError, CheckpointError
+            There is no such place; or as `zmqps.Worker.checkpoint`.
+        """
+        return self._trainer.full_state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take learning rates of the groups; moments cannot be loaded into a job that has begun.

@@ -11,6 +11,8 @@ import torch
 import torch.distributed
 
 from zmqps import checks
+from zmqps.checkpoint import open_checkpoint
+from zmqps.checkpoint.torch_state import torch_state
 from zmqps.errors import ConfigurationError
 from zmqps.torch.model import always_changed, buffers_of, parameters_of
 from zmqps.torch.overlap import Overlap, is_plain
@@ -70,6 +72,7 @@ class Trainer:
         owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
         self._trained = [(name, parameter) for name, parameter in named if id(parameter) in owned]
         self._told = self._rates(optimizer.param_groups)
+        self._twin = optimizer
         self._telling: Future[bool] | None = None
         self._seen = _marks(self.buffers)
         self._overlap: Overlap | None = None
@@ -79,6 +82,11 @@ class Trainer:
             options |= {"optimizer": spec, "buffers": self.buffers, "staleness": staleness, "timeout": timeout}
             worker.init(self.values, **options)
             self.version = worker.pull(out={**self.values, **self.buffers}, timeout=timeout).version
+            if any(optimizer.state.values()):
+                log.warning(
+                    "the moments that this optimizer has are not those of the job: write them with "
+                    "zmqps.checkpoint.from_torch and start the cluster with --restore"
+                )
         self._spread({**self.values, **self.buffers})
         if overlap and worker is not None:
             self._overlap = Overlap(model, worker, self._trained, self.values, accumulate, timeout)
@@ -205,6 +213,17 @@ class Trainer:
         of_groups += [None] * (len(self._trained) < len(self.values))  # the group of those that are frozen
         self._telling = worker.set_learning_rate_async(rates[0], groups=of_groups or None, timeout=self._timeout)
         self._told = rates
+
+    # --- the optimizer's state -----------------------------------------------------------------
+
+    def full_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the state of the optimizer that this was made from, by way of a checkpoint."""
+        if self._worker is None:
+            raise ConfigurationError("the process of this host that has the worker can read the state")
+        self.wait()
+        made = self._worker.checkpoint(timeout=self._timeout)
+        self._twin.param_groups[:] = optimizer.param_groups
+        return torch_state(open_checkpoint(made.path), self._twin, dict(self._trained))
 
     # --- the host ------------------------------------------------------------------------------
 
