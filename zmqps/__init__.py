@@ -38,7 +38,6 @@ __all__ = [
     "optim",
     "pipeline",
     "stale",
-    "torch",
 ]
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
