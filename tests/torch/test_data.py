@@ -50,3 +50,12 @@ def test_of_anything_else_each_worker_has_each_nth_batch_and_a_rest_is_left_out(
     found = parts([[number] for number in range(8)], 3)
     assert [list(part) for part in found] == [[[0], [3]], [[1], [4]], [[2], [5]]]
     assert {len(part) for part in found} == {2}
+
+
+def test_samplers_that_draw_otherwise_are_left_as_they_are() -> None:
+    data = TensorDataset(torch.arange(100))
+    some = torch.utils.data.RandomSampler(data, num_samples=12)
+    found = parts(DataLoader(data, batch_size=2, sampler=some), 2)
+    assert [len(list(part)) for part in found] == [3, 3]
+    assert passes(parts(DataLoader(TensorDataset(torch.arange(0)), batch_size=2), 2)) == [[], []]
+    assert passes(parts(DataLoader(TensorDataset(torch.arange(1)), batch_size=2), 3)) == [[[0]], [[0]], [[0]]]

@@ -23,6 +23,7 @@ from zmqps.errors import ConfigurationError  # noqa: E402
 STEPS = 12
 
 OPTIMIZERS = {
+    "sgd-plain": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, weight_decay=0.01),
     "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, dampening=0.1),
     "nesterov": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, nesterov=True),
@@ -464,6 +465,47 @@ def test_moments_that_an_optimizer_brings_are_not_lost_in_silence(caplog: pytest
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         zmqps.torch.Optimizer(model, worker, theirs, timeout=PATIENCE)
         assert "from_torch" in caplog.text
+
+
+def test_values_that_are_written_to_the_model_alone_are_not_lost_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    data = batches(4)
+    other = {name: value + 1 for name, value in mlp().state_dict().items()}
+    for dtype in (torch.float64, torch.bfloat16):
+        caplog.clear()
+        with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+            model = mlp().to(dtype)
+            optimizer = zmqps.torch.Optimizer(model, worker, OPTIMIZERS["sgd"](model), timeout=PATIENCE)
+            part = [(x.to(dtype), y.to(dtype)) for x, y in data]
+            plain_loop(model, optimizer, part[:2])
+            assert caplog.text == ""
+            model.load_state_dict(other)
+            worker.set(dict(model.named_parameters()), step=True, timeout=PATIENCE)
+            worker.pull(out=dict(model.named_parameters()), timeout=PATIENCE)
+            plain_loop(model, optimizer, part[2:])
+            assert "'0.weight' was written to" in caplog.text
+            if dtype == torch.float64:
+                expected = mlp()
+                expected.load_state_dict(other)
+                plain_loop(expected, OPTIMIZERS["sgd"](expected), data[2:])
+                check_same(model, expected)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_sparse_gradients_are_sent_as_dense_ones(overlap: bool) -> None:
+    def make() -> Any:
+        torch.manual_seed(4)
+        return torch.nn.Sequential(torch.nn.Embedding(20, 6, sparse=True), torch.nn.Linear(6, 1)).double()
+
+    def loop(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
+        for x, y in data:
+            optimizer.zero_grad()
+            words = (x.abs() * 9).long() % 20
+            torch.nn.functional.mse_loss(model(words).mean(1), y).backward()
+            optimizer.step()
+
+    data = batches(STEPS)
+    for model in together(make, OPTIMIZERS["sgd-plain"], data, loop, overlap=overlap):
+        check_same(model, alone(make, OPTIMIZERS["sgd-plain"], data, loop))
 
 
 @pytest.mark.gpu

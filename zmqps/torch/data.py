@@ -20,7 +20,11 @@ class Shard(Iterable[Any]):
         self._loader = loader
         if isinstance(loader, DataLoader) and isinstance(loader.batch_sampler, BatchSampler):
             sampler = loader.batch_sampler.sampler
-            if isinstance(sampler, (RandomSampler, SequentialSampler)):
+            if isinstance(sampler, SequentialSampler) or (
+                isinstance(sampler, RandomSampler)
+                and not sampler.replacement
+                and sampler.num_samples == len(sampler.data_source)
+            ):
                 self._sampler = _Part(sampler, worker, seed)
                 self._loader = _with_sampler(loader, self._sampler)
 

@@ -72,7 +72,7 @@ class Overlap:
         """The gradient of a parameter is there: push it, with those before it, if it is that of a whole step."""
         name = self._names[id(parameter)]
         self._passes[name] = self._passes.get(name, 0) + 1
-        if self._passes[name] != self._accumulate or parameter.grad is None:
+        if self._passes[name] != self._accumulate or parameter.grad is None or parameter.grad.layout != torch.strided:
             return
         self._ready[name] = parameter.grad
         self._ready_nbytes += parameter.grad.nbytes
@@ -90,13 +90,14 @@ class Overlap:
         Raises
         ------
         ConfigurationError
-            One has changed since it was pushed.
+            One has changed since it was pushed. The step is skipped.
         """
         names, versions = set(self._versions), self._versions
         self._reset()
         for name in names:
             gradient = self._trained[name].grad
             if scaled or gradient is None or gradient._version != versions[name]:
+                self._worker.skip(timeout=self._timeout)  # with what has left: the next step begins with nothing
                 raise ConfigurationError(
                     f"the gradient of {name!r} has changed after overlap=True had pushed it: clip by clip_norm= of the "
                     "optimizer, say how many backward passes make a step (accumulate=), use no GradScaler; or leave "

@@ -72,6 +72,7 @@ class Trainer:
         owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
         self._trained = [(name, parameter) for name, parameter in named if id(parameter) in owned]
         self._told = self._rates(optimizer.param_groups)
+        self._warned = False
         self._twin = optimizer
         self._telling: Future[bool] | None = None
         self._seen = _marks(self.buffers)
@@ -88,6 +89,7 @@ class Trainer:
                     "zmqps.checkpoint.from_torch and start the cluster with --restore"
                 )
         self._spread({**self.values, **self.buffers})
+        self._written = self._note_values()
         if overlap and worker is not None:
             self._overlap = Overlap(model, worker, self._trained, self.values, accumulate, timeout)
         if share_gradients and worker is not None:
@@ -119,8 +121,10 @@ class Trainer:
         if self._worker is not None:
             self._step(self._worker, groups, scale, skip=skip)
         self._spread({**dict(self.values), **(self.buffers if self._buffers_by != "own" else {})})
+        self._written = self._note_values()
 
     def _step(self, worker: Worker, groups: Sequence[Mapping[str, Any]], scale: Any, *, skip: bool) -> None:
+        self._check_written()
         self.follow_rates(worker, groups)
         if self._overlap is not None:
             self._overlap.wait()  # a loop may step twice without a forward pass
@@ -148,6 +152,21 @@ class Trainer:
             return
         self.version = worker.pull(out=self._targets(), timeout=self._timeout).version
         self._note_buffers()
+
+    def _note_values(self) -> list[int]:
+        return [parameter._version for _, parameter in self._trained]
+
+    def _check_written(self) -> None:
+        """Warn, once, where somebody has written to a parameter: with the next step the values of the servers come back."""
+        if self._warned or self._written == (now := self._note_values()):
+            return
+        self._warned = True
+        [name, *_] = [n for (n, _), old, new in zip(self._trained, self._written, now, strict=True) if old != new]
+        log.warning(
+            "%r was written to since the last step, and the values of the servers come back with this one: write them "
+            "there, by worker.set(dict(model.named_parameters()))",
+            name,
+        )
 
     def _drop_pushed(self) -> None:
         if self._overlap is not None and self._overlap.drop() and not self._sync:
