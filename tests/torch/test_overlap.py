@@ -69,3 +69,29 @@ def test_hooks_are_gone_when_the_context_is() -> None:
             plain_loop(model, optimizer, [(x, y)])
         worker.close()
         plain_loop(model, optimizer, [(x, y)])  # PyTorch's own step again
+
+
+def test_a_gradient_of_a_backward_pass_that_has_failed_is_not_taken_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(zmqps.torch.overlap, "BUCKET_NBYTES", 1)
+    first, second = batches(2)
+    with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+        model = mlp()
+        optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), overlap=True, timeout=PATIENCE)
+
+        def fail(_: Any) -> None:
+            raise ArithmeticError
+
+        hook = model[0].weight.register_hook(fail)
+        with pytest.raises(ArithmeticError):
+            torch.nn.functional.mse_loss(model(first[0]), first[1]).backward()
+        hook.remove()
+        with pytest.raises(ConfigurationError, match="this step is skipped"):
+            plain_loop(model, optimizer, [second])
+        optimizer.synchronize()
+        check_same(model, mlp())
+        plain_loop(model, optimizer, [second])
+        optimizer.synchronize()
+        check_same(model, alone(mlp, sgd, [second]))
+        assert optimizer.version == 2

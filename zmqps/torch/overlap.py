@@ -49,11 +49,10 @@ class Overlap:
         self._passes: dict[str, int] = {}  # backward passes that a parameter has had in this step
         self._ready: dict[str, torch.Tensor] = {}
         self._ready_nbytes = 0
-        self._versions: dict[str, int] = {}  # of gradients that were pushed
+        self._pushed: dict[str, tuple[torch.Tensor, int]] = {}  # gradients that have left, and as what
         self._sending: list[Future[Any]] = []
         self._coming: dict[str, Future[Any]] = {}
         self._names = {id(parameter): name for name, parameter in trained}
-        self.version = 0
         hooks: list[Any] = [
             p.register_post_accumulate_grad_hook(self._computed) for p in self._trained.values() if p.requires_grad
         ]
@@ -81,7 +80,7 @@ class Overlap:
 
     def _flush(self) -> None:
         gradients, self._ready, self._ready_nbytes = self._ready, {}, 0
-        self._versions |= {name: gradient._version for name, gradient in gradients.items()}
+        self._pushed |= {name: (gradient, gradient._version) for name, gradient in gradients.items()}
         self._sending.append(self._worker.push_async(gradients, step=False, timeout=self._timeout))
 
     def pushed(self, *, scaled: bool) -> set[str]:
@@ -92,22 +91,22 @@ class Overlap:
         ConfigurationError
             One has changed since it was pushed. The step is skipped.
         """
-        names, versions = set(self._versions), self._versions
+        pushed = self._pushed
         self._reset()
-        for name in names:
-            gradient = self._trained[name].grad
-            if scaled or gradient is None or gradient._version != versions[name]:
+        for name, (gradient, version) in pushed.items():
+            if scaled or self._trained[name].grad is not gradient or gradient._version != version:
                 self._worker.skip(timeout=self._timeout)  # with what has left: the next step begins with nothing
                 raise ConfigurationError(
-                    f"the gradient of {name!r} has changed after overlap=True had pushed it: clip by clip_norm= of the "
+                    f"the gradient of {name!r} has changed after overlap=True had pushed it, and this step is skipped: "
+                    "do not call backward again after it has failed, clip by clip_norm= of the "
                     "optimizer, say how many backward passes make a step (accumulate=), use no GradScaler; or leave "
                     "overlap out"
                 )
-        return names
+        return set(pushed)
 
     def drop(self) -> bool:
         """The step is skipped; return whether anything of it had left."""
-        left = bool(self._versions)
+        left = bool(self._pushed)
         self._reset()
         for sent in self._sending:
             sent.result()
@@ -115,7 +114,7 @@ class Overlap:
         return left
 
     def _reset(self) -> None:
-        self._passes, self._ready, self._ready_nbytes, self._versions = {}, {}, 0, {}
+        self._passes, self._ready, self._ready_nbytes, self._pushed = {}, {}, 0, {}
 
     # --- in ------------------------------------------------------------------------------------
 

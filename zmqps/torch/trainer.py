@@ -157,7 +157,7 @@ class Trainer:
         return [parameter._version for _, parameter in self._trained]
 
     def _check_written(self) -> None:
-        """Warn, once, where somebody has written to a parameter: with the next step the values of the servers come back."""
+        """Warn, once, where somebody has written to a parameter: the next step brings the servers' values back."""
         if self._warned or self._written == (now := self._note_values()):
             return
         self._warned = True
@@ -260,7 +260,8 @@ class Trainer:
         """Return when all values of the last step are in the model."""
         if self._overlap is not None:
             self._overlap.wait()
-            self.version = self._overlap.version
+            if self._sync and self._worker is not None:
+                self.version = self._worker.statistics().clock
 
     def close(self) -> None:
         """Take the hooks off the model."""
