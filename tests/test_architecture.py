@@ -17,13 +17,14 @@ from tests.imports import ROOT, Graph, Module, circles, dotted, imports, is_in, 
 #: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
 #: as stand above it here, so there is no circle. Imports for type checkers count, too.
 ROOMS: dict[str, dict[str, str]] = {
-    "Ground: errors, checks, optimizers, codecs": {
+    "Ground: errors, checks, optimizers, codecs, rows": {
         "words": "",
         "errors": "words",
         "checks": "errors",
         "jit": "",
         "codecs": "errors checks jit",
         "optim": "errors checks jit",
+        "rows": "errors checks jit",
     },
     "Core: machines that do no IO": {
         "core": "",
@@ -82,6 +83,7 @@ PURE = (
     "zmqps/codecs/",
     "zmqps/checks.py",
     "zmqps/jit.py",
+    "zmqps/rows/",
 )
 
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
@@ -104,6 +106,7 @@ PURE_MAY_IMPORT = {
     *("ipaddress", "struct", "types", "typing"),  # what is an address can be seen without asking anybody
     "numpy",
     *("zmqps.errors", "zmqps.words", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
+    "zmqps.rows",
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {
@@ -112,6 +115,8 @@ EXCEPTIONS = {
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
     "zmqps/jit.py": {"numba"},
+    "zmqps/rows/kernels.py": {"numba"},
+    "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/optim/registry.py": {"importlib"},  # an optimizer's module by its name; a user's by its entry point
 }
 #: … and what may stand under `if TYPE_CHECKING:`, for it is never imported.
@@ -136,7 +141,7 @@ ONLY_IN = {
         "zmqps/net/curve.py",
         "zmqps/net/refusals.py",
     },
-    "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/jit.py"},
+    "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/rows/kernels.py", "zmqps/jit.py"},
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
     "jax": {"zmqps/jax.py", "zmqps/keras.py", "zmqps/client/pytrees.py"},

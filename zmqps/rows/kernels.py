@@ -1,0 +1,59 @@
+"""The loops of `loops`, compiled when they are first needed: the one door of this room to numba."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from zmqps.jit import compiled
+from zmqps.rows import loops
+
+#: Of each loop its arguments, and what it returns. Arrays: i of int64, h of uint64, x of uint32, b of uint8, f of
+#: float32 and d of float64, of two dimensions; B the same of uint8; r and s of float32 that was received, read-only and
+#: maybe unaligned, the latter with rows that may lie apart. Numbers: n, u, w, e of int64, uint32, uint64, float64.
+SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
+    loops.mix: ("iwh", ""),
+    loops.find: ("ihxii", "n"),
+    loops.insert: ("ihxibxuinibi", "?"),
+    loops.place: ("xhx", "n"),
+    loops.erase: ("ihxi", ""),
+    loops.copy: ("iff", ""),
+    loops.fill: ("iifwneeee", ""),
+    loops.group: ("hiiwiiii", "n"),
+    loops.order: ("iiiiii", ""),
+    loops.add: ("sibf", ""),
+    loops.spread: ("rnif", ""),
+    loops.accumulate: ("ried", ""),
+    loops.touch: ("hBb", ""),
+}
+
+
+@cache
+def kernel(loop: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loop as compiled code, which runs without the interpreter lock."""
+    import numba
+    from numba import types
+
+    def received(layout: str) -> Any:
+        return types.Array(numba.float32, 2, layout, readonly=True, aligned=False)  # type: ignore[call-overload]
+
+    kinds = {
+        "i": numba.int64[::1],
+        "h": numba.uint64[::1],
+        "x": numba.uint32[::1],
+        "b": numba.uint8[::1],
+        "B": numba.uint8[:, ::1],
+        "f": numba.float32[:, ::1],
+        "d": numba.float64[:, ::1],
+        "r": received("C"),
+        "s": received("A"),
+        "n": numba.int64,
+        "u": numba.uint32,
+        "w": numba.uint64,
+        "e": numba.float64,
+        "?": numba.boolean,
+        "": numba.void,
+    }
+    letters, result = SIGNATURES[loop]
+    return compiled(loop, kinds[result](*(kinds[letter] for letter in letters)))

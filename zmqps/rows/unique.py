@@ -1,0 +1,121 @@
+"""Ids that occur several times: found once, their gradients summed, their rows handed out to all who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zmqps.rows import loops
+from zmqps.rows.hashing import BUCKET_BITS, Array, mixed
+from zmqps.rows.kernels import kernel
+
+
+class Grouped(NamedTuple):
+    """Different ids, part by part.
+
+    Attributes
+    ----------
+    ids
+        int64, each once: those of part p are ``ids[offsets[p]:offsets[p + 1]]``, in the order in which they came.
+    offsets
+        int64, one more than parts.
+    inverse
+        int64: which of them each id was.
+    """
+
+    ids: Array
+    offsets: Array
+    inverse: Array
+
+    @property
+    def size(self) -> int:
+        """How many different ids there are."""
+        return int(self.ids.size)
+
+
+def group(ids: Array, part_of_bucket: Array, num_parts: int, seed: int) -> Grouped:
+    """Return the different ids of some, grouped by part.
+
+    Parameters
+    ----------
+    ids
+        int64, of one dimension.
+    part_of_bucket
+        int64: the part that each bucket belongs to.
+    num_parts
+        How many there are.
+    seed
+        Of the buckets.
+    """
+    num = ids.size
+    hashes = mixed(ids, seed)
+    table = np.zeros(1 << max(4, (2 * num - 1).bit_length()), np.int64)
+    firsts, parts, inverse = np.empty(num, np.int64), np.empty(num, np.int64), np.empty(num, np.int64)
+    different = kernel(loops.group)(
+        hashes, ids, part_of_bucket, np.uint64(64 - BUCKET_BITS), table, firsts, parts, inverse
+    )
+    found, offsets, numbers = np.empty(different, np.int64), np.zeros(num_parts + 1, np.int64), table[:different]
+    kernel(loops.order)(firsts[:different], parts[:different], inverse, offsets, numbers, found)
+    return Grouped(found, offsets, inverse)
+
+
+def summed(grads: Array, inverse: Array, size: int) -> Array:
+    """Return the sum of the gradients of each number, float32 ``(size, dim)``, added in the order in which they come.
+
+    Parameters
+    ----------
+    grads
+        float32 ``(n, dim)``; rows may lie apart.
+    inverse
+        int64: the number that each row is of; each number occurs.
+    size
+        How many numbers there are.
+    """
+    out = np.empty((size, grads.shape[1]), np.float32)
+    kernel(loops.add)(grads, inverse, np.zeros(size, np.uint8), out)
+    return out
+
+
+def spread(rows: Array, first: int, inverse: Array, out: Array) -> None:
+    """Write row ``inverse[i] - first`` to ``out[i]``, for all i where there is one.
+
+    Parameters
+    ----------
+    rows
+        float32 ``(k, dim)``, contiguous: of the numbers from ``first`` on.
+    first
+        The number of the first row.
+    inverse
+        int64, as of `group`.
+    out
+        float32 ``(n, dim)``, contiguous; other rows are left as they are.
+    """
+    kernel(loops.spread)(rows, first, inverse, out)
+
+
+def merged(parts: Sequence[tuple[Array, Array, int]], total: int, dim: int) -> tuple[Array, Array]:
+    """Return the ids of several contributions, ascending, and the weighted sum of their rows divided by a total.
+
+    Added in double precision in the order of the parts, so the same parts make the same bits, and the mean of finite
+    gradients is finite.
+
+    Parameters
+    ----------
+    parts
+        Different ids, their rows float32 ``(n, dim)``, and how often these count.
+    total
+        What sums are divided by.
+    dim
+        Elements of a row.
+    """
+    ids, inverse = np.unique(
+        np.concatenate([np.empty(0, np.int64), *(ids for ids, _, _ in parts)]), return_inverse=True
+    )
+    sums, at = np.zeros((ids.size, dim), np.float64), 0
+    for own, rows, weight in parts:
+        kernel(loops.accumulate)(rows, inverse[at : at + own.size].astype(np.int64, copy=False), float(weight), sums)
+        at += own.size
+    sums /= max(1, total)
+    return ids, sums.astype(np.float32)
