@@ -234,8 +234,8 @@ def test_equations_of_one_name_but_different_code_do_not_share_a_compiled_loop()
 
 def test_rules_that_differ_in_numbers_only_share_a_compiled_loop() -> None:
     first, second = (rule_of(optim.adam(rate, b1=rate, clip_value=rate)) for rate in (0.1, 0.2))
-    assert kernels._Equation(first) == kernels._Equation(second)
-    assert kernels._Equation(first) != kernels._Equation(rule_of(optim.adam()))
+    assert kernels.Equation(first) == kernels.Equation(second)
+    assert kernels.Equation(first) != kernels.Equation(rule_of(optim.adam()))
 
 
 def test_without_a_directory_for_compiled_loops_they_are_compiled_all_the_same(monkeypatch) -> None:
@@ -256,7 +256,7 @@ from zmqps.optim import kernels
 (rule,), _ = optim.adam(clip_value=1.0).rules(["w"])
 optim.warm_up(rule, "float32", "numba")
 from numpy import dtype
-loop = kernels._compiled(kernels._Equation(rule), dtype("float32"), 2, 1, 7)
+loop = kernels._compiled(kernels.Equation(rule), dtype("float32"), 2, 1, 7)
 print(sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_misses.values()))
 """
 

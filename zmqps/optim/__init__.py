@@ -33,6 +33,7 @@ from .nesterov import nesterov
 from .options import flag, number
 from .rates import rates_of
 from .rmsprop import rmsprop
+from .rowwise_adagrad import rowwise_adagrad
 from .scaling import scale_linearly
 from .schedules import Schedule, constant, linear_warmup
 from .sgd import sgd
@@ -69,6 +70,7 @@ __all__ = [
     "polynomial_decay",
     "rates_of",
     "rmsprop",
+    "rowwise_adagrad",
     "scale_linearly",
     "sgd",
     "step_decay",

@@ -90,6 +90,24 @@ class Rule(ABC):
         return (0.0,) * len(self.slots)
 
     @property
+    def row_slots(self) -> tuple[str, ...]:
+        """Names of the state that a row of a table has one number of; a rule that has some is for tables alone."""
+        return ()
+
+    @property
+    def row_slot_fill(self) -> tuple[float, ...]:
+        """Value each of these starts with."""
+        return (0.0,) * len(self.row_slots)
+
+    def row_equation(self, xp: Any) -> Callable[..., Any]:
+        """Return ``row_update(mean_square, row_slot, *scalars) -> row_slot``, for a rule with one of `row_slots`.
+
+        ``mean_square`` is the mean of the squares of a row's gradient. `equation` is then
+        ``update(w, g, row_slot, *scalars) -> (w,)``, with the row slot after that.
+        """
+        raise NotImplementedError
+
+    @property
     def decouples(self) -> bool:
         """Whether its own equation applies weight decay; if not, that is a part of the gradient (L2)."""
         return False

@@ -163,7 +163,7 @@ class NumbaKernel(Kernel):
         loop = self._loops.get(w.dtype)
         if loop is None:
             counts = len(slots), len(gradient_scalars), len(scalars)
-            loop = self._loops[w.dtype] = _compiled(_Equation(self.rule), w.dtype, *counts)
+            loop = self._loops[w.dtype] = _compiled(Equation(self.rule), w.dtype, *counts)
         loop(w, g, out, *slots, gradient_scalars, scalars)
 
 
@@ -209,6 +209,11 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwis
     OptimizerError
         The backend is unknown, or the rule has more than `MOST_SLOTS` slots.
     """
+    if rule.row_slots:
+        raise OptimizerError(
+            f"optimizer {rule.name!r} keeps one number a row, so it is for tables of rows; for dense parameters use "
+            "another, say adagrad"
+        )
     if len(rule.slots) > MOST_SLOTS:
         raise OptimizerError(f"optimizer {rule.name!r} has {len(rule.slots)} slots; at most {MOST_SLOTS} are supported")
     match backend:
@@ -257,35 +262,35 @@ def warm_up(
     all_finite(g, backend, xp)
 
 
-class _Equation:
+class Equation:
     """A rule's equation for numba; equal to another when they compile to the same code."""
 
     def __init__(self, rule: Rule) -> None:
         self.update = rule.equation(np)
         self.gradient = rule.gradient(np)
-        digest = hashlib.sha256(repr((_identity(self.update), _identity(self.gradient))).encode()).hexdigest()[:16]
+        digest = hashlib.sha256(repr((identity(self.update), identity(self.gradient))).encode()).hexdigest()[:16]
         self.name = f"{rule.name}_{digest}"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Equation) and self.name == other.name
+        return isinstance(other, Equation) and self.name == other.name
 
     def __hash__(self) -> int:
         return hash(self.name)
 
 
-def _identity(function: Any) -> object:
+def identity(function: Any) -> object:
     """Return what decides the code numba makes of a function, with a `repr` that is the same in every process."""
     if isinstance(function, FunctionType):
         captured = [*(function.__defaults__ or ()), *(cell.cell_contents for cell in function.__closure__ or ())]
-        return _identity(function.__code__), [_identity(value) for value in captured]
+        return identity(function.__code__), [identity(value) for value in captured]
     if isinstance(function, CodeType):
-        return function.co_code, function.co_names, function.co_varnames, [_identity(c) for c in function.co_consts]
+        return function.co_code, function.co_names, function.co_varnames, [identity(c) for c in function.co_consts]
     return getattr(function, "__name__", None) or repr(function)
 
 
 @lru_cache(maxsize=256)  # far more than a job has rules; the limit is for a server that lives through many jobs
 def _compiled(
-    equation: _Equation, dtype: np.dtype[Any], num_slots: int, num_gradient_scalars: int, num_scalars: int
+    equation: Equation, dtype: np.dtype[Any], num_slots: int, num_gradient_scalars: int, num_scalars: int
 ) -> Callable[..., None]:
     """Return the loop over arrays of `dtype` with that equation inside."""
     import numba
@@ -303,9 +308,9 @@ def _compiled(
     )
     inner = {"update": equation.update, "gradient": equation.gradient}
     for role, function in inner.items():
-        inner[role] = numba.njit(error_model="numpy")(_renamed(function, f"{role}_{equation.name}"))
+        inner[role] = numba.njit(error_model="numpy")(renamed(function, f"{role}_{equation.name}"))
     try:
-        return compiled(_renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **inner), signature)
+        return compiled(renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **inner), signature)
     except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
         raise OptimizerError(
             f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "
@@ -326,7 +331,7 @@ def _finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[An
     return compiled(loops.finite, types.boolean(received, bits)), integers, exponent
 
 
-def _renamed(function: Any, name: str, **names: Any) -> FunctionType:
+def renamed(function: Any, name: str, **names: Any) -> FunctionType:
     """Return a copy of a function under another name, with more global names."""
     copy = FunctionType(
         function.__code__, function.__globals__ | names, name, function.__defaults__, function.__closure__

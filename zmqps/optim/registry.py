@@ -24,6 +24,7 @@ BUILTIN = {
     "momentum": "Momentum",
     "nesterov": "Nesterov",
     "rmsprop": "RMSProp",
+    "rowwise_adagrad": "RowwiseAdagrad",
     "sgd": "SGD",
 }
 
