@@ -115,6 +115,7 @@ EXCEPTIONS = {
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
     "zmqps/jit.py": {"numba"},
+    "zmqps/optim/rows.py": {"numba"},
     "zmqps/rows/kernels.py": {"numba"},
     "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/optim/registry.py": {"importlib"},  # an optimizer's module by its name; a user's by its entry point
@@ -141,7 +142,10 @@ ONLY_IN = {
         "zmqps/net/curve.py",
         "zmqps/net/refusals.py",
     },
-    "numba": {"zmqps/optim/kernels.py", "zmqps/codecs/kernels.py", "zmqps/rows/kernels.py", "zmqps/jit.py"},
+    "numba": {
+        *("zmqps/optim/kernels.py", "zmqps/optim/rows.py", "zmqps/codecs/kernels.py", "zmqps/rows/kernels.py"),
+        "zmqps/jit.py",
+    },
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
     "jax": {"zmqps/jax.py", "zmqps/keras.py", "zmqps/client/pytrees.py"},

@@ -1,6 +1,6 @@
 """The one way zmqps compiles a loop: for one signature, without the interpreter lock, kept on disk.
 
-Only `zmqps.optim.kernels`, `zmqps.codecs.kernels` and `zmqps.rows.kernels` use it. Numba is imported on the first call, so that
+Only modules named ``kernels`` use it, and `zmqps.optim.rows`. Numba is imported on the first call, so that
 importing zmqps stays quick and a process that never computes never pays for it.
 """
 
