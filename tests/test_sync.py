@@ -355,6 +355,9 @@ def test_nobody_reads_further_ahead_of_the_slowest_than_allowed() -> None:
                 worker.push(one, timeout=PATIENCE)
 
         team.all(train)
+        team.all(
+            lambda worker: worker.pull(timeout=PATIENCE)
+        )  # which waits until the coordinator knows of its last step
         found = cluster.status()["jobs"]["default"]["steps"]
         assert found | {"bound": bound, "slowest": steps} == found
         assert (fast.pull(timeout=PATIENCE)["w"] == -3 * steps).all()

@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zmqps import aio, checkpoint, codecs, data, errors, keys, local, optim, pipeline, stale
+    from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
     from zmqps.client.requests import Params
+    from zmqps.client.tables import Table, TableOptions, TableStatistics, table
     from zmqps.core.worker.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
@@ -23,6 +24,9 @@ __all__ = [
     "Params",
     "Rollback",
     "Statistics",
+    "Table",
+    "TableOptions",
+    "TableStatistics",
     "Worker",
     "__version__",
     "aio",
@@ -32,12 +36,14 @@ __all__ = [
     "data",
     "drain_on",
     "errors",
+    "initial",
     "keys",
     "load",
     "local",
     "optim",
     "pipeline",
     "stale",
+    "table",
 ]
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
@@ -47,10 +53,14 @@ _HOMES = {
     "Params": "zmqps.client.requests",
     "Rollback": "zmqps.core.worker.rollbacks",
     "Statistics": "zmqps.core.worker.statistics",
+    "Table": "zmqps.client.tables",
+    "TableOptions": "zmqps.client.tables",
+    "TableStatistics": "zmqps.client.tables",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
+    "table": "zmqps.client.tables",
 }
 _MODULES = (
     "aio",
@@ -58,6 +68,7 @@ _MODULES = (
     "codecs",
     "data",
     "errors",
+    "initial",
     "jax",
     "keras",
     "keys",

@@ -13,6 +13,7 @@ from zmqps import checks
 from zmqps.client.draining import drain_on as drain_on
 from zmqps.client.naming import check_groups
 from zmqps.client.pusher import Pusher
+from zmqps.client.tables import TableOptions, specs_of
 from zmqps.client.tensors import describe
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
@@ -23,7 +24,7 @@ from zmqps.core.protocol.terms import MOST_RATES, UNCHANGED
 from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Checkpoint, Init, SaveJob, SetRates
 from zmqps.errors import ConfigurationError
-from zmqps.optim import OptimizerSpec, rates_of
+from zmqps.optim import OptimizerSpec, rates_of, sgd
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"
@@ -53,7 +54,8 @@ class Worker(Pusher):
         self,
         params: Mapping[str, Any],
         *,
-        optimizer: OptimizerSpec,
+        optimizer: OptimizerSpec | None = None,
+        tables: Mapping[str, TableOptions] | None = None,
         buffers: Mapping[str, Any] | None = None,
         staleness: int | None = None,
         nonfinite: str = "reject",
@@ -79,8 +81,11 @@ class Worker(Pusher):
             Initial values: float32, float64, or float16 and bfloat16 which the servers keep and
             send in float32. Anything with ``__array__``, DLPack or the buffer protocol; on a GPU
             anything with DLPack or ``__cuda_array_interface__``, say tensors of PyTorch (needs CuPy).
+            May be empty where there are ``tables``.
         optimizer : OptimizerSpec
-            From `zmqps.optim`.
+            From `zmqps.optim`; may be left out where ``params`` is empty.
+        tables : mapping of str to TableOptions, optional
+            Sparse tables by name, from `zmqps.table`; each has its own optimizer. `table` returns the way to one.
         buffers : mapping of str to array, optional
             What belongs to the model and is not trained, say statistics of BatchNorm, counters or tables: of any
             floating dtype, whole numbers or flags. There are no gradients of it; `set` and `average` write it, pulls
@@ -131,6 +136,7 @@ class Worker(Pusher):
         self.init_async(
             params,
             optimizer=optimizer,
+            tables=tables,
             buffers=buffers,
             staleness=staleness,
             nonfinite=nonfinite,
@@ -149,7 +155,8 @@ class Worker(Pusher):
         self,
         params: Mapping[str, Any],
         *,
-        optimizer: OptimizerSpec,
+        optimizer: OptimizerSpec | None = None,
+        tables: Mapping[str, TableOptions] | None = None,
         buffers: Mapping[str, Any] | None = None,
         staleness: int | None = None,
         nonfinite: str = "reject",
@@ -164,6 +171,9 @@ class Worker(Pusher):
         timeout: float | None = None,
     ) -> Future[None]:
         """`init`, as a future."""
+        specs = specs_of(tables)
+        if optimizer is None and specs and not params:
+            optimizer = sgd(1.0)  # of nothing
         if not isinstance(optimizer, OptimizerSpec):
             raise ConfigurationError(f"optimizer comes from zmqps.optim, say adam(1e-3); got {checks.shown(optimizer)}")
         if not isinstance(treatment, Treatment | None):
@@ -176,6 +186,7 @@ class Worker(Pusher):
         set_only, initial = describe({} if buffers is None else buffers, self._handover, buffers=True)
         job = JobSpec(
             parameters=(*parameters, *set_only),
+            tables=specs,
             optimizer=optimizer.to_wire(),
             staleness=staleness,
             nonfinite=nonfinite,

@@ -62,7 +62,9 @@ from zmqps.core.protocol.messages import (
     Promote,
     Promoted,
     Pull,
+    PullRows,
     Push,
+    PushRows,
     Range,
     RatesSet,
     Ready,
@@ -78,6 +80,7 @@ from zmqps.core.protocol.messages import (
     Save,
     Saved,
     Scale,
+    ScanRows,
     SetRates,
     Shutdown,
     Status,
@@ -140,6 +143,7 @@ TO_REACH = {
 }  # fmt: skip
 W, B = np.array([1, -2, 0.5, 0, 3, 4], "<f4"), np.array([0.25, -1], "<f8")
 LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
+IDS = np.array([-1, 1 << 62, 7, 0, 1], "<i8").view("<f4")
 
 MESSAGES: dict[str, Message] = {
     "hello of a worker": Hello("zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=SECRET),
@@ -205,6 +209,12 @@ MESSAGES: dict[str, Message] = {
     "waiting": Waiting(3, "worker 1 (wörker-ß, host, pid 5)"),
     "status request": StatusRequest(1),
     "status": Status(1, {"state": "training", "uptime_s": 1.5, "members": []}),
+    "push of rows that asks for others": PushRows(9, 7, 1, 0, 0, 1, 1, 1, 1, "raw", "raw", (), 2, 41, 2, 3, (IDS, W)),
+    "push of rows for a synchronous step": PushRows(
+        10, 8, 1, 41, 42, 16, 1, 0, 0, "bf16", "raw", (), 2, 41, 3, 0, (IDS[:6], B)
+    ),
+    "pull of rows": PullRows(11, 1, 41, "raw", 2, 5, (IDS,)),
+    "scan of rows": ScanRows(12, 1, 2, 4096, 65536),
     "load": Load(1, 1, ((0, 0, ()),), (W,)),
     "push of a slice": Push(2, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 0, ()),), (W,)),
     "push of ranges in two slices with a reply": Push(

@@ -297,7 +297,7 @@ def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_devi
         blobs = [codec.encode(pair.random(s.slice.index).view(s.value.dtype), seed=7) for s in states]
         parts = [(index, 0, ()) for index in indices]
         for shard in pair.shards:
-            payload = shard.decode(codec, parts, [np.concatenate(blobs)], checked=checked)
+            payload = shard.memory.decode(codec, [np.concatenate(blobs)], shard.sizes(parts), checked=checked)
             shard.push(parts, payload, "worker", checked=checked)
     pair.check()
 
@@ -311,7 +311,7 @@ def test_a_blob_may_hold_some_parameters_of_a_slice(new_device: NewDevice) -> No
     sizes = pair.host.sizes(parts)
     blobs = [codec.encode(pair.rng.standard_normal(size).astype(dtype)) for size, dtype in sizes]
     for shard in pair.shards:
-        shard.push(parts, shard.decode(codec, parts, blobs, checked=True), "worker", checked=True)
+        shard.push(parts, shard.memory.decode(codec, blobs, shard.sizes(parts), checked=True), "worker", checked=True)
     pair.check()
 
 
@@ -322,7 +322,7 @@ def test_a_bad_blob_is_refused_before_anything_changes(spec: str, blob: bytes, n
     pair = Pair(new_device(), job())
     for shard in pair.shards:
         with pytest.raises(ProtocolError):
-            shard.decode(parse(spec), [(0, 0, ())], [blob], checked=True)
+            shard.memory.decode(parse(spec), [blob], shard.sizes([(0, 0, ())]), checked=True)
     pair.check()
 
 
@@ -363,7 +363,7 @@ def test_the_smaller_form_crosses_the_bus(spec: str) -> None:
     state, before = pair.host.slices[0], device.inbound_nbytes
     blob = codec.encode(pair.random(0).view(state.value.dtype))
     for shard in pair.shards:
-        payload = shard.decode(codec, [(0, 0, ())], [blob], checked=True)
+        payload = shard.memory.decode(codec, [blob], shard.sizes([(0, 0, ())]), checked=True)
         shard.push([(0, 0, ())], payload, "worker", checked=True)
     assert device.inbound_nbytes - before == blob.nbytes < state.value.nbytes
     pair.check()

@@ -142,7 +142,7 @@ class ShardLayout:
         ends: list[int] = []  # bytes of data so far
         placed: dict[tuple[int, int], list[Extent]] = {}
         # wide elements first, so that each array is aligned to its own
-        tables = sorted(enumerate(keyspace.tables), key=lambda entry: -entry[1].dtype.itemsize)
+        tables = sorted(enumerate(keyspace.dense), key=lambda entry: -entry[1].dtype.itemsize)
         for number, table in tables:
             cuts = placement.cuts[number]
             parts = list(keyspace.segments(number, cuts[index], cuts[index + 1]))

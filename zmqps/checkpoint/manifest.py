@@ -183,7 +183,7 @@ class Manifest:
             if body["kind"] not in (CONSISTENT, PER_SLICE):
                 raise ValueError("it has no usable kind")
             job = JobSpec.from_wire(body["job"])
-            placement = Placement.from_wire(KeySpace(job.parameters), body["placement"])
+            placement = Placement.from_wire(KeySpace.of(job), body["placement"])
             shards = tuple(tuple(map(FileFact.from_wire, shard)) for shard in body["shards"])
             if len(shards) != placement.num_shards or not all(shards):
                 raise ValueError(f"it has {len(shards)} shards and should have {placement.num_shards}")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Facts = Mapping[str, Any]
 
 PIPE_WIDTH = 200
+#: What servers count of each sparse table, before its name.
+SPARSE_COUNTERS = "rows", "rows_refused", "rows_expired"
 COLOURS = {Verdict.GOOD: "green", Verdict.WARNING: "yellow", Verdict.WRONG: "bold red"}
 
 
@@ -46,6 +48,8 @@ def status_view(status: Facts) -> RenderableType:
     for name, run in status["jobs"].items():
         if rows := run["job"].get("placement"):
             parts.append(placement_table(rows, f"placement of {name}"))
+        if (held := sparse_table(run["servers"], f"sparse tables of {name}")) is not None:
+            parts.append(held)
     return Group(*parts)
 
 
@@ -70,13 +74,25 @@ def jobs_table(jobs: Mapping[str, Facts], ended: Sequence[Facts]) -> Table:
 
 def placement_table(rows: Sequence[Facts], title: str = "placement") -> Table:
     """Return which parameters are where, a row a shard."""
-    table = _table(title, "shard", ">bytes", ">share", ">slices", ">parameters", "first", "last")
+    sparse = any("buckets" in row for row in rows)  # of sparse tables
+    columns = "shard", ">bytes", ">share", ">slices", ">parameters", "first", "last"
+    table = _table(title, *columns, *([">buckets"] if sparse else []))
     for row in rows:
         _add(
             table, row["shard"], num_bytes(row["nbytes"]), f"{100 * row['share']:.2f} %", row["slices"],
-            row["parameters"], row["first"], row["last"],
+            row["parameters"], row["first"], row["last"], *([row.get("buckets", 0)] if sparse else []),
         )  # fmt: skip
     return table
+
+
+def sparse_table(servers: Mapping[str, Facts], title: str) -> Table | None:
+    """Return what the sparse tables of a job hold, a row a table and server; None: it has none."""
+    table = _table(title, "table", "server", ">rows", ">bytes", ">refused", ">expired")
+    for server, counters in servers.items():
+        for name in [counter.partition(".")[2] for counter in counters if counter.startswith("rows.")]:
+            rows, refused, expired = (f"{_number(counters, f'{of}.{name}'):,}" for of in SPARSE_COUNTERS)
+            _add(table, name, server, rows, num_bytes(_number(counters, f"row_nbytes.{name}")), refused, expired)
+    return table if table.row_count else None
 
 
 def phases_table(summary: Summary) -> Table:

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from zmqps import checks
 from zmqps.core.job.spec import MAX_NAME_CHARS
 from zmqps.errors import OptimizerError, UnknownParameterError, listed
-from zmqps.optim import OptimizerSpec, unused
+from zmqps.optim import OptimizerSpec, make_kernel, unused
+from zmqps.optim.registry import BUILTIN
 
 #: How many of the names that there are an error tells.
 MOST_TOLD = 8
@@ -27,7 +28,9 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
 
 
 def check_groups(optimizer: OptimizerSpec, names: Sequence[str]) -> None:
-    """Raise `OptimizerError` if a group is meant for parameters that there are not."""
+    """Raise `OptimizerError` if a group is meant for parameters that there are not, or the rule is not for any."""
+    if names and optimizer.name in BUILTIN:  # others may be known to servers alone
+        make_kernel(optimizer.rules(names[:1])[0][0])
     if (found := unused(optimizer.groups, names)) is None:
         return
     text, is_pattern = found

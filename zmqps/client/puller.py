@@ -14,6 +14,7 @@ from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.pytrees import register_where_used
 from zmqps.client.requests import Params, Requests
+from zmqps.client.tables import Table
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -137,6 +138,24 @@ class Puller(Connection):
                 self._attach(Init(0.0, job=self._trained), timeout).result()
         assert self._requests is not None
         return self._requests
+
+    def table(self, name: str, *, timeout: float | None = None) -> Table:
+        """Return the way to a sparse table of the job.
+
+        Parameters
+        ----------
+        name : str
+            As ``init(tables={name: …})`` has it.
+        timeout : float, optional
+            Seconds to ask for the job, where `init` was not called.
+
+        Raises
+        ------
+        UnknownParameterError
+            The job has no such table.
+        """
+        self._job(timeout).table(name)
+        return Table(self, name)
 
     def pull(
         self,

@@ -10,6 +10,7 @@ import numpy as np
 from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.naming import check_names
+from zmqps.client.rows import RowRequests
 from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
@@ -84,7 +85,7 @@ class Requests:
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
         self.lie(attached.placement)
         self._tables = Tables()
-        tables = attached.placement.keyspace.tables
+        tables = attached.placement.keyspace.dense
         self._shapes = tuple((table.size, table.dtype) for table in tables)
         places = {
             number: (table, start, start + self.job.parameters[number].size)
@@ -108,6 +109,22 @@ class Requests:
         """Plan transfers for other shards from now on; also from the background thread."""
         plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
         self._planned = placement, plans  # together, for what is planned meanwhile
+        self._tables_of_rows: dict[str, RowRequests] = {}
+
+    def table(self, name: str) -> RowRequests:
+        """Return what makes transfers of a sparse table.
+
+        Raises
+        ------
+        UnknownParameterError
+            There is none of this name.
+        """
+        if name not in self._tables_of_rows:
+            [number] = check_names([name], {table.name: i for i, table in enumerate(self.job.tables)})
+            alone = not self._trained and len(self.job.tables) == 1
+            requests = RowRequests(self.job, self._planned[0], number, self._handover, ends_steps=alone)
+            self._tables_of_rows[name] = requests
+        return self._tables_of_rows[name]
 
     def gradient_buffers(self) -> GradientBuffers:
         """Return the arrays of `zmqps.Worker.gradient_buffers`."""

@@ -62,6 +62,15 @@ def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -
     return _known(name, array, known)
 
 
+def on_host(name: str, value: Any, handover: Handover, known: Mapping[str, str] = STORAGE_DTYPES) -> Array:
+    """Return a value as an array of this host, wherever it lies; errors as `as_array`'s."""
+    if type(value) is np.ndarray and value.dtype.name in known:
+        return value
+    seen = _seen({name: value}, handover, {name: known})
+    array = _known(name, seen[name], known)
+    return array if isinstance(array, np.ndarray) else flatten(seen, handover)[name].reshape(array.shape)
+
+
 def describe(
     params: Mapping[str, Any], handover: Handover, *, buffers: bool = False
 ) -> tuple[tuple[Parameter, ...], list[Array]]:

@@ -43,6 +43,7 @@
     ├── NonFiniteGradientError (ValueError)  NaN or infinity in a gradient; names the culprit
     ├── OptimizerError (ValueError)          no such optimizer, schedule or option
     ├── ServerMemoryError (MemoryError)      a server lacked the memory for a request; it may be tried again
+    ├── TableFullError                       a sparse table has no room for new rows; says how many it has
     ├── VersionError (LookupError)           a version that is not kept any more
     ├── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
     │   └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
@@ -120,6 +121,7 @@ from zmqps.errors.training import (
     ServerMemoryError,
     ShapeError,
     ShardBrokenError,
+    TableFullError,
     UnknownParameterError,
     VersionError,
 )
@@ -174,6 +176,7 @@ __all__ = [
     "ShutdownError",
     "SliceRangeError",
     "StaleEpochError",
+    "TableFullError",
     "UnknownParameterError",
     "UnreachableAddressError",
     "UnresolvedNameError",

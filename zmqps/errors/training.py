@@ -45,6 +45,21 @@ class ShardBrokenError(JobError):
     why: str
 
 
+class TableFullError(PSError):
+    """A sparse table has no room for rows that are new; nothing has changed, and rows that are there can be trained."""
+
+    code = 52
+    text = (
+        "table {table!r} has no room for {new:,} new rows on this server: {num_rows:,} take {nbytes:,} bytes; allow "
+        "more (capacity_nbytes, or memory on the servers' hosts), start more servers, or let rows expire or make way "
+        "(expire_steps, when_full='evict')"
+    )
+    table: str
+    num_rows: int
+    new: int
+    nbytes: int
+
+
 class JobMismatchError(PSError, ValueError):
     """This worker's ``init`` differs from the job the first worker defined."""
 

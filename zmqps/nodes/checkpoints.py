@@ -272,7 +272,7 @@ class CheckpointStore:
     def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
         """Let what was written be the newest checkpoint; remove those beyond `keep`."""
         job = JobSpec.from_wire(manifest["job"])
-        placement = Placement.from_wire(KeySpace(job.parameters), manifest["placement"])
+        placement = Placement.from_wire(KeySpace.of(job), manifest["placement"])
         shards = manifest["shards"]
         lowest = [shard["lowest"] for shard in shards if shard["lowest"] is not None]
         whole = Manifest(

@@ -6,7 +6,8 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from zmqps import checks, codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.wire import data_header_nbytes
@@ -24,6 +26,7 @@ from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.relay import FileRequest
+from zmqps.core.server.rows import capacity_nbytes, make_rows
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
@@ -43,11 +46,14 @@ from zmqps.nodes.host import Rests, available_nbytes
 from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
+from zmqps.optim.rows import RowKernel, kernel_of_table
 from zmqps.trace.record import watch, watch_rules, watched_coding
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
 #: small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7 times.
 IO_THREADS = 2
+#: Tables that have no capacity leave so much of the host's memory free.
+SPARE_NBYTES = 1 << 30
 MAX_IO_THREADS = 64
 KERNELS = ("numba", "numpy")
 #: A spot instance has a minute or two from its notice to its end.
@@ -148,7 +154,7 @@ class CompiledRules:
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use, and the index of each parameter's."""
         rules, kernel_of = self._spec.rules(names, self._workers)
-        self.slot_fill = rules[0].slot_fill
+        self.slot_fill = rules[0].slot_fill if rules else ()
         kernels = [None if rule.frozen else self._kernel(rule) for rule in rules]
         self.allocates = any(kernel.allocates for kernel in kernels if kernel is not None)
         return [kernel and self._threads.over(kernel) for kernel in kernels], kernel_of
@@ -180,6 +186,7 @@ def make_shard(
     memory: Memory | None = None,
     streams: Streams | None = None,
     name: str = "the server",
+    more: Callable[[int], bool] = lambda nbytes: True,
 ) -> Shard:
     """Build a shard, its kernels compiled before the first gradient comes.
 
@@ -197,6 +204,8 @@ def make_shard(
         Of the device it is to live on instead.
     name
         The server's name in errors.
+    more
+        Asks for memory for rows of tables that have no capacity.
 
     Raises
     ------
@@ -205,7 +214,10 @@ def make_shard(
     """
     spec = OptimizerSpec.from_wire(job.optimizer)
     names = [parameter.name for parameter in job.parameters]
-    num_slots, num_workers = len(spec.rules(names)[0][0].slots), max(1, room.num_workers)
+    num_slots, num_workers = (
+        max([len(rule.slots) for rule in spec.rules(names)[0]], default=0),
+        max(1, room.num_workers),
+    )
     device, required = None, 0
     if streams is not None:
         memory = device_memory(streams, placement, index, num_slots, job, num_workers, watched_coding())
@@ -213,12 +225,17 @@ def make_shard(
     else:
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
         needs["values while others are looked at"] = placement.nbytes(index)
+        needs["rows of tables"] = capacity_nbytes(placement, index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
     rules = CompiledRules(spec, config, device, job.num_updating)
-    for dtype in {table.dtype for table in placement.keyspace.tables if not table.buffers}:
+    for dtype in {table.dtype for table in placement.keyspace.dense if not table.buffers}:
         rules.warm_up(names, dtype)
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)
+    rows = make_rows(
+        job, placement, index, partial(row_kernel, config, job), coding=watched_coding(), more=more,
+        available_nbytes=room.available_nbytes, secret=secrets.randbits(64),
+    )  # fmt: skip
     _spare_the_collector()
     return Shard(
         placement,
@@ -231,7 +248,22 @@ def make_shard(
         treatment=make_treatment(job.treatment),
         memory=memory,
         required_nbytes=required,
+        rows=rows,
     )
+
+
+def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec) -> RowKernel:
+    """Return a table's rule, compiled."""
+    counts: Any = spec.step_counts
+    kernels: Any = config.kernels
+    return kernel_of_table(spec.optimizer, spec.name, spec.dim, kernels, counts, job.num_updating)
+
+
+def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int) -> bool:
+    """Whether tables without a capacity may take so much more, beside what is reserved on this server."""
+    if config.memory_nbytes is None:
+        return nbytes + SPARE_NBYTES <= available_nbytes()
+    return nbytes + reserved_nbytes <= config.memory_nbytes
 
 
 @cache
@@ -301,10 +333,13 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         largest_header = max(largest_header, data_header_nbytes(len(placement.slices[index]), segments))
         pace = Rests(REST).paced if room.gently else iter
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add, pace)
-        return make_shard(config, job, placement, index, room, host, streams, identity.name)
+        return make_shard(config, job, placement, index, room, host, streams, identity.name, more)
 
     relay = RelayStorage()
     machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
+
+    def more(nbytes: int) -> bool:
+        return may_grow(config, sum(tenant.reserved_nbytes for tenant in machine.tenants.values()), nbytes)
 
     def largest_nbytes() -> int:
         shards = [tenant.shard for tenant in machine.tenants.values() if tenant.shard is not None]

@@ -20,6 +20,7 @@ from . import row_loops
 from .base import Rule
 from .kernels import MOST_SLOTS, Equation, identity, renamed
 from .schedules import Schedule
+from .spec import OptimizerSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -193,6 +194,36 @@ def make_row_kernel(
             "one number"
         )
     return (NumbaRowKernel if backend == "numba" else RowKernel)(rule, dim, step_counts)
+
+
+def kernel_of_table(
+    optimizer: object,
+    name: str,
+    dim: int,
+    backend: Literal["numpy", "numba"] = "numpy",
+    step_counts: Literal["rows", "table"] = "rows",
+    workers: int = 1,
+) -> RowKernel:
+    """Return the kernel for a table of this name, from the wire form of its optimizer.
+
+    Parameters
+    ----------
+    optimizer : object
+        As `OptimizerSpec.to_wire` returns it.
+    name : str
+        Of the table: groups of the optimizer may match it.
+    dim, backend, step_counts
+        As in `make_row_kernel`.
+    workers : int
+        How many update the table in a step, each alone.
+
+    Raises
+    ------
+    OptimizerError
+        As `make_row_kernel`, or there is no such optimizer.
+    """
+    rules, (which,) = OptimizerSpec.from_wire(optimizer).rules([name], workers)
+    return make_row_kernel(rules[which], dim, backend, step_counts)
 
 
 def _scales(grads: Array, limit: float) -> Array:

@@ -61,7 +61,7 @@ class SavedJob:
         self.manifest = manifest
         self.parts = parts
         self.job = JobSpec.from_wire(manifest["job"])
-        self.placement = Placement.from_wire(KeySpace(self.job.parameters), manifest["placement"])
+        self.placement = Placement.from_wire(KeySpace.of(self.job), manifest["placement"])
         self.versions: set[int] = set()
         self.values = [np.full(p.size, _nothing(p), p.storage_dtype) for p in self.job.parameters]
         self.slots: list[list[Array]] = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.rows import make_rows
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
@@ -18,6 +21,7 @@ from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel
+from zmqps.optim.rows import RowKernel, kernel_of_table
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory
 
@@ -47,7 +51,7 @@ class ReferenceRules:
     def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
         """Return the kernels in use, and the index of each parameter's."""
         rules, kernel_of = self._spec.rules(names, self._workers)
-        self.slot_fill = rules[0].slot_fill
+        self.slot_fill = rules[0].slot_fill if rules else ()
         kernels = [None if rule.frozen else make_kernel(rule) for rule in rules]
         return [kernel and self._scarce(kernel) for kernel in kernels], kernel_of
 
@@ -147,11 +151,18 @@ class Training:
         return Shard(
             placement, index, rules, reject_nonfinite=job.nonfinite == "reject", synchronous=job.mode == "sync",
             retain=job.retain, treatment=make_treatment(job.treatment), memory=memory,
+            rows=make_rows(job, placement, index, partial(row_rule, job), available_nbytes=1 << 20),
         )  # fmt: skip
 
     def run_s(self, rng: Random) -> float:
         """Return how long building a shard takes."""
         return rng.uniform(0.0, 0.5)
+
+
+def row_rule(job: JobSpec, table: TableSpec) -> RowKernel:
+    """Return a table's rule in plain numpy."""
+    counts: Any = table.step_counts
+    return kernel_of_table(table.optimizer, table.name, table.dim, "numpy", counts, job.num_updating)
 
 
 def tenant_of(node: Node, job: str = DEFAULT) -> Tenant | None:

@@ -36,10 +36,13 @@ MAX_LABELLED = 4096
 #: What a process does with a message: role -> name of the message -> phase.
 HANDLING = {
     "worker": {"Values": "land", "Ack": "land"},
-    "server": {"Push": "serve", "Pull": "serve", "Load": "serve", "Commit": "commit"},
+    "server": {
+        **dict.fromkeys(("Push", "Pull", "Load", "PushRows", "PullRows", "ScanRows"), "serve"),
+        "Commit": "commit",
+    },
 }
 SENDING = {
-    "worker": {"Push": "send", "Pull": "send", "Load": "send"},
+    "worker": dict.fromkeys(("Push", "Pull", "Load", "PushRows", "PullRows", "ScanRows"), "send"),
     "server": {"Values": "reply", "Ack": "reply"},
 }
 

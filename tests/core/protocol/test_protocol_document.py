@@ -45,7 +45,12 @@ def test_every_entry_of_a_job_is_there() -> None:
         .partition("In the other")[0]
     )
     cells = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
-    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == {"parameters", "optimizer", *OPTIONS}
+    assert {name for cell in cells for name in re.findall(r"`(\w+)`", cell)} == {
+        "parameters",
+        "optimizer",
+        "tables",
+        *OPTIONS,
+    }
 
 
 def test_every_type_of_a_field_is_explained() -> None:

@@ -122,7 +122,9 @@ class Pair:
         attempt = self.attempts
 
         def do(shard: Shard) -> Any:
-            taken: Any = payload if found is None else shard.decode(found, parts, payload, checked=True)
+            taken: Any = (
+                payload if found is None else shard.memory.decode(found, payload, shard.sizes(parts), checked=True)
+            )
             if shard.steps is None:
                 return shard.push(parts, taken, "w", checked=True, puller=A)
             worker = (A, B, C)[seed % 3]

@@ -211,8 +211,8 @@ class Scales:
             raise self._error(servers, why, f"ask for {self._replicas + 1} at least")
         for run in self._runs.values():
             job = run.startup.job
-            if job is not None and not job.may_move:
-                why = f"shards of job {run.name!r} cannot move, for its treatment needs what each worker has read"
+            if job is not None and job.stays_because:
+                why = f"shards of job {run.name!r} cannot move, for {job.stays_because}"
                 raise self._error(servers, why, "wait until that job has ended")
         if staying < servers:
             raise self._too_few(servers)

@@ -16,7 +16,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Assign, Init, Job
-from zmqps.errors import LimitError, PSError, counted
+from zmqps.errors import ConfigurationError, LimitError, PSError, counted
 
 
 class Beginning(NamedTuple):
@@ -149,6 +149,11 @@ class Startup:
         if message.job:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
+            if job.tables and self._replicas:
+                raise ConfigurationError(
+                    f"sparse tables have no backups, and this cluster was started with {self._replicas} of each shard: "
+                    "leave out --replicas"
+                )
             if self.job is not None:
                 self.job.check_same(job, self.owner)
             elif resumption is not None:
@@ -181,7 +186,7 @@ class Startup:
         """Place the job as soon as all servers have joined."""
         if self.job is None or self.placement is not None or len(servers) < self.num_servers:
             return []
-        self.placement = Placement.balance(KeySpace(self.job.parameters), self.num_servers, self._slice_nbytes)
+        self.placement = Placement.balance(KeySpace.of(self.job), self.num_servers, self._slice_nbytes)
         self._rows = self.placement.rows()
         self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
         self.epoch = self.copies.place(servers[: self.num_servers], self._replicas)
@@ -352,7 +357,7 @@ class Startup:
         self.resumption = None if resumption is None else Resumption.restored(resumption)
         self.job = JobSpec.from_wire(wire)
         if cuts is not None:
-            self.placement = Placement.from_wire(KeySpace(self.job.parameters), cuts)
+            self.placement = Placement.from_wire(KeySpace.of(self.job), cuts)
             self._rows = self.placement.rows()
             self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
         self.ready, built, loaded, waiting, loader, told = start
@@ -457,7 +462,7 @@ class Startup:
             "treatment": self.job.treatment,
             "optimizer": dict(self.job.optimizer),
             "owner": self.owner,
-            "nbytes": self.placement.keyspace.nbytes if self.placement else KeySpace(self.job.parameters).nbytes,
+            "nbytes": self.placement.keyspace.nbytes if self.placement else KeySpace.of(self.job).nbytes,
             "placement": self._rows,
             "ready": self.ready,
         }

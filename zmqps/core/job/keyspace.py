@@ -1,7 +1,8 @@
 """The flat key space of a job, its placement over shards, and the slices messages carry.
 
 All parameters of one storage dtype lie one after the other in a *table*, a flat array of
-elements ``[0, N)``; buffers, which are not trained, lie in tables of their own. S+1 *cuts* a table
+elements ``[0, N)``; buffers, which are not trained, lie in tables of their own. A *sparse* table has
+buckets instead of elements, to which rows belong by a hash of their ids. S+1 *cuts* a table
 give each of S shards a key range of it. A shard's ranges are divided into *slices* of
 ``slice_nbytes`` (the last of a range is shorter), numbered over its tables. A message addresses a
 slice, or ranges inside one, so what crosses the network and what one update kernel sees is a
@@ -20,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.job.spec import Parameter
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.errors import ProtocolError
 
 #: Measured from 1 to 8 MiB on one host: halving it costs a tenth more processor time a step, doubling
@@ -32,28 +34,36 @@ SPLIT_NBYTES = 64 << 10
 #: Cuts inside a large parameter fall between rows of its first dimension, so that every shard holds blocks that others
 #: can read from a checkpoint; where rows are larger than this part of a shard, between rows of the next dimension.
 CUT_SHARE = 1 / 128
+#: Of the values of sparse tables.
+ROW_DTYPE: np.dtype[Any] = np.dtype("<f4")
 #: Cuts inside a row fall on cache lines, so that arenas copy and vectorise aligned.
 CUT_ALIGNMENT_NBYTES = 64
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """The parameters of one storage dtype, or the buffers, one after the other."""
 
     dtype: np.dtype[Any]
-    parameters: tuple[int, ...]  # indices into the job's parameters, in order
+    parameters: tuple[int, ...] = ()  # indices into the job's parameters, in order
     offsets: tuple[int, ...]  # len(parameters) + 1 element offsets
     buffers: bool = False  # not trained, only set
+    rows: TableSpec | None = None  # of a sparse table
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements; of a sparse table, of buckets."""
         return self.offsets[-1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element; 0 of a bucket, of which nobody knows how many rows it will have."""
+        return 0 if self.rows is not None else self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.size * self.dtype.itemsize
+        return self.size * self.itemsize
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """A contiguous stretch of a table on one shard: what one message carries."""
+    """A contiguous stretch of a table on one shard: what one message carries; of a sparse table, its buckets there."""
 
     shard: int
     index: int  # number within the shard
@@ -85,17 +95,38 @@ class Slice:
 
 
 class KeySpace:
-    """Where each parameter lies in the flat tables."""
+    """Where each parameter lies in the flat tables.
 
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
+    Parameters
+    ----------
+    parameters
+        In their order.
+    sparse
+        The sparse tables, which come after those of the parameters.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], sparse: Sequence[TableSpec] = ()) -> None:
         self.parameters = tuple(parameters)
         self.index = {p.name: i for i, p in enumerate(self.parameters)}
         tables = []
         for kind in dict.fromkeys(_kind(p) for p in self.parameters):
             members = tuple(i for i, p in enumerate(self.parameters) if _kind(p) == kind)
             offsets = tuple(accumulate((self.parameters[i].size for i in members), initial=0))
-            tables.append(Table(kind[0].newbyteorder("<"), members, offsets, buffers=kind[1]))
+            tables.append(Table(dtype=kind[0].newbyteorder("<"), parameters=members, offsets=offsets, buffers=kind[1]))
+        self.num_dense = len(tables)
+        self.sparse = tuple(sparse)
+        tables += [Table(dtype=ROW_DTYPE, offsets=(0, NUM_BUCKETS), rows=spec) for spec in self.sparse]
         self.tables = tuple(tables)
+
+    @classmethod
+    def of(cls, job: JobSpec) -> KeySpace:
+        """Return that of a job."""
+        return cls(job.parameters, job.tables)
+
+    @property
+    def dense(self) -> tuple[Table, ...]:
+        """The tables of parameters."""
+        return self.tables[: self.num_dense]
 
     @property
     def nbytes(self) -> int:
@@ -151,12 +182,29 @@ class Placement:
 
     @cached_property
     def slices(self) -> tuple[tuple[Slice, ...], ...]:
-        """The slices of every shard, in order."""
+        """The slices of every shard, in order; those of parameters."""
         return tuple(tuple(self._slices(shard)) for shard in range(self.num_shards))
+
+    @cached_property
+    def row_slices(self) -> tuple[tuple[Slice, ...], ...]:
+        """The buckets that every shard has of the sparse tables; they are numbered after its other slices."""
+        return tuple(tuple(self._row_slices(shard)) for shard in range(self.num_shards))
+
+    def num_slices(self, shard: int) -> int:
+        """Return how many slices of either kind a shard has."""
+        return len(self.slices[shard]) + len(self.row_slices[shard])
+
+    def _row_slices(self, shard: int) -> Iterator[Slice]:
+        index = len(self.slices[shard])
+        for number in range(self.keyspace.num_dense, len(self.keyspace.tables)):
+            start, stop = self.cuts[number][shard : shard + 2]
+            if start < stop:
+                yield Slice(shard=shard, index=index, table=number, start=start, stop=stop, segments=())
+                index += 1
 
     def _slices(self, shard: int) -> Iterator[Slice]:
         index = 0
-        for number, (table, cuts) in enumerate(zip(self.keyspace.tables, self.cuts, strict=True)):
+        for number, (table, cuts) in enumerate(zip(self.keyspace.dense, self.cuts, strict=False)):
             step = max(1, self.slice_nbytes // table.dtype.itemsize)
             for start in range(cuts[shard], cuts[shard + 1], step):
                 stop = min(start + step, cuts[shard + 1])
@@ -170,7 +218,11 @@ class Placement:
     def nbytes(self, shard: int) -> int:
         """Bytes of values on a shard."""
         tables = zip(self.keyspace.tables, self.cuts, strict=True)
-        return sum((cuts[shard + 1] - cuts[shard]) * table.dtype.itemsize for table, cuts in tables)
+        return sum((cuts[shard + 1] - cuts[shard]) * table.itemsize for table, cuts in tables)
+
+    def buckets(self, shard: int) -> int:
+        """Return how many buckets of the sparse tables a shard has, of `NUM_BUCKETS` each."""
+        return sum(slice_.stop - slice_.start for slice_ in self.row_slices[shard])
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a shard for a table of the placement: bytes, share, slices, first and last parameter."""
@@ -188,6 +240,7 @@ class Placement:
                     "parameters": len(set(names)),
                     "first": names[0] if names else "",
                     "last": names[-1] if names else "",
+                    **({"buckets": self.buckets(shard)} if self.keyspace.sparse else {}),
                 }
             )
         return rows
@@ -220,6 +273,8 @@ def _kind(parameter: Parameter) -> tuple[np.dtype[Any], bool]:
 def _cut(keyspace: KeySpace, table: Table, shard: int, num_shards: int) -> int:
     """Return where a table is cut before a shard: near its share of the bytes, and in no awkward place."""
     ideal = shard * table.size // num_shards
+    if table.rows is not None:
+        return ideal
     i = bisect_right(table.offsets, ideal) - 1
     if i >= len(table.parameters):
         return table.size

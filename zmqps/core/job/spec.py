@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
+from zmqps.core.job.tables import MAX_TABLES, TableSpec
 from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError
@@ -27,6 +28,8 @@ MAX_PARAMETERS = 200_000
 MAX_COUNT = (1 << 63) - 1
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
+#: Rows of sparse tables are on one server each; they are neither moved nor saved.
+ROWS_STAY = "its sparse tables stay where they are"
 NONFINITE_POLICIES = ("reject", "allow")
 STRAGGLER_POLICIES = ("wait", "continue", "fail")
 #: Old versions that a job may keep readable; each is another copy of the model.
@@ -89,6 +92,8 @@ class JobSpec:
         Synchronous: refuse what would make the result depend on who comes first.
     workers
         How many workers the job expects; None: as many as the cluster expects of a job.
+    tables
+        Its sparse tables.
     """
 
     parameters: tuple[Parameter, ...]
@@ -103,10 +108,11 @@ class JobSpec:
     treatment: Mapping[str, Any] | None = None
     deterministic: bool = False
     workers: int | None = None
+    tables: tuple[TableSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        if all(parameter.buffer for parameter in self.parameters):
-            raise ConfigurationError("a job needs at least one parameter")
+        if all(parameter.buffer for parameter in self.parameters) and not self.tables:
+            raise ConfigurationError("a job needs at least one parameter, or a table")
         if len(self.parameters) > MAX_PARAMETERS:
             raise ConfigurationError(f"a job has at most {MAX_PARAMETERS} parameters, not {len(self.parameters)}")
         seen = set()
@@ -139,6 +145,21 @@ class JobSpec:
             raise ConfigurationError("treatment is for stale gradients, which synchronous training does not have")
         if self.deterministic:
             self._check_deterministic()
+        if self.tables:
+            self._check_tables()
+
+    def _check_tables(self) -> None:
+        """Raise `ConfigurationError` where tables do not go together, or with the rest."""
+        if len(self.tables) > MAX_TABLES:
+            raise ConfigurationError(f"a job has at most {MAX_TABLES} tables, not {len(self.tables)}")
+        names = [parameter.name for parameter in self.parameters] + [table.name for table in self.tables]
+        if len(set(names)) < len(names):
+            twice = next(name for number, name in enumerate(names) if name in names[:number])
+            raise ConfigurationError(f"two parameters or tables are named {twice!r}")
+        if self.retain:
+            raise ConfigurationError("older versions of tables are not kept: leave out retain, or the tables")
+        if self.treatment is not None:
+            raise ConfigurationError("gradients of tables are applied as they are: leave out treatment, or the tables")
 
     def _check_deterministic(self) -> None:
         """Raise where the contributors of a step would depend on who comes first."""
@@ -155,10 +176,12 @@ class JobSpec:
             )
 
     @property
-    def may_move(self) -> bool:
-        """Whether its shards may: what each worker has read is known to a primary alone."""
+    def stays_because(self) -> str:
+        """Why its shards may not be cut anew; empty: they may."""
         treatment = make_treatment(self.treatment)
-        return treatment is None or not treatment.needs_read
+        if treatment is not None and treatment.needs_read:
+            return "its treatment needs what each worker has read"  # which is known to a primary alone
+        return ROWS_STAY if self.tables else ""
 
     def check_startable(self, num_workers: int | None) -> None:
         """Raise `ConfigurationError` unless the job can be trained by so many workers (None: whoever comes)."""
@@ -205,6 +228,7 @@ class JobSpec:
             "parameters": [parameter.to_wire() for parameter in self.parameters],
             "optimizer": dict(self.optimizer),
             **{name: getattr(self, name) for name in OPTIONS},
+            **({"tables": [table.to_wire() for table in self.tables]} if self.tables else {}),
         }
 
     @classmethod
@@ -218,17 +242,22 @@ class JobSpec:
         ConfigurationError, DtypeError
             It is, but the job it describes cannot be trained.
         """
-        if set(wire) != {"parameters", "optimizer", *OPTIONS}:
+        if set(wire) - {"tables"} != {"parameters", "optimizer", *OPTIONS}:
             known = ", ".join(("parameters", "optimizer", *OPTIONS))
             raise ProtocolError(f"a job has {known}, not {sorted(wire)[:8]}")
-        entries, optimizer = wire["parameters"], wire["optimizer"]
-        if type(entries) is not list or type(optimizer) is not dict:
-            raise ProtocolError("a job's parameters are a list and its optimizer a map")
+        entries, optimizer, tables = wire["parameters"], wire["optimizer"], wire.get("tables", [])
+        if type(entries) is not list or type(optimizer) is not dict or type(tables) is not list:
+            raise ProtocolError("a job's parameters and tables are lists, and its optimizer a map")
         for name, types in OPTIONS.items():
             if type(wire[name]) not in types:
                 raise ProtocolError(f"a job's {name} is {' or '.join(t.__name__ for t in types)}")
         options = {name: wire[name] for name in OPTIONS}
-        return cls(parameters=tuple(_parameter(entry) for entry in entries), optimizer=optimizer, **options)
+        return cls(
+            parameters=tuple(_parameter(entry) for entry in entries),
+            optimizer=optimizer,
+            tables=tuple(TableSpec.from_wire(entry) for entry in tables),
+            **options,
+        )
 
     def is_same(self, other: JobSpec) -> bool:
         """Whether `check_same` would pass."""
@@ -251,6 +280,17 @@ class JobSpec:
                     what=f"parameter {name!r}",
                     ours=worker[name].describe() if name in worker else "no such parameter",
                     theirs=job[name].describe() if name in job else "no such parameter",
+                    owner=owner,
+                )
+        theirs, mine = ({table.name: table.to_wire() for table in spec.tables} for spec in (self, ours))
+        for name in [*theirs, *mine]:
+            if theirs.get(name) != mine.get(name):
+                both = name in theirs and name in mine
+                different = [f for f in theirs[name] if theirs[name][f] != mine[name][f]] if both else []
+                raise JobMismatchError(
+                    what=f"table {name!r}",
+                    ours=_described(mine.get(name), different),
+                    theirs=_described(theirs.get(name), different),
                     owner=owner,
                 )
         for what in ("optimizer", *OPTIONS):
@@ -286,6 +326,12 @@ def _parameter(entry: Any) -> Parameter:
     if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 32 or math.prod(shape) >= 1 << 48:
         raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
     return Parameter(name, tuple(shape), dtype, bool(buffer))
+
+
+def _described(table: Mapping[str, Any] | None, fields: list[str]) -> str:
+    if table is None:
+        return "no such table"
+    return ", ".join(f"{name} {table[name]!r}" for name in fields) or f"a table with rows of {table['dim']}"
 
 
 def attached(job: JobSpec | None) -> JobSpec:

@@ -31,6 +31,7 @@ from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.resizing import Cut, Drain, Draining, Followed, Recut, Scale, Yield, Yielded
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
+from zmqps.core.protocol.rows import PullRows, PushRows, ScanRows
 from zmqps.core.protocol.saving import (
     Checkpoint,
     Checkpointed,
@@ -108,7 +109,9 @@ __all__ = [
     "Promote",
     "Promoted",
     "Pull",
+    "PullRows",
     "Push",
+    "PushRows",
     "Range",
     "RatesSet",
     "Ready",
@@ -124,6 +127,7 @@ __all__ = [
     "Save",
     "Saved",
     "Scale",
+    "ScanRows",
     "SetRates",
     "Shutdown",
     "Status",

@@ -75,7 +75,7 @@ class Backup:
         payload: Any = record.payload
         codec = None if record.codec == RAW else named(record.codec)
         if codec is not None:
-            payload = shard.decode(codec, record.parts, payload, checked=True)
+            payload = shard.memory.decode(codec, payload, shard.sizes(record.parts), checked=True)
         if not len(record.versions) == len(record.staleness) == len(record.parts):
             raise ProtocolError("a push has a version and a staleness for each part")
         ledger = self._ledger(record.origin)

@@ -86,7 +86,7 @@ class Builds:
             return []
         assign = self._waiting[0]
         tenant = self._tenants[assign.epoch]
-        required = {e: t.shard.required_nbytes for e, t in self._tenants.items() if t.shard is not None}
+        required = {e: t.reserved_nbytes for e, t in self._tenants.items() if t.shard is not None}
         since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
         job, placement = _located(assign)
         gently = bool(assign.restore.get("cut"))
@@ -120,7 +120,7 @@ def build_error(name: str, assign: Assign, error: Exception) -> PSError:
 def _located(assign: Assign) -> tuple[JobSpec, Placement]:
     """Return the job of an `Assign` and where it lies."""
     job = JobSpec.from_wire(assign.job)
-    placement = Placement.from_wire(KeySpace(job.parameters), assign.placement)
+    placement = Placement.from_wire(KeySpace.of(job), assign.placement)
     if assign.shard >= placement.num_shards:
         raise ProtocolError(f"shard {assign.shard} of {placement.num_shards}")
     return job, placement

@@ -11,7 +11,6 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity, Member
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, check_for_values, choose, named
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -23,7 +22,6 @@ from zmqps.core.protocol.events import (
     Looked,
     NetworkEvent,
     Peer,
-    Reader,
     Received,
     Returned,
     Send,
@@ -49,6 +47,7 @@ from zmqps.core.protocol.messages import (
     Promote,
     Pull,
     Push,
+    PushRows,
     Replicas,
     Replicate,
     Values,
@@ -66,6 +65,7 @@ from zmqps.core.server.orders import Orders
 from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
 from zmqps.core.server.relay import FileRelay, FileRequest
 from zmqps.core.server.replication import Replication
+from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, Found, find_rows, is_available, push_rows
 from zmqps.core.server.saves import Files, Saves, Saving
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
@@ -194,7 +194,7 @@ class ServerMachine:
         if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
             return [Send(peer, Error.of(number, error))]
         actions = self.refuse(peer, number, error)
-        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (Push, Pull)):
+        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (*PUSHES, *PULLS)):
             tenant = self.tenants[message.epoch]
             if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
                 actions.append(Send(COORDINATOR, Error.of(message.epoch, error)))
@@ -252,9 +252,9 @@ class ServerMachine:
         client = self.clients.find(event.peer)
         if client is None:
             return self._from_stranger(event, message)
-        if isinstance(message, Push):
+        if isinstance(message, PUSHES):
             return self._push(client, self.tenant_of(message.epoch, client), message)
-        if isinstance(message, Pull):
+        if isinstance(message, PULLS):
             return self._pull(client, message)
         if isinstance(message, Load):
             return self._load(client, message)
@@ -280,7 +280,7 @@ class ServerMachine:
         if isinstance(message, Leave):
             return [Send(event.peer, Left())]  # the coordinator was faster to say that it has left
         self.clients.check_known(event.peer)
-        if isinstance(message, (Load, Push, Pull)) and message.epoch in self.discarded:
+        if isinstance(message, (Load, *PUSHES, *PULLS)) and message.epoch in self.discarded:
             raise self.discarded.error(message.epoch)
         raise NotJoinedError(f"{type(message).__name__} before Hello")
 
@@ -315,16 +315,16 @@ class ServerMachine:
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
         return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant, self._now)]
 
-    def answer_held(self, client: Client, tenant: Tenant, message: Push | Pull) -> list[Action]:
+    def answer_held(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull) -> list[Action]:
         """Answer a push that was applied a while ago, or a pull, with the values as they are now."""
         try:
-            if isinstance(message, Pull):
+            if isinstance(message, PULLS):
                 return self._read(client, tenant, message)
             return self._push(client, tenant, message, held=True)
         except (MemoryError, PSError) as error:
             return self._failed(client.peer, message, error)
 
-    def _push(self, client: Client, tenant: Tenant, message: Push, held: bool = False) -> list[Action]:
+    def _push(self, client: Client, tenant: Tenant, message: AnyPush, held: bool = False) -> list[Action]:
         shard = tenant.ready()
         if client.hello.role != "worker":
             raise NotJoinedError("an observer may pull, not push")
@@ -337,31 +337,26 @@ class ServerMachine:
         if message.reply and message.reply_codec != RAW:
             check_for_values(message.reply_codec)  # before anything is applied
         if result is None:
-            checked, payload = bool(message.checked), message.payload
+            payload = message.payload
             note: Callable[[Result], None] = partial(ledger.record, message.seq)
-            if tenant.stream is not None and shard.steps is None:
+            if tenant.stream is not None and shard.steps is None and isinstance(message, Push):
                 payload, note = tenant.stream.entrust(message, client.hello.incarnation, note)
-            codec = None if message.codec == RAW else named(message.codec)
-            if codec is not None:
-                payload = shard.decode(codec, message.parts, payload, checked=checked)
-            parts, name = message.parts, client.name
-            if shard.steps is None:
-                result = shard.push(
-                    parts, payload, name, message.terms, checked=checked, puller=client.puller, note=note
-                )
+            if isinstance(message, PushRows):
+                result = push_rows(shard, client, message, note)
             else:
-                push = client.hello.incarnation, message.attempt
-                result = shard.collect(
-                    parts,
-                    payload,
-                    push,
-                    message.step,
-                    message.examples,
-                    name,
-                    message.terms,
-                    checked=checked,
-                    note=note,
-                )
+                checked, parts, name = bool(message.checked), message.parts, client.name
+                if (codec := None if message.codec == RAW else named(message.codec)) is not None:
+                    unchecked = not checked and shard.rejects_nonfinite
+                    payload = shard.memory.decode(codec, payload, shard.sizes(parts), checked=not unchecked)
+                if shard.steps is None:
+                    result = shard.push(
+                        parts, payload, name, message.terms, checked=checked, puller=client.puller, note=note
+                    )
+                else:
+                    result = shard.collect(
+                        parts, payload, (client.hello.incarnation, message.attempt), message.step, message.examples,
+                        name, message.terms, checked=checked, note=note,
+                    )  # fmt: skip
             tenant.counts["pushes"] += 1
             for buffer in message.payload:
                 tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
@@ -373,7 +368,10 @@ class ServerMachine:
         else:
             try:
                 if message.reply:
-                    found = shard.pull(message.parts, None, client.puller)
+                    if isinstance(message, PushRows):
+                        found = find_rows(shard, message)
+                    else:
+                        found = shard.pull(message.parts, None, client.puller)
                     codec_text = message.reply_codec
                     answer.append(self._send_values(client, tenant, shard, message, codec_text, result[1], found))
                 else:
@@ -386,7 +384,7 @@ class ServerMachine:
             answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
         return answer
 
-    def _pull(self, client: Client, message: Pull) -> list[Action]:
+    def _pull(self, client: Client, message: AnyPull) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
         tenant.ready()
         check_for_values(message.codec)
@@ -398,13 +396,13 @@ class ServerMachine:
             return self._park(client, tenant, message, [(CONFIRMED, last)])  # behind the answers to its pushes
         return self._read(client, tenant, message)
 
-    def _read(self, client: Client, tenant: Tenant, message: Pull) -> list[Action]:
+    def _read(self, client: Client, tenant: Tenant, message: AnyPull) -> list[Action]:
         shard = tenant.ready()
-        if shard.available(message.parts, message.version, exact=bool(message.exact)):
+        if is_available(shard, message):
             return [self._values(client, tenant, shard, message)]
         return self._park(client, tenant, message, awaited_by(shard, message))
 
-    def _park(self, client: Client, tenant: Tenant, message: Pull, awaits: Sequence[Awaited]) -> list[Action]:
+    def _park(self, client: Client, tenant: Tenant, message: AnyPull, awaits: Sequence[Awaited]) -> list[Action]:
         """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
         who, nbytes, parked = client.hello.incarnation, nbytes_of(message), tenant.parked
         parked.remove(who, message.request)  # asked again
@@ -434,7 +432,7 @@ class ServerMachine:
             for who, message in tenant.parked.due(updated):
                 client = self.clients.by_incarnation[who]
                 try:
-                    if shard.available(message.parts, message.version, exact=bool(message.exact)):
+                    if is_available(shard, message):
                         actions.append(self._values(client, tenant, shard, message))
                     else:
                         tenant.parked.add(who, message, awaited_by(shard, message))
@@ -442,8 +440,11 @@ class ServerMachine:
                     actions += self._failed(client.peer, message, error)
         return actions
 
-    def _values(self, client: Client, tenant: Tenant, shard: Shard, message: Pull) -> Action:
-        found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
+    def _values(self, client: Client, tenant: Tenant, shard: Shard, message: AnyPull) -> Action:
+        if isinstance(message, Pull):
+            found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
+        else:
+            found = find_rows(shard, message)
         answer = self._send_values(client, tenant, shard, message, message.codec, (), found)
         tenant.counts["pulls"] += 1
         return answer
@@ -453,19 +454,21 @@ class ServerMachine:
         client: Client,
         tenant: Tenant,
         shard: Shard,
-        message: Push | Pull,
+        message: AnyPush | AnyPull,
         codec_text: str,
         staleness: Sequence[int],
-        found: tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]],
+        found: Found,
     ) -> Send:
         """Answer with values."""
         parts, versions, readers = found
         nbytes = sum([array.nbytes for pieces in parts for array in pieces])
-        codec = None if codec_text == RAW or shard.names_buffers(message.parts) else choose(codec_text, nbytes)
+        dense = isinstance(message, (Push, Pull))
+        as_it_is = codec_text == RAW or (dense and shard.names_buffers(message.parts))
+        codec = None if as_it_is else choose(codec_text, nbytes)
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
-        if shard.copies is not None:  # not before: what cannot be sent has not been read
+        if dense and shard.copies is not None:  # not before: what cannot be sent has not been read
             shard.note_read(message.parts, client.puller)
         for array in out.payload:
             tenant.counts["pulled_nbytes"] += array.nbytes

@@ -181,7 +181,8 @@ class Orders:
         shard = tenant.ready()
         if shard.steps is None:
             raise ProtocolError("this job is not synchronous, there is nothing to commit")
-        if message.step > shard.version and not shard.slices:  # it is of nothing, and may have been told of no step
+        of_nothing = not shard.slices and shard.rows is None
+        if message.step > shard.version and of_nothing:  # and it may have been told of no step
             shard.steps.version = message.step
         if message.step > shard.version:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from zmqps.core.protocol.messages import Pull
+from zmqps.core.server.requests import AnyPull
 from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError
 
@@ -31,7 +32,7 @@ Awaited: TypeAlias = tuple[int, int]
 class Held(NamedTuple):
     """A pull that waits, and for what."""
 
-    pull: Pull
+    pull: AnyPull
     nbytes: int
     awaits: Sequence[Awaited]
 
@@ -67,7 +68,7 @@ class Parked:
         if in_all > MAX_PARKED_NBYTES:
             raise LimitError(what="bytes of a worker's waiting pulls", got=in_all, limit=MAX_PARKED_NBYTES)
 
-    def add(self, who: bytes, pull: Pull, awaits: Sequence[Awaited]) -> None:
+    def add(self, who: bytes, pull: AnyPull, awaits: Sequence[Awaited]) -> None:
         """A pull waits for any of these; one of the same request takes the place of the one before."""
         self.remove(who, pull.request)
         held = Held(pull, nbytes_of(pull), awaits)
@@ -76,7 +77,7 @@ class Parked:
         for awaited in awaits:
             self.awaited.setdefault(awaited, {})[who, pull.request] = None
 
-    def due(self, awaited: Awaited) -> list[tuple[bytes, Pull]]:
+    def due(self, awaited: Awaited) -> list[tuple[bytes, AnyPull]]:
         """Return the pulls that waited for this, which has come: they wait no more."""
         waited = self.awaited.get(awaited)
         if waited is None:
@@ -140,15 +141,18 @@ class Parked:
         assert set(self._of) == set(self._nbytes_of) <= set(clients)
 
 
-def nbytes_of(pull: Pull) -> int:
+def nbytes_of(pull: AnyPull) -> int:
     """Return about how much memory a pull takes while it waits."""
-    return 1024 + sum(512 + 40 * len(ranges) for _, _, ranges in pull.parts)
+    ids = sum(memoryview(buffer).nbytes for buffer in getattr(pull, "payload", ()))
+    return 1024 + ids + sum(512 + 40 * len(ranges) for _, _, ranges in pull.parts)
 
 
-def awaited_by(shard: Shard, pull: Pull) -> list[Awaited]:
+def awaited_by(shard: Shard, pull: AnyPull) -> list[Awaited]:
     """Return what a pull has to wait for."""
     if shard.steps is not None:
         return [(COMMITTED, pull.version)]
+    if not isinstance(pull, Pull):
+        return [(pull.index, pull.version)]
     versions = {index: shard.slices[index].version for index, _, _ in pull.parts}
     if pull.exact:  # one slice may pass by its version while another has yet to come to it
         return [(index, version + 1) for index, version in versions.items()]

@@ -28,8 +28,6 @@ from zmqps.core.protocol.messages import (
     Message,
     Promote,
     Promoted,
-    Pull,
-    Push,
     Replicas,
     Replicate,
     Replicated,
@@ -42,6 +40,7 @@ from zmqps.core.server.backup import Backup
 from zmqps.core.server.clients import Client, Clients
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.parked import CONFIRMED, Awaited
+from zmqps.core.server.requests import PUSHES, AnyPull, AnyPush
 from zmqps.core.server.stream import Held, Stream, Unconfirmed
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
@@ -75,7 +74,7 @@ class Host(Protocol):
     def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
         """Return the shard of an epoch, or raise why it is not here."""
 
-    def answer_held(self, client: Client, tenant: Tenant, message: Push | Pull) -> list[Action]:
+    def answer_held(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull) -> list[Action]:
         """Answer a push that was applied a while ago, or a pull."""
 
     def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
@@ -286,7 +285,7 @@ class Replication:
 
     # --- a primary -----------------------------------------------------------------------------
 
-    def forwarded(self, client: Client, tenant: Tenant, message: Push | Pull, now: float) -> list[Action]:
+    def forwarded(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull, now: float) -> list[Action]:
         """Answer a push, or a pull, as soon as all backups have what was done by now."""
         stream = tenant.stream
         assert stream is not None
@@ -361,7 +360,7 @@ class Replication:
         client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)
         if client is None:
             return []  # it has gone
-        if isinstance(held.message, Push) and (ledger is None or ledger.results.get(held.message.seq) is None):
+        if isinstance(held.message, PUSHES) and (ledger is None or ledger.results.get(held.message.seq) is None):
             return []
         return self._host.answer_held(client, tenant, held.message)
 

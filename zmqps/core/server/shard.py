@@ -29,6 +29,7 @@ from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.finiteness import Finiteness
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
+from zmqps.core.server.rows import Rows
 from zmqps.core.server.rules import Rules, kernels_of
 from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present
 from zmqps.core.server.slots import Slots
@@ -38,7 +39,6 @@ from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import ProtocolError, SliceRangeError
 
 if TYPE_CHECKING:
-    from zmqps.codecs import Codec
     from zmqps.core.protocol.messages import Buffer
 
 #: Readers of a slice noted before those that are done are forgotten.
@@ -68,6 +68,8 @@ class Shard:
         Where values, slots and gradients are kept.
     required_nbytes
         What was admitted for all of them.
+    rows
+        Its sparse tables.
     """
 
     def __init__(
@@ -83,22 +85,24 @@ class Shard:
         treatment: Treatment | None = None,
         memory: Memory | None = None,
         required_nbytes: int = 0,
+        rows: Rows | None = None,
     ) -> None:
         self.placement = placement
         self.required_nbytes = required_nbytes
+        self.rows = rows
         self.index = index
         self.counters: Counter[str] = Counter()
         self.memory = memory = memory or HostMemory()
         self._finiteness = Finiteness(placement.keyspace.parameters, rules.all_finite, self.counters)
-        self._reject_nonfinite = reject_nonfinite
+        self.rejects_nonfinite = reject_nonfinite
         self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
         self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
         kernels, kernel_of = kernels_of(rules, placement.keyspace.parameters)
         self.slices: list[SliceState] = []
-        self._has_buffers = any(table.buffers for table in placement.keyspace.tables)
-        dtypes = [table.dtype for table in placement.keyspace.tables]
-        bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts]
+        self._has_buffers = any(table.buffers for table in placement.keyspace.dense)
+        dtypes = [table.dtype for table in placement.keyspace.dense]
+        bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts[: len(dtypes)]]
         self._buffers = Buffers(bounds, dtypes, memory, self.counters)
         self.updates = Updates(kernels, self._buffers, memory, undoes=rules.allocates)
         slots = Slots(bounds, dtypes, memory, rules.slot_fill)
@@ -210,7 +214,7 @@ class Shard:
             states, parts, pieces = present(self._missing, states, parts, pieces)
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
-        if self._reject_nonfinite and not checked and not values:
+        if self.rejects_nonfinite and not checked and not values:
             self._finiteness.check(pieces, worker)
         if self._treatment is not None and not values:
             return self._push_treated(self._treatment, states, parts, pieces, puller, note, terms)
@@ -287,7 +291,7 @@ class Shard:
         staleness = self.steps.staleness(step)
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
-        if self._reject_nonfinite and not checked and not values:
+        if self.rejects_nonfinite and not checked and not values:
             self._finiteness.check(pieces, worker)
         result = (self.version,) * len(parts), (staleness,) * len(parts)
         brought = [(state, _bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
@@ -298,7 +302,11 @@ class Shard:
     def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
         """Apply the mean of a step's gradients, as `Steps.commit`."""
         assert self.steps is not None
+        if self.rows is not None:
+            self.rows.commit(step, contributors)
         self.steps.commit(step, contributors, terms)
+        if self.rows is not None:
+            self.rows.close(step)
 
     def follow(self) -> None:
         """Become a copy that gets all it has from others, if that is only a step."""
@@ -440,17 +448,6 @@ class Shard:
                 state = self.slices[index]
                 self.copies.note(puller, index, state.version, state.value)
 
-    def decode(self, codec: Codec, parts: Sequence[Part], payload: Sequence[Buffer], *, checked: bool) -> Sequence[Any]:
-        """Return what `push` and `collect` take instead of a payload in a codec.
-
-        Raises
-        ------
-        SliceRangeError, ProtocolError
-            The parts do not exist, or the payload does not hold them in this codec.
-        """
-        checked = checked or not self._reject_nonfinite
-        return self.memory.decode(codec, payload, self.sizes(parts), checked=checked)
-
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part; every range falls on parameter boundaries."""
         states: list[SliceState] = []
@@ -492,6 +489,8 @@ class Shard:
             assert self.steps is not None or not state.history
         if self.steps is not None:
             self.steps.validate(self._missing)
+        if self.rows is not None:
+            self.rows.validate(None if self.steps is None else self.version)
 
 
 def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:

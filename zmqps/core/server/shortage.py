@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from zmqps.core.protocol.messages import Assign, Commit, Load, Message, Pull, Push
+from zmqps.core.protocol.messages import Assign, Commit, Load, Message, Pull, PullRows, Push, PushRows, ScanRows
 from zmqps.errors import ServerMemoryError
 
 #: Characters of what the allocator has said: how many bytes it was asked for, where it knows.
 MAX_WHY_CHARS = 200
-ASKED = {Push: "a push", Pull: "a pull", Load: "initial values", Assign: "a shard"}
+ASKED = {
+    **{Push: "a push", PushRows: "a push of rows", Pull: "a pull", PullRows: "a pull of rows", ScanRows: "rows"},
+    **{Load: "initial values", Assign: "a shard"},
+}
 
 
 def as_error(server: str, message: Message, error: MemoryError) -> ServerMemoryError:

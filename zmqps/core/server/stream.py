@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.messages import Committed, Pull, Push
+from zmqps.core.protocol.messages import Committed, Push
 from zmqps.core.server.aggregate import Stretches
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger, Result
@@ -26,6 +26,7 @@ from zmqps.core.server.records import (
     state_of,
     stepped,
 )
+from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Note, SliceState
 
@@ -59,7 +60,7 @@ class Held(NamedTuple):
     position: int
     nbytes: int
     who: bytes
-    message: Push | Pull | Committed
+    message: AnyPush | AnyPull | Committed
 
 
 class Stream:
@@ -217,7 +218,7 @@ class Stream:
             self._queue(record)
         return self.is_behind
 
-    def hold(self, who: bytes, request: int, message: Push | Pull | Committed) -> None:
+    def hold(self, who: bytes, request: int, message: AnyPush | AnyPull | Committed) -> None:
         """Let an answer wait for all that is done by now; one that waits already stays where it is.
 
         Raises
@@ -228,7 +229,7 @@ class Stream:
         if (who, request) in self._asked:
             return
         nbytes = 0
-        if isinstance(message, Push):
+        if isinstance(message, PUSHES):
             nbytes = nbytes_beside(message.parts)
             if not self._fresh_nbytes:  # else it was checked when it was applied
                 self._unconfirmed.check(nbytes)
@@ -244,7 +245,7 @@ class Stream:
         if (who, request) not in self._asked:
             return
         for i, held in enumerate(self._held):
-            if held.who == who and isinstance(held.message, Pull) and held.message.request == request:
+            if held.who == who and isinstance(held.message, PULLS) and held.message.request == request:
                 self._fresh_nbytes += held.nbytes  # of records: a pull takes nothing itself
                 del self._held[i]
                 self._let_go(who, request)

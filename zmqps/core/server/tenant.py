@@ -76,6 +76,12 @@ class Tenant:
         return bool(self.assign.job.get("staleness"))
 
     @property
+    def reserved_nbytes(self) -> int:
+        """Memory that was admitted for the shard, or granted to its tables since."""
+        shard = self.shard
+        return 0 if shard is None else shard.required_nbytes + (shard.rows.granted_nbytes if shard.rows else 0)
+
+    @property
     def untouched_nbytes(self) -> int:
         """Memory that was admitted for the shard and does not show in what the host uses yet."""
         shard = self.shard
@@ -83,8 +89,9 @@ class Tenant:
             return 0
         held = shard.arena_nbytes if shard.loaded else shard.arena_nbytes - shard.placement.nbytes(shard.index)
         held += min(shard.counters["spare_nbytes"], shard.kept_nbytes)  # what slow readers need beside is not admitted
+        held += shard.rows.nbytes if shard.rows else 0
         held += (shard.steps.stage.nbytes if shard.steps else 0) + (shard.copies.nbytes if shard.copies else 0)
-        return max(0, shard.required_nbytes - held)
+        return max(0, self.reserved_nbytes - held)
 
     def saved_state(self) -> Mapping[str, Any]:
         """Return what a checkpoint keeps beside the arrays: who has pushed what, so that nothing is applied twice."""
@@ -130,6 +137,7 @@ class Tenant:
         return {
             **self.counts,
             **({**shard.counters, **shard.memory.counters()} if shard else {}),
+            **(shard.rows.counters() if shard and shard.rows else {}),
             "parked": len(self.parked),
             **(self.stream.counters() if self.stream else {}),
             **({"backup": 1, "filled": int(self.loaded)} if self.backup else {}),

@@ -145,7 +145,7 @@ class Asked:
         host, actions = self._host, list[Action]()
         if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
-            placement = Placement.from_wire(KeySpace(job.parameters), message.placement)
+            placement = Placement.from_wire(KeySpace.of(job), message.placement)
             actions += host.links.connect(placement, message.placement, now)
             host.attached = Attached(job, placement, Restored.from_wire(message.restored))
             host.epoch = message.epoch

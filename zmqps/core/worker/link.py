@@ -22,6 +22,7 @@ from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.probe import PROBE_S, Probe
+from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
 from zmqps.errors import ProtocolError, PSError, counted
@@ -161,24 +162,23 @@ class Link:
     def _send(self, request: Request) -> Action:
         self._num_sent += 1
         request.sent_as = self._num_sent
-        return Send(self.peer, self._message(request))
+        message = self._message(request)
+        for buffer in getattr(message, "payload", ()):
+            self.counts["bytes_sent"] += buffer.nbytes
+        return Send(self.peer, message)
 
     def _message(self, request: Request) -> Message:
         transfer, epoch = request.transfer, self.epoch
-        parts: list[Part] = [
-            (cargo.slice.index, self.versions[cargo.slice.index], cargo.ranges) for cargo in request.cargoes
-        ]
+        if isinstance(request.cargoes[0], RowCargo):
+            return row_message(request, epoch, self.versions, self._encoded)
+        parts: list[Part] = [(c.slice.index, self.versions[c.slice.index], c.ranges) for c in request.cargoes]
         if isinstance(transfer, Pull):
             codec = transfer.target.codec
             return PullMessage(request.number, epoch, transfer.version, int(transfer.exact), codec, parts)
         if isinstance(transfer, Load):
-            payload = transfer.source.payload(request.cargoes)
-            self.counts["bytes_sent"] += request.nbytes
-            return LoadMessage(request.number, epoch, parts, payload)
+            return LoadMessage(request.number, epoch, parts, transfer.source.payload(request.cargoes))
         source, target = transfer.source, transfer.target
         codec, payload = self._encoded(request, source)
-        for buffer in payload:
-            self.counts["bytes_sent"] += buffer.nbytes
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
@@ -429,7 +429,7 @@ class Link:
             self.counts["bytes_received"] += memoryview(buffer).nbytes
         codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
-            sizes = ((cargo.nbytes // cargo.dtype.itemsize, cargo.dtype) for cargo in request.cargoes)
+            sizes = ((target.size_of(cargo), cargo.dtype) for cargo in request.cargoes)
             payload = self._coding.decompress(codec, payload, sizes)
         target.land(request.cargoes, payload, message.versions)
 

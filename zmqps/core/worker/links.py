@@ -98,7 +98,7 @@ class Links:
         for shard, server in enumerate(servers):
             handshake, first = self._greet(server, now)
             rank, epoch, proof = server["rank"], server["epoch"], key_of(server["proof"])
-            num_slices = len(placement.slices[shard])
+            num_slices = placement.num_slices(shard)
             link = Link(
                 _title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank, shard=shard
             )

@@ -88,7 +88,7 @@ class Recuts:
         confirmed = Send(COORDINATOR, Followed(message.epoch, message.number))
         if message.number == self._number:
             return [confirmed]
-        placement = Placement.from_wire(KeySpace(attached.job.parameters), message.placement)
+        placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
         actions = self._links.connect(placement, message.placement, now)
         self._number, self.any = message.number, True

@@ -103,6 +103,10 @@ class Target:
         arrays = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.extents]
         return [array[start:stop] for array, start, stop in arrays if array is not None]
 
+    def size_of(self, cargo: Cargo) -> int:
+        """Return how many elements a cargo brings."""
+        return cargo.nbytes // cargo.dtype.itemsize
+
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
         """Put the values of some cargoes where they belong.
 

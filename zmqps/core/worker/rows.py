@@ -1,0 +1,310 @@
+"""Rows of sparse tables on their way: which of them go with which message, and where those that come belong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqps.core.job.keyspace import ROW_DTYPE, Placement, Slice
+from zmqps.core.job.tables import NUM_BUCKETS
+from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.protocol.encoding import RAW
+from zmqps.core.protocol.messages import PullRows, PushRows, ScanRows
+from zmqps.core.protocol.rows import SCANNED
+from zmqps.core.worker.outbox import Request
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.errors import ProtocolError
+from zmqps.rows.unique import Grouped, group, spread
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: Bytes of rows that a message brings, about; as slices of dense parameters have.
+CHUNK_NBYTES = 4 << 20
+NO_IDS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowCargo(Cargo):
+    """What one message moves of a shard's part of a table.
+
+    Parameters
+    ----------
+    first, pushed
+        The number of the first row of the push that it brings, and the ids of them.
+    wanted_first, wanted
+        The same of those that are asked for.
+    begins
+        It is the first message of the push on its shard.
+    """
+
+    first: int = 0
+    pushed: Array = field(default_factory=lambda: NO_IDS)
+    wanted_first: int = 0
+    wanted: Array = field(default_factory=lambda: NO_IDS)
+    begins: bool = False
+
+
+class RowParts:
+    """How the buckets of a table are divided into messages: first by shard, then into parts of about one size.
+
+    Parameters
+    ----------
+    placement
+        Where the job lies.
+    number
+        Of the table among all of the key space.
+    """
+
+    def __init__(self, placement: Placement, number: int) -> None:
+        spec = placement.keyspace.tables[number].rows
+        assert spec is not None
+        self.spec = spec
+        self._num_shards = placement.num_shards
+        self._slices = [slice_ for row in placement.row_slices for slice_ in row if slice_.table == number]
+        self._maps: dict[int, tuple[Array, list[Slice]]] = {}
+
+    @property
+    def slices(self) -> Sequence[Slice]:
+        """The shards' parts of the table."""
+        return self._slices
+
+    def part_of_bucket(self, num_rows: int) -> tuple[Array, list[Slice]]:
+        """Return, for so many rows, the part each bucket belongs to, and the slice of each part."""
+        nbytes = num_rows * (self.spec.nbytes + 8)
+        pieces = max(1, -(-nbytes // (CHUNK_NBYTES * len(self._slices))))
+        pieces = 1 << (min(pieces, NUM_BUCKETS) - 1).bit_length()  # few different maps
+        if pieces not in self._maps:
+            parts, of_part = np.empty(NUM_BUCKETS, np.int64), list[Slice]()
+            for slice_ in self._slices:
+                number = min(pieces, slice_.size)
+                numbers = np.arange(slice_.size) * number // slice_.size
+                parts[slice_.start : slice_.stop] = len(of_part) + numbers
+                of_part += [slice_] * number
+            self._maps[pieces] = parts, of_part
+        return self._maps[pieces]
+
+    def group(self, ids: Array, parts: tuple[Array, list[Slice]]) -> Grouped:
+        """Return the different ids of some, by part."""
+        return group(ids, parts[0], len(parts[1]), self.spec.bucket_seed)
+
+    def cargoes(
+        self,
+        parts: tuple[Array, list[Slice]],
+        pushed: Grouped | None,
+        wanted: Grouped | None,
+        *,
+        everywhere: bool = False,
+    ) -> tuple[tuple[RowCargo, ...], ...]:
+        """Return, for each shard, what moves some rows there, and others back.
+
+        Parameters
+        ----------
+        parts
+            As `part_of_bucket` returned it; ids are grouped by it.
+        pushed, wanted
+            What goes, and what comes.
+        everywhere
+            Shards of the table to which nothing goes get a message, too: they are told that there was a push.
+        """
+        rows: list[list[RowCargo]] = [[] for _ in range(self._num_shards)]
+        for number, slice_ in enumerate(parts[1]):
+            ours = rows[slice_.shard]
+            first, ids = _of(pushed, number)
+            wanted_first, wanted_ids = _of(wanted, number)
+            is_last = number + 1 == len(parts[1]) or parts[1][number + 1] is not slice_
+            if not ids.size and not wanted_ids.size and not (everywhere and is_last and not ours):
+                continue
+            size = ids.size + wanted_ids.size
+            ours.append(
+                RowCargo(
+                    slice=slice_,
+                    ranges=(),
+                    extents=(),
+                    dtype=ROW_DTYPE,
+                    nbytes=max(1, size * (self.spec.nbytes + 8)),
+                    first=first,
+                    pushed=ids,
+                    wanted_first=wanted_first,
+                    wanted=wanted_ids,
+                    begins=not ours,
+                )
+            )
+        return tuple(map(tuple, rows))
+
+    def whole(self, slice_: Slice) -> tuple[tuple[RowCargo, ...], ...]:
+        """Return what asks one shard about its part as it lies."""
+        cargo = RowCargo(slice=slice_, ranges=(), extents=(), dtype=ROW_DTYPE, nbytes=CHUNK_NBYTES)
+        return tuple((cargo,) if shard == slice_.shard else () for shard in range(self._num_shards))
+
+
+def _of(grouped: Grouped | None, part: int) -> tuple[int, Array]:
+    if grouped is None:
+        return 0, NO_IDS
+    first, stop = grouped.offsets[part : part + 2].tolist()
+    return first, grouped.ids[first:stop]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RowSource(Source):
+    """Gradients of rows, or values.
+
+    Parameters
+    ----------
+    rows
+        float32 ``(n, dim)``, contiguous: one for each different id, grouped by message.
+    """
+
+    rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+    def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
+        """Return buffers that hold what to send of some cargoes."""
+        return gather([piece for cargo in cargoes for piece in self.pieces(cargo)])
+
+    def pieces(self, cargo: Cargo) -> list[Array]:
+        """Return what to send of a cargo."""
+        assert isinstance(cargo, RowCargo)
+        return [self.rows[cargo.first : cargo.first + cargo.pushed.size].reshape(-1)]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RowTarget(Target):
+    """Where rows go.
+
+    Parameters
+    ----------
+    inverse
+        Of each id asked for the number of the row that is its.
+    out
+        float32 ``(len(inverse), dim)``, contiguous.
+    """
+
+    inverse: Array = field(default_factory=lambda: NO_IDS)
+    out: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+    @staticmethod
+    def ids_of(cargo: RowCargo) -> Array:
+        """Return the ids whose rows a message asks for."""
+        return cargo.wanted
+
+    def size_of(self, cargo: Cargo) -> int:
+        """Return how many elements a cargo brings."""
+        assert isinstance(cargo, RowCargo)
+        return int(cargo.wanted.size * self.out.shape[1])
+
+    def places(self, cargo: Cargo) -> list[Array]:
+        """Return nothing: rows do not come to lie in the order in which they travel."""
+        return []
+
+    def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
+        """Put rows where they belong; each is copied once.
+
+        Raises
+        ------
+        ProtocolError
+            The payload is not of their size; nothing was put anywhere.
+        """
+        [cargo] = cargoes
+        assert isinstance(cargo, RowCargo)
+        pieces = [array for _, _, array in scatter(payload, [(self.size_of(cargo), ROW_DTYPE)])]
+        if pieces:
+            rows = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            spread(rows.reshape(-1, self.out.shape[1]), cargo.wanted_first, self.inverse, self.out)
+        self.landed(cargo, versions[0])
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ScanTarget(Target):
+    """Rows as they lie on a server.
+
+    Parameters
+    ----------
+    start, most
+        From which place on, and of how many places.
+    dim
+        Elements of a row.
+    counters, ids, rows
+        What has come: numbers by their names (`SCANNED`), and rows.
+    """
+
+    start: int = 0
+    most: int = 0
+    dim: int = 1
+    counters: dict[str, int] = field(default_factory=dict)
+    ids: Array = field(default_factory=lambda: NO_IDS)
+    rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
+
+    @property
+    def next_start(self) -> int:
+        """Where to go on; 0 at the end."""
+        return self.counters["next"]
+
+    def places(self, cargo: Cargo) -> list[Array]:
+        """Return nothing: what comes is kept as it is."""
+        return []
+
+    def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
+        """Keep what has come.
+
+        Raises
+        ------
+        ProtocolError
+            It is not what such an answer has.
+        """
+        [cargo] = cargoes
+        whole = np.concatenate([np.empty(0, np.uint8), *(np.frombuffer(buffer, np.uint8) for buffer in payload)])
+        head = whole[: 8 * len(SCANNED)]
+        if head.size < 8 * len(SCANNED):
+            raise ProtocolError("an answer to a scan begins with counters")
+        counters = dict(zip(SCANNED, head.view("<u8").tolist(), strict=True))
+        number, rest = counters["count"], whole[head.size :]
+        if rest.size != number * (8 + ROW_DTYPE.itemsize * self.dim):
+            raise ProtocolError("an answer to a scan has other bytes than the rows that it tells of")
+        self.counters = counters
+        self.ids = rest[: 8 * number].view("<i8").astype(np.int64)
+        self.rows = rest[8 * number :].view(ROW_DTYPE).astype(np.float32).reshape(number, self.dim)
+        self.landed(cargo, versions[0])
+
+
+def row_message(
+    request: Request, epoch: int, versions: Sequence[int], encoded: Callable[[Request, Source], tuple[str, list[Array]]]
+) -> PushRows | PullRows | ScanRows:
+    """Return a request about rows as it travels.
+
+    Parameters
+    ----------
+    request
+        It is about one part of one table.
+    epoch
+        Of the copy of the shard.
+    versions
+        Of each slice, when last read.
+    encoded
+        Returns the gradients of a request, and the codec they are in.
+    """
+    [cargo] = request.cargoes
+    assert isinstance(cargo, RowCargo)
+    transfer, index = request.transfer, cargo.slice.index
+    target = transfer.target
+    if isinstance(target, ScanTarget):
+        return ScanRows(request.number, epoch, index, target.start, target.most)
+    wanted = [target.ids_of(cargo)] if isinstance(target, RowTarget) else []
+    num_wanted = sum(ids.size for ids in wanted)
+    if isinstance(transfer, Pull):
+        codec = transfer.target.codec
+        return PullRows(request.number, epoch, transfer.version, codec, index, num_wanted, wanted)
+    assert isinstance(transfer, Push)
+    source = transfer.source
+    ids = cargo.pushed
+    codec, grads = encoded(request, source)
+    reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
+    payload = [piece for piece in (ids, *wanted, *grads) if piece.size]
+    return PushRows(
+        request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
+        int(cargo.begins), reply, int(source.checked), codec, reply_codec, transfer.terms,
+        index, versions[index], ids.size, num_wanted, payload,
+    )  # fmt: skip
