@@ -46,8 +46,8 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Processes: what runs a machine": {
         "client": "errors checks codecs optim rows core/protocol core/job core/worker net net/lane gpu trace",
-        "nodes": "errors checks checkpoint codecs optim core/protocol core/treatments core/job core/node core/server "
-        "core/coordinator net net/lane gpu trace",
+        "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
+        "core/server core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors checks core/protocol core/coordinator net gpu trace nodes keys",
         "doctor": "errors core/protocol gpu net nodes",

@@ -18,7 +18,7 @@ from zmqps.core.protocol.encoding import RAW, check_codec, named
 from zmqps.core.protocol.terms import SET
 from zmqps.core.worker.rows import RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.transfer import Pull, Push
-from zmqps.errors import ConfigurationError, ShapeError
+from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover
 from zmqps.rows.unique import Grouped, summed
 
@@ -173,12 +173,16 @@ class RowRequests:
             array = ids
         else:
             if isinstance(ids, list | tuple | range | int):
-                ids = np.asarray(ids)
+                try:
+                    ids = np.asarray(ids)
+                except (ValueError, OverflowError) as error:
+                    name = f"ids for {self.spec.name}"
+                    raise DtypeError(name=name, got=str(error), expected="whole numbers of 64 bits") from None
                 if not ids.size:
                     ids = ids.astype(np.int64)
             array = on_host(f"ids for {self.spec.name}", ids, self._handover, ID_DTYPES)
             array = array.view(_INT64) if array.dtype == np.uint64 else array.astype(_INT64, copy=False)
-        return np.ascontiguousarray(array).reshape(-1), array.shape
+        return np.require(array, requirements=["C", "A", "W"]).reshape(-1), array.shape  # as compiled code takes it
 
     def _rows(self, ids: Any, values: Any, what: str) -> tuple[Array, tuple[int, ...], Array]:
         """Return ids, their shape, and a float32 row for each."""

@@ -421,7 +421,7 @@ class Table:
             As they are when the chunk is read. While the table is trained, each row that was there at the beginning and
             stays comes at least once; rows that come or go meanwhile may be missed.
         """
-        checks.whole("most", most, 1)
+        most = checks.whole("most", most, 1, 1 << 32)
         requests = self._requests(timeout)
         for number in range(requests.num_parts):
             start = 0

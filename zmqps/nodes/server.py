@@ -47,6 +47,7 @@ from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
 from zmqps.optim.rows import RowKernel, kernel_of_table
+from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.trace.record import watch, watch_rules, watched_coding
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
@@ -236,6 +237,8 @@ def make_shard(
         job, placement, index, partial(row_kernel, config, job), coding=watched_coding(), more=more,
         available_nbytes=room.available_nbytes, secret=secrets.randbits(64),
     )  # fmt: skip
+    if rows is not None:
+        warm_up_rows()  # here, not where heartbeats are sent
     _spare_the_collector()
     return Shard(
         placement,

@@ -53,7 +53,7 @@ class Initial:
             if isinstance(number, bool) or not isinstance(number, int | float) or not abs(number) <= LARGEST:
                 raise ConfigurationError(f"rows begin with finite numbers, not {checks.shown(number):.60}")
             object.__setattr__(self, name, float(number))
-        checks.whole("seed", self.seed, 0, (1 << 63) - 1)
+        object.__setattr__(self, "seed", checks.whole("seed", self.seed, 0, (1 << 63) - 1))
         if self.kind == "uniform" and self.a > self.b:
             raise ConfigurationError(f"uniform numbers lie between low and high: {self.a} is above {self.b}")
         if KINDS[self.kind] == loops.NORMAL and self.b < 0.0:

@@ -29,6 +29,12 @@ SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
 }
 
 
+def warm_up() -> None:
+    """Compile all loops, or load them, so that the first rows need not wait for it."""
+    for loop in SIGNATURES:
+        kernel(loop)
+
+
 @cache
 def kernel(loop: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loop as compiled code, which runs without the interpreter lock."""

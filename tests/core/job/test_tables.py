@@ -171,7 +171,8 @@ def test_a_job_without_tables_travels_as_it_always_has() -> None:
 
 
 def test_tables_that_are_no_list_are_a_protocol_error() -> None:
-    for tables in (None, {}, "items", 1):
+    wrong: list[Any] = [None, {}, "items", 1]
+    for tables in wrong:
         with pytest.raises(ProtocolError):
             JobSpec.from_wire({**JOB.to_wire(), "tables": tables})
 

@@ -77,13 +77,17 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         checks.name("a table's name", self.name, MAX_TABLE_NAME_CHARS)
-        checks.whole("dim", self.dim, 1, MAX_DIM)
-        checks.whole("capacity_nbytes", self.capacity_nbytes, 1, (1 << 63) - 1, optional=True)
+        plain: dict[str, Any] = {
+            "dim": checks.whole("dim", self.dim, 1, MAX_DIM),
+            "capacity_nbytes": checks.whole("capacity_nbytes", self.capacity_nbytes, 1, (1 << 63) - 1, optional=True),
+            "admit": checks.whole("admit", self.admit, 1, MAX_ADMIT),
+            "expire_steps": checks.whole("expire_steps", self.expire_steps, 1, (1 << 31) - 1, optional=True),
+        }
         checks.one_of("when_full", self.when_full, WHEN_FULL)
-        checks.whole("admit", self.admit, 1, MAX_ADMIT)
-        checks.whole("expire_steps", self.expire_steps, 1, (1 << 31) - 1, optional=True)
         if self.expire_s is not None:
-            checks.seconds("expire_seconds", self.expire_s)
+            plain["expire_s"] = checks.seconds("expire_seconds", self.expire_s)
+        for name, value in plain.items():  # numbers of numpy do not travel
+            object.__setattr__(self, name, value)
         checks.one_of("step_counts", self.step_counts, STEP_COUNTS)
         checks.flag("lazy_decay", self.lazy_decay)
         Initial.from_wire(self.initial)

@@ -342,7 +342,7 @@ class ServerMachine:
             if tenant.stream is not None and shard.steps is None and isinstance(message, Push):
                 payload, note = tenant.stream.entrust(message, client.hello.incarnation, note)
             if isinstance(message, PushRows):
-                result = push_rows(shard, client, message, note)
+                result = push_rows(shard, client, message, note, self._now)
             else:
                 checked, parts, name = bool(message.checked), message.parts, client.name
                 if (codec := None if message.codec == RAW else named(message.codec)) is not None:
@@ -369,7 +369,7 @@ class ServerMachine:
             try:
                 if message.reply:
                     if isinstance(message, PushRows):
-                        found = find_rows(shard, message)
+                        found = find_rows(shard, message, self._now)
                     else:
                         found = shard.pull(message.parts, None, client.puller)
                     codec_text = message.reply_codec
@@ -444,7 +444,7 @@ class ServerMachine:
         if isinstance(message, Pull):
             found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
         else:
-            found = find_rows(shard, message)
+            found = find_rows(shard, message, self._now)
         answer = self._send_values(client, tenant, shard, message, message.codec, (), found)
         tenant.counts["pulls"] += 1
         return answer

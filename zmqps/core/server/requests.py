@@ -22,9 +22,12 @@ PUSHES, PULLS = (Push, PushRows), (Pull, PullRows, ScanRows)
 Found: TypeAlias = tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]
 
 
-def push_rows(shard: Shard, client: Client, message: PushRows, note: Callable[[Result], None] | None) -> Result:
+def push_rows(
+    shard: Shard, client: Client, message: PushRows, note: Callable[[Result], None] | None, now: float
+) -> Result:
     """Apply what a push of rows brings, or keep it for its step; errors as those of `Rows.push` and `Rows.collect`."""
     rows = rows_of(shard)
+    rows.tick(now)
     if shard.steps is None:
         return rows.push(message, client.name, note)
     staleness = shard.steps.staleness(message.step)
@@ -38,9 +41,10 @@ def is_available(shard: Shard, message: AnyPull) -> bool:
     return rows_of(shard).table(message.index).version >= message.version
 
 
-def find_rows(shard: Shard, message: PushRows | PullRows | ScanRows) -> Found:
+def find_rows(shard: Shard, message: PushRows | PullRows | ScanRows, now: float) -> Found:
     """Return the rows that a message asks for."""
     rows = rows_of(shard)
+    rows.tick(now)
     if isinstance(message, ScanRows):
         return rows.scan(message)
     return rows.pull(message.index, rows.wanted(message))

@@ -121,6 +121,12 @@ class Rows:
             raise SliceRangeError(f"this shard has {len(self.tables)} tables, none of them is number {index}")
         return self.tables[index - self._first]
 
+    def tick(self, now: float) -> None:
+        """Take note of the time, by which rows expire."""
+        for table in self.tables:
+            if table.spec.expire_s is not None:
+                table.tick(now)
+
     # --- reading -------------------------------------------------------------------------------
 
     def pull(self, index: int, ids: Array) -> Found:
@@ -187,7 +193,7 @@ class Rows:
         ids, values, is_set = self._read(message, table, worker)
         result = (table.version + 1,), (max(0, table.version - message.version),)
         if is_set:
-            table.put(ids, values, begins=bool(message.begins))
+            table.put(ids, values)
         else:
             table.update(ids, values, begins=bool(message.begins))
         table.version += 1
@@ -285,7 +291,7 @@ class Rows:
             taken = np.empty(0, np.int64)
             for staged in [s for messages in brought for s in messages if s.is_set]:  # the first has its way
                 fresh = ~np.isin(staged.ids, taken)
-                table.put(staged.ids[fresh], staged.grads[fresh], begins=False)
+                table.put(staged.ids[fresh], staged.grads[fresh])
                 taken = np.concatenate([taken, staged.ids[fresh]])
             table.version = step + 1
 

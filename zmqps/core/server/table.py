@@ -155,7 +155,7 @@ class RowTable:
         if self.spec.expire_steps is not None:
             oldest = self.spec.expire_steps - 1
         if self.expired_before:
-            by_time = max(0, now - self.expired_before)
+            by_time = now - self.expired_before  # -1: all that there are
             oldest = by_time if oldest is None else min(oldest, by_time)
         return oldest
 
@@ -280,18 +280,18 @@ class RowTable:
         self.steps = steps
         self._sweep(ids.size)
 
-    def put(self, ids: Array, values: Array, *, begins: bool = True) -> None:
-        """Let rows have some values, past the rule; their slots stay as they are."""
+    def put(self, ids: Array, values: Array) -> None:
+        """Let rows have some values, past the rule; their slots stay as they are. It is no update of the table."""
         self.make_room(ids)
-        steps, before = self.steps + begins, self.store.num_rows
+        steps, before = self.steps, self.store.num_rows
         found = self.store.insert(ids, steps % _STAMPS)
-        self.counters["new"] += self.store.num_rows - before
-        self._renew(found, steps - 1)
+        new = self.store.num_rows - before
+        self.counters["new"] += new
+        self._renew(found, steps, new)
         if self.before is not None:
             self.before(found)
         self.store.values[found] = values
         self.store.stamps[found] = steps % _STAMPS
-        self.steps = steps
 
     def _rows(self, ids: Array, now: int) -> tuple[Array, Array]:
         """Return the rows of ids, made where they are not there, and which ids these are if some are not admitted."""
@@ -309,12 +309,13 @@ class RowTable:
                     ids = ids[places]
         before = store.num_rows
         rows = store.insert(ids, now % _STAMPS)  # a new row has missed nothing
-        self.counters["new"] += store.num_rows - before
-        self._renew(rows, now)
+        new = store.num_rows - before
+        self.counters["new"] += new
+        self._renew(rows, now, new)
         return rows, places
 
-    def _renew(self, rows: Array, now: int) -> None:
-        """Let those rows begin again that have expired."""
+    def _renew(self, rows: Array, now: int, new: int) -> None:
+        """Let those rows begin again that have expired; ``new`` of them have just begun."""
         oldest = self._oldest(now)
         if oldest is not None:
             late = rows[self.store.ages(rows, now) > oldest]
@@ -322,7 +323,7 @@ class RowTable:
                 if self.before is not None:
                     self.before(late)
                 self.store.renew(late, now % _STAMPS)
-                self.counters["expired"] += late.size
+                self.counters["expired"] += late.size - (new if oldest < 0 else 0)
 
     def _sweep(self, touched: int) -> None:
         """Free some of the rows that have expired."""

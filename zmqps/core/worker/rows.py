@@ -39,7 +39,7 @@ class RowCargo(Cargo):
     wanted_first, wanted
         The same of those that are asked for.
     begins
-        It is the first message of the push on its shard.
+        It is the first message on its shard that brings something.
     """
 
     first: int = 0
@@ -131,7 +131,7 @@ class RowParts:
                     pushed=ids,
                     wanted_first=wanted_first,
                     wanted=wanted_ids,
-                    begins=not ours,
+                    begins=bool(ids.size or everywhere) and not any(cargo.begins for cargo in ours),
                 )
             )
         return tuple(map(tuple, rows))
