@@ -42,7 +42,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs core/protocol core/job core/server core/worker",
         "trace": "errors core/protocol core/node net",
-        "checkpoint": "errors checks core/protocol core/job",
+        "checkpoint": "errors checks rows core/protocol core/job",
     },
     "Processes: what runs a machine": {
         "client": "errors checks codecs optim rows core/protocol core/job core/worker net net/lane gpu trace",
@@ -70,7 +70,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors optim core/protocol core/treatments core/job core/node core/server core/worker "
+        "testing": "errors optim rows core/protocol core/treatments core/job core/node core/server core/worker "
         "core/coordinator gpu checkpoint",
     },
 }
@@ -216,6 +216,7 @@ MIRROR_NOTHING = {
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_checkpoints.py": "end to end: clusters of processes that are saved, killed and restored",
     "tests/test_sparse.py": "end to end: sparse tables on live nodes",
+    "tests/test_sparse_checkpoints.py": "end to end: sparse tables that are saved and restored, in processes",
     "tests/test_terms.py": "end to end: norms that are clipped and learning rates that are set, on live nodes",
     "tests/torch/test_others.py": "end to end: loops of Lightning, Accelerate and DistributedDataParallel, unchanged",
     "tests/test_values.py": "end to end: buffers, and values that are set or averaged, on live nodes",

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from zmqps.checkpoint.publish import Save
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.writer import ShardWriter
 from zmqps.core.job.keyspace import KeySpace
+
+
+def whole_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is kept of a shard, of whose tables nothing is in other checkpoints."""
+    if "tables" not in state:
+        return state
+    return {**state, "tables": {name: {**table, "whole": True} for name, table in state["tables"].items()}}
 
 
 def compact(checkpoint: Checkpoint, directory: str, owner: str, now: float) -> str:
@@ -40,11 +49,16 @@ def compact(checkpoint: Checkpoint, directory: str, owner: str, now: float) -> s
     try:
         shards = []
         for index, (slices, state) in enumerate(zip(placement.slices, checkpoint.shards, strict=True)):
-            with ShardWriter(checkpoint.storage, save.directory, placement, index, slots) as writer:
+            with ShardWriter(
+                checkpoint.storage, save.directory, placement, index, slots, table_slots=state.slots
+            ) as writer:
                 for slice_, version, steps in zip(slices, state.versions, state.steps, strict=True):
                     found = restorer.read(slice_, keyspace.tables[slice_.table].dtype)
                     writer.write(slice_.index, found.value, found.slots, version=version, steps=steps)
-                shards.append(tuple(writer.close(state.state)))
+                for name in state.tables:
+                    for kept in checkpoint.table(name).read(index):
+                        writer.write_rows(name, kept, kept.ids[:0])
+                shards.append(tuple(writer.close(whole_state(state.state))))
         return save.commit(replace(manifest, shards=tuple(shards), base=None, created_at=now))
     except BaseException:
         save.abandon()

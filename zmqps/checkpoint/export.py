@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+import numpy as np
+
 from zmqps.checkpoint.layout import ShardLayout
 from zmqps.checkpoint.reader import Checkpoint
+from zmqps.checkpoint.rows import VALUES
 from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
 from zmqps.core.job.keyspace import Placement
 from zmqps.errors import ConfigurationError
@@ -15,7 +18,8 @@ from zmqps.errors import ConfigurationError
 def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replace: bool = False) -> int:
     """Write a checkpoint's values into one file that any reader of safetensors reads; return its bytes.
 
-    A few slices are in memory at a time. Whoever looks sees the whole file or none.
+    A few slices are in memory at a time, and the ids of sparse tables. Whoever looks sees the whole file or none.
+    The rows of a table are ``<table>.ids``, int64 ``(n,)``, and ``<table>.values``, float32 ``(n, dim)``.
 
     Parameters
     ----------
@@ -24,7 +28,7 @@ def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replac
     path
         Of the new file.
     optimizer
-        Also write the slots, as ``optimizer.<slot>.<name>``.
+        Also write the slots, as ``optimizer.<slot>.<name>``, but for those of tables.
     replace
         Whether there may be such a file already.
 
@@ -41,7 +45,11 @@ def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replac
         raise ConfigurationError(f"{path} is there already; name another file, or remove it")
     slots = checkpoint.manifest.slots if optimizer else ()
     placement = Placement.balance(checkpoint.keyspace, 1)
-    layout = ShardLayout(placement, 0, slots)
+    tables = {spec.name: checkpoint.table(spec.name, VALUES) for spec in checkpoint.manifest.job.tables}
+    ids = {name: files.ids() for name, files in tables.items()}
+    layout = ShardLayout(
+        placement, 0, slots, {name: (ids[name].size, files.spec.dim) for name, files in tables.items()}
+    )
     [plan] = layout.files
     restorer = checkpoint.onto(checkpoint.keyspace.parameters, slots)
     unfinished = f"{path}.{os.getpid()}.tmp"
@@ -56,6 +64,13 @@ def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replac
                 for number, array in enumerate((found.value, *found.slots)):
                     [extent] = layout.extents(number, slice_.table, slice_.start, slice_.stop)
                     file.write_at(array.data, extent.offset)
+            for name, files in tables.items():
+                ids_at, values_at = layout.rows_at[name]
+                file.write_at(ids[name].data, ids_at)
+                for shard in files.shards:
+                    for kept in files.read(shard):
+                        file.write_at(np.ascontiguousarray(kept.values).data, values_at)
+                        values_at += kept.values.nbytes
             file.sync()
             file.close()
             os.replace(unfinished, path)

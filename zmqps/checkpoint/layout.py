@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -126,6 +126,13 @@ class ShardLayout:
         Of the shard.
     slot_names
         Of the optimizer's slots, in order.
+    rows
+        Of sparse tables that lie in the first file, after all else: how many rows, of how many elements.
+
+    Attributes
+    ----------
+    rows_at : dict of str to (int, int)
+        Where the ids and the values of a table begin in that file, in bytes.
 
     Raises
     ------
@@ -133,7 +140,13 @@ class ShardLayout:
         A parameter has a name that cannot be stored.
     """
 
-    def __init__(self, placement: Placement, index: int, slot_names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        placement: Placement,
+        index: int,
+        slot_names: Sequence[str],
+        rows: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
         keyspace = placement.keyspace
         self.num_arrays = 1 + len(slot_names)
         check_names([p.name for p in keyspace.parameters], slot_names)
@@ -174,11 +187,20 @@ class ShardLayout:
                         _append(extents, Extent(nth, begin, origin + block.start, size), itemsize)
         if not ends:  # a shard that nothing was left for; a file says so
             entries, sharding, ends = [{}], [{}], [0]
+        places: dict[str, list[int]] = {}
+        for name, (number, dim) in (rows or {}).items():
+            for label, dtype, shape in (("ids", "I64", [number]), ("values", "F32", [number, dim])):
+                begin, end = ends[0], ends[0] + (8 * number if label == "ids" else 4 * number * dim)
+                entries[0][f"{name}.{label}"] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
+                sharding[0][f"{name}.{label}"] = {OFFSETS_KEY: [0] * len(shape)}
+                places.setdefault(name, []).append(begin)
+                ends[0] = end
         headers = [header_of(e, s) for e, s in zip(entries, sharding, strict=True)]
         self.files = tuple(
             FileLayout(data_file(index, number, len(headers)), header, len(header) + ends[number])
             for number, header in enumerate(headers)
         )
+        self.rows_at = {name: (ids + len(headers[0]), data + len(headers[0])) for name, (ids, data) in places.items()}
         self._itemsizes = [table.dtype.itemsize for table in keyspace.tables]
         self._extents = {
             where: [e._replace(offset=e.offset + len(headers[e.file])) for e in found]

@@ -20,13 +20,14 @@ def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: boo
     job
         Whose, where the directory has checkpoints of several.
     optimizer
-        Also return the optimizer's slots, named ``optimizer.<slot>.<name>``.
+        Also return the optimizer's slots, named ``optimizer.<slot>.<name>``; those of tables stay where they are.
 
     Returns
     -------
     dict of str to ndarray
         By name, in the job's order, each a new array. Half-precision parameters come in float32, as the servers keep
-        them.
+        them. Of a sparse table there are the ids of its rows as ``<table>.ids``, int64 ``(n,)``, and their values as
+        ``<table>.values``, float32 ``(n, dim)``, in no order.
 
     Raises
     ------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,6 +19,7 @@ from zmqps.checkpoint.delta import delta_pieces, merged
 from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
 from zmqps.checkpoint.layout import slot_entry, state_file
 from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt
+from zmqps.checkpoint.rows import VALUES, RowFiles, Slots, TableState, entries_of
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk
 from zmqps.checkpoint.writer import STATE_FORMAT
 from zmqps.core.job.keyspace import KeySpace, Slice
@@ -25,6 +27,7 @@ from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointMismatchError, UnknownParameterError
 
+ROWS_FILE = re.compile(r"shard-\d{5,}-rows-\d{5,}\.safetensors")
 #: Chunks that were read and checked, kept for who reads on where the last one has stopped.
 CACHE_NBYTES = 64 << 20
 
@@ -41,12 +44,21 @@ class ShardState:
         Of each slice, how many updates each of its segments has had.
     state
         What the server kept: its ledger, its counters.
+    tables
+        What is kept of each sparse table that the shard has some of, by its name.
+    slots
+        The names of what the optimizer of each table keeps.
+    rows
+        Names of the files that have rows, by the name of the table.
     """
 
     versions: list[int]
     steps: list[list[int]]
     state: dict[str, Any]
     chunks: dict[str, list[Chunk]]
+    tables: dict[str, TableState] = field(default_factory=dict)
+    slots: dict[str, Slots] = field(default_factory=dict)
+    rows: dict[str, list[str]] = field(default_factory=dict)
 
 
 class Restored(NamedTuple):
@@ -106,7 +118,8 @@ class Checkpoint:
         return tuple(self._shard_state(index) for index in range(self.manifest.placement.num_shards))
 
     @cached_property
-    def _facts(self) -> dict[str, FileFact]:
+    def facts(self) -> dict[str, FileFact]:
+        """What the manifest says of its files, by their names."""
         return {fact.name: fact for fact in self.manifest.files}
 
     @cached_property
@@ -119,7 +132,7 @@ class Checkpoint:
                 {n: [p._replace(depth=p.depth + 1) for p in ps] for n, ps in self.base._pieces.items()}, self._changed()
             )
         for facts in self.manifest.shards:
-            for fact in facts[:-1]:
+            for fact in self._dense(facts):
                 header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
                 for name, piece in pieces_of(join(self.path, fact.name), header, fact, parameters):
                     found.setdefault(name, []).append(piece)
@@ -138,12 +151,16 @@ class Checkpoint:
             for name in (p.name, *(slot_entry(slot, p.name) for slot in names))
         }
 
+    def _dense(self, facts: Sequence[FileFact]) -> list[FileFact]:
+        """Return those of a shard's files that have arrays of parameters."""
+        return [fact for fact in facts[:-1] if not ROWS_FILE.fullmatch(fact.name)]
+
     def _changed(self) -> dict[str, list[Piece]]:
         """Where the parts of arrays lie that have changed since the base."""
         found: dict[str, list[Piece]] = {}
         placement = self.manifest.placement
         for slices, facts in zip(placement.slices, self.manifest.shards, strict=True):
-            for fact in facts[:-1]:
+            for fact in self._dense(facts):
                 header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
                 place = join(self.path, fact.name)
                 for name, piece in delta_pieces(place, header, fact, slices, placement, self.manifest.slots):
@@ -255,7 +272,15 @@ class Checkpoint:
                 if checksums.of_chunks(chunks[fact.name]) != fact.xxh3_128:
                     raise ValueError("other chunks")
             versions, steps = self._completed(index, record["versions"], record["steps"])
-            return ShardState(versions=versions, steps=steps, state=dict(record["state"]), chunks=chunks)
+            return ShardState(
+                versions=versions,
+                steps=steps,
+                state=dict(record["state"]),
+                chunks=chunks,
+                tables=self._tables_of(index, record),
+                slots={name: Slots.from_plain(plain) for name, plain in record.get("table_slots", {}).items()},
+                rows=self._rows_of(record, facts),
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise corrupt(path, f"it does not belong to this manifest ({error})") from error
 
@@ -271,6 +296,24 @@ class Checkpoint:
         if not all(type(number) is int for numbers in (versions, *steps) for number in numbers):
             raise ValueError("it lacks slices")
         return versions, steps
+
+    def _tables_of(self, index: int, record: Mapping[str, Any]) -> dict[str, TableState]:
+        """Return what is kept of a shard's tables."""
+        told = record["state"].get("tables", {})
+        here = [self.keyspace.tables[slice_.table].rows for slice_ in self.manifest.placement.row_slices[index]]
+        every = {table.name for table in self.manifest.job.tables}
+        if set(told) != {spec.name for spec in here if spec} or set(record.get("table_slots", {})) != every:
+            raise ValueError("other tables")
+        return {name: TableState.from_plain(plain) for name, plain in told.items()}
+
+    def _rows_of(self, record: Mapping[str, Any], facts: Sequence[FileFact]) -> dict[str, list[str]]:
+        """Return the names of a shard's files of rows by the name of their table."""
+        found: dict[str, list[str]] = {table.name: [] for table in self.manifest.job.tables}
+        for name, table in record.get("rows", {}).items():
+            found[table].append(name)
+        if set(record.get("rows", {})) != {fact.name for fact in facts[:-1] if ROWS_FILE.fullmatch(fact.name)}:
+            raise ValueError("other files of rows")
+        return found
 
     # --- arrays --------------------------------------------------------------------------------
 
@@ -320,11 +363,36 @@ class Checkpoint:
         return found.reshape(parameter.shape)
 
     def arrays(self, *, optimizer: bool = False) -> dict[str, Array]:
-        """Return all values by name, with ``optimizer`` also the slots, as ``optimizer.<slot>.<name>``."""
+        """Return all values by name, with ``optimizer`` also the slots, as ``optimizer.<slot>.<name>``.
+
+        Of a sparse table there are ``<table>.ids`` and ``<table>.values``.
+        """
         slots = self.manifest.slots if optimizer else ()
         found = {p.name: self.array(p.name) for p in self.keyspace.parameters}
+        for spec in self.manifest.job.tables:
+            found |= dict(zip(entries_of(spec.name), self.table(spec.name, VALUES).everything(), strict=True))
         found |= {slot_entry(s, p.name): self.array(p.name, s) for s in slots for p in self.keyspace.parameters}
         return found
+
+    def table(self, name: str, slots: Slots | None = None) -> RowFiles:
+        """Return the rows of a sparse table.
+
+        Parameters
+        ----------
+        name
+            Of the table.
+        slots
+            Which of the optimizer's slots are read; None: all.
+
+        Raises
+        ------
+        UnknownParameterError
+            The checkpoint has no such table.
+        """
+        specs = {table.name: table for table in self.manifest.job.tables}
+        if name not in specs:
+            raise UnknownParameterError(name=name, hint=f"its sparse tables are {', '.join(specs) or 'none':.200}")
+        return RowFiles(self, specs[name], slots)
 
     def _hint(self, name: str) -> str:
         names = [p.name for p in self.keyspace.parameters]

@@ -12,10 +12,12 @@ from zmqps.checkpoint import checksums
 from zmqps.checkpoint.delta import DeltaLayout
 from zmqps.checkpoint.layout import ShardLayout, state_file
 from zmqps.checkpoint.manifest import FileFact, plain
+from zmqps.checkpoint.rows import Slots, encoded, rows_file
 from zmqps.checkpoint.storage import Bytes, File, Storage, join, naming_the_disk
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, InternalError
+from zmqps.rows.kept import Kept
 
 STATE_FORMAT = 1
 
@@ -39,6 +41,8 @@ class ShardWriter:
         ``base``; None: all.
     layout
         Of this shard, from the save before: with very many parameters it takes a second to make.
+    table_slots
+        Of the optimizer of each sparse table, by its name.
 
     Raises
     ------
@@ -57,6 +61,7 @@ class ShardWriter:
         slot_names: Sequence[str],
         only: Collection[int] | None = None,
         layout: ShardLayout | DeltaLayout | None = None,
+        table_slots: Mapping[str, Slots] | None = None,
     ) -> None:
         self.index = index
         self.layout: ShardLayout | DeltaLayout
@@ -68,11 +73,15 @@ class ShardWriter:
         self._storage, self._directory = storage, directory
         self._slices = placement.slices[index]
         self._tables = placement.keyspace.tables
+        self._table_slots = dict(table_slots or {})
         self._awaited = set(range(len(self._slices))) if only is None else set(only)
         self._versions: list[int | None] = [None] * len(self._slices)
         self._steps: list[list[int]] = [[] for _ in self._slices]
         self._chunks: list[list[checksums.Chunk]] = [[] for _ in self.layout.files]
         self._files: list[File] = []
+        self._row_facts: list[FileFact] = []
+        self._row_chunks: dict[str, list[checksums.Chunk]] = {}
+        self._row_files: dict[str, str] = {}  # whose rows they have
         try:
             with naming_the_disk(directory):
                 for file in self.layout.files:
@@ -134,6 +143,38 @@ class ShardWriter:
         self._versions[index] = int(version)
         self._steps[index] = [int(step) for step in steps]
 
+    def write_rows(self, table: str, kept: Kept, gone: Array) -> None:
+        """Write rows of a table, as a file of their own.
+
+        Parameters
+        ----------
+        table
+            Its name.
+        kept
+            Each of a table's rows comes once.
+        gone
+            Ids of rows that may be in what is built upon, and are none any more.
+        """
+        slots, [spec] = self._table_slots[table], [t.rows for t in self._tables if t.rows and t.rows.name == table]
+        name = rows_file(self.index, len(self._row_facts))
+        path = join(self._directory, name)
+        chunks: list[checksums.Chunk] = []
+        offset = 0
+        with naming_the_disk(path):
+            file = self._storage.create(path)
+            try:
+                for array in encoded(spec, slots, self.index, len(self._row_facts), kept, gone):
+                    if array.size:
+                        file.write_at(array.data, offset)
+                        chunks.append(checksums.chunk_of(offset, array.data))
+                        offset += array.nbytes
+                file.sync()
+            finally:
+                file.close()
+        self.nbytes += offset
+        self._row_facts.append(FileFact(name, offset, checksums.of_chunks(chunks)))
+        self._row_chunks[name], self._row_files[name] = chunks, table
+
     def close(self, state: Mapping[str, Any] | None = None) -> list[FileFact]:
         """Wait until all is on the disk; return what the manifest is to say of the shard's files.
 
@@ -160,12 +201,15 @@ class ShardWriter:
                 open_file.sync()
                 open_file.close()
             facts.append(FileFact(file.name, file.nbytes, checksums.of_chunks(chunks)))
+        facts += self._row_facts
+        dense_chunks = {f.name: chunks for f, chunks in zip(self.layout.files, self._chunks, strict=True)}
         record = {
             "format": STATE_FORMAT,
             "shard": self.index,
             "versions": self._versions,
             "steps": self._steps,
-            "chunks": {f.name: chunks for f, chunks in zip(self.layout.files, self._chunks, strict=True)},
+            "chunks": {**dense_chunks, **self._row_chunks},
+            **({"rows": self._row_files, "table_slots": self._table_slots} if self._table_slots else {}),
             "state": plain("state", dict(state or {})),
         }
         text = json.dumps(record, separators=(",", ":"), allow_nan=False).encode()

@@ -34,9 +34,11 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
 from zmqps.core.protocol.terms import MOST_RATES
 from zmqps.core.server.changes import Unchanged
+from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
 from zmqps.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
+from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
 from zmqps.nodes.host import Rests
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
 from zmqps.optim import OptimizerSpec
@@ -138,16 +140,22 @@ class _Writer:
         for index, (version, steps) in unchanged.items():
             writer.keep(index, version=version, steps=steps)
 
-    def write(self, piece: Piece, *, gently: bool = False) -> None:
-        """Write a slice; ``gently``, and where no processor is idle, rest behind it."""
-        began, steps = time.monotonic(), piece.steps.tolist()
-        self._writer.write(piece.number, piece.value, piece.slots, version=piece.version, steps=steps)
-        self._lowest = piece.version if self._lowest is None else min(self._lowest, piece.version)
+    def write(self, piece: Piece | RowPiece, *, gently: bool = False) -> None:
+        """Write a slice, or rows; ``gently``, and where no processor is idle, rest behind it."""
+        began = time.monotonic()
+        if isinstance(piece, RowPiece):
+            self._writer.write_rows(piece.table, piece.kept, piece.gone)
+        else:
+            steps = piece.steps.tolist()
+            self._writer.write(piece.number, piece.value, piece.slots, version=piece.version, steps=steps)
+            self._lowest = piece.version if self._lowest is None else min(self._lowest, piece.version)
         self._rests.after(began, wanted=gently)
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Bring all to the disk; return the files, the slots and the version of the slice with the fewest updates."""
         files = [list(fact) for fact in self._writer.close(state)]
+        if self._lowest is None:  # a job of tables alone
+            self._lowest = min((table["version"] for table in state["tables"].values()), default=None)
         return {"files": files, "slots": list(self._slots), "lowest": self._lowest}
 
     def abandon(self) -> None:
@@ -181,11 +189,13 @@ class ShardFiles:
         unchanged: Unchanged | None = None,
     ) -> _Writer:
         """Open the files of a shard; of one that builds upon another, with all slices but those that are unchanged."""
-        slots = _slots_of(JobSpec.from_wire(job))
+        spec = JobSpec.from_wire(job)
+        slots, tables = _slots_of(spec), {table.name: slots_of_table(table) for table in spec.tables}
         storage, directory = self._storage_of(path)
         numbers = range(len(placement.slices[index]))
         only = None if unchanged is None else [number for number in numbers if number not in unchanged]
-        return _Writer(ShardWriter(storage, directory, placement, index, slots, only), slots, unchanged or {})
+        writer = ShardWriter(storage, directory, placement, index, slots, only, table_slots=tables)
+        return _Writer(writer, slots, unchanged or {})
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill a shard from a checkpoint; return what was kept with this very shard, if there was one.
@@ -206,12 +216,16 @@ class ShardFiles:
             # parts of it may have had more updates than others, and none may have had more than the slice
             version = source["version"] if job.mode == "sync" else max(found.version, *steps)
             shard.restore(slice_.index, found.value, found.slots, steps, version)
+        if shard.rows is not None:
+            read_tables(checkpoint, shard.rows, source, synchronous=job.mode == "sync")
         same = checkpoint.manifest.placement.to_wire() == shard.placement.to_wire()
         return checkpoint.shards[shard.index].state if same else {}
 
 
 def _slots_of(job: JobSpec) -> tuple[str, ...]:
     names = [parameter.name for parameter in job.parameters]
+    if not names:
+        return ()
     return tuple(OptimizerSpec.from_wire(job.optimizer).rules(names)[0][0].slots)
 
 

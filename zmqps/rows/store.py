@@ -101,6 +101,11 @@ class RowStore:
         return int(self._state[1])
 
     @property
+    def free(self) -> Array:
+        """Rows before `end` that are none now."""
+        return self._free[: int(self._state[0])]
+
+    @property
     def row_nbytes(self) -> int:
         """Bytes of one more row, without the index."""
         per_element, per_row = 4 * (1 + len(self.slots)), 4 * len(self.row_slots) + 4 * (self.counts is not None)
@@ -342,7 +347,7 @@ class RowStore:
         rows = np.flatnonzero(self.live[: self.end])
         assert rows.size == self.num_rows
         assert np.array_equal(self.find(self.ids[rows]), rows)
-        free = self._free[: int(self._state[0])]
+        free = self.free
         assert free.size == np.unique(free).size == self.end - rows.size
         assert not self.live[free].any()
         entries = [index[(index != loops.EMPTY) & (index != loops.TOMBSTONE)] for index in self._indexes]

@@ -16,9 +16,13 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.changes import Unchanged
+from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
+from zmqps.core.server.table import RowTable
 from zmqps.errors import CheckpointStorageError
+from zmqps.rows.hashing import buckets_of
+from zmqps.rows.kept import rebased
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -33,7 +37,7 @@ class SavedSlice:
     arrays: list[Array]  # its value, then its slots
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Part:
     """What one server has written."""
 
@@ -41,6 +45,7 @@ class Part:
     unchanged: Unchanged | None = None  # what is in its base only; None: it is whole
     whole: bool = False
     state: Mapping[str, Any] = field(default_factory=dict)
+    rows: dict[str, list[RowPiece]] = field(default_factory=dict)  # by table
 
 
 class SavedJob:
@@ -80,6 +85,20 @@ class SavedJob:
                     there = slice(segment.start, segment.start + segment.size)
                     for of, array in zip([self.values, *self.slots], saved.arrays, strict=True):
                         of[segment.parameter][there] = array[here]
+
+    def fill(self, table: RowTable, version: int | None) -> None:
+        """Let a table have the rows that were saved; ``version`` is that of the job where it is synchronous."""
+        name = table.spec.name
+        states = {shard: s["tables"][name] for shard, s in enumerate(self.states) if name in s["tables"]}
+        table.steps = max(state["steps"] for state in states.values())
+        table.version = max(state["version"] for state in states.values()) if version is None else version
+        for shard, state in states.items():
+            for piece in self.parts[shard].rows.get(name, []):
+                gone, kept = piece.gone, piece.kept
+                table.remove(gone)
+                buckets = buckets_of(kept.ids, table.spec.bucket_seed)
+                mine = kept.only((table.slice.start <= buckets) & (buckets < table.slice.stop))
+                table.restore(mine._replace(stamps=rebased(mine.stamps, table.steps, state["steps"])))
 
     @property
     def version(self) -> int:
@@ -157,6 +176,8 @@ class Disk:
             steps = [min(saved.steps[s.parameter]) for s in slice_.segments]
             version = source["version"] if job.mode == "sync" else max(steps)
             shard.restore(slice_.index, found[0], found[1:], steps, version)
+        for table in shard.rows.tables if shard.rows else ():
+            saved.fill(table, source["version"] if job.mode == "sync" else None)
         return saved.states[shard.index] if saved.placement.to_wire() == shard.placement.to_wire() else {}
 
     # --- what coordinators do -----------------------------------------------------------------
@@ -195,6 +216,9 @@ class Disk:
             for index, (version, steps) in part.unchanged.items():
                 before = there.parts[shard].slices[index]
                 part.slices[index] = SavedSlice(version, list(steps), before.arrays)
+            for name, table in part.state["tables"].items():
+                if not table["whole"]:
+                    part.rows[name] = there.parts[shard].rows.get(name, []) + part.rows.get(name, [])
         return parts
 
     def abandon(self, path: str) -> None:
@@ -210,9 +234,12 @@ class _Writer:
         self._path = path
         self._part = part
 
-    def write(self, piece: Piece, *, gently: bool = False) -> None:
-        """Write a slice, as it is at this moment."""
+    def write(self, piece: Piece | RowPiece, *, gently: bool = False) -> None:
+        """Write a slice, or rows, as they are at this moment."""
         self._disk._work(self._path)
+        if isinstance(piece, RowPiece):
+            self._part.rows.setdefault(piece.table, []).append(deepcopy(piece))
+            return
         assert piece.number not in self._part.slices, f"slice {piece.number} is written twice"
         arrays = [array.copy() for array in (piece.value, *piece.slots)]
         self._part.slices[piece.number] = SavedSlice(piece.version, piece.steps.tolist(), arrays)

@@ -131,7 +131,7 @@ def test_a_full_table_refuses_new_rows_and_trains_those_that_are_there() -> None
 def test_rows_that_were_changed_least_recently_make_way() -> None:
     items = table(capacity_nbytes=4_000, when_full="evict")
     most, gone = items.limit, list[int]()
-    items.removed = lambda some: gone.extend(some.tolist())
+    items.removed.append(lambda some: gone.extend(some.tolist()))
     touch(items, *range(most))
     for number in range(most // 2):
         touch(items, number)

@@ -107,8 +107,6 @@ class Checkpoints:
         run = self._runs.get(wish.job)
         if run is None or not run.startup.ready:
             raise JobError(f"the job {wish.job!r} is not being trained, so there is nothing to save yet")
-        if run.startup.job is not None and run.startup.job.tables:
-            raise JobError(f"the job {wish.job!r} has sparse tables, which checkpoints do not hold")
         if run.lost_shard is not None:
             raise run.lost_shard.again()
         if not run.is_whole:
@@ -368,8 +366,7 @@ class Checkpoints:
         """Whether a job can be saved, and is not about to be."""
         waiting = any(wish.job == run.name for wish in self._waiting)
         making = self._making is not None and self._making.run is run
-        has_tables = run.startup.job is not None and bool(run.startup.job.tables)
-        return run.is_whole and bool(run.members) and not waiting and not making and not has_tables
+        return run.is_whole and bool(run.members) and not waiting and not making
 
     def look(self, now: float) -> list[Action]:
         """Begin what is due by time or by steps; called after every event that may make it so."""

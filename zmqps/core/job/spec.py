@@ -156,6 +156,13 @@ class JobSpec:
         if len(set(names)) < len(names):
             twice = next(name for number, name in enumerate(names) if name in names[:number])
             raise ConfigurationError(f"two parameters or tables are named {twice!r}")
+        for table in self.tables:  # as which rows stand beside parameters in files
+            taken = {f"{table.name}.ids", f"{table.name}.values"} & set(names)
+            if taken:
+                raise ConfigurationError(
+                    f"a parameter or table named {taken.pop()!r} goes with no table named {table.name!r}: in a "
+                    "checkpoint the name stands for the table's rows"
+                )
         if self.retain:
             raise ConfigurationError("older versions of tables are not kept: leave out retain, or the tables")
         if self.treatment is not None:

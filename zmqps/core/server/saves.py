@@ -13,6 +13,8 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
 from zmqps.core.server.changes import Changes, Unchanged
+from zmqps.core.server.row_changes import RowChanges
+from zmqps.core.server.row_snapshot import RowPiece, RowSnapshots
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece, Snapshot
 from zmqps.core.server.tenant import Tenant
@@ -28,8 +30,8 @@ MAX_WHY_CHARS = 500
 class Writer(Protocol):
     """Writes a shard's part of a checkpoint; called from other threads, one at a time."""
 
-    def write(self, piece: Piece, *, gently: bool) -> None:
-        """Write a slice; ``gently``: training goes on, and is to feel little of it."""
+    def write(self, piece: Piece | RowPiece, *, gently: bool) -> None:
+        """Write a slice, or rows of a table; ``gently``: training goes on, and is to feel little of it."""
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write what is left, wait until all is on the disk, and return what the manifest says of it."""
@@ -58,7 +60,7 @@ class Files(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Tag of what is done aside for a save; ``index`` is the slice that was written, if it was one."""
+    """Tag of what is done aside for a save; ``index`` is the number of the piece that was written, if it was one."""
 
     epoch: int
     number: int
@@ -68,15 +70,16 @@ class Saving:
 class _Save:
     """A save under way."""
 
-    def __init__(self, message: Save, tenant: Tenant, snapshot: Snapshot) -> None:
+    def __init__(self, message: Save, tenant: Tenant, snapshot: Snapshot, rows: RowSnapshots) -> None:
         self.message = message
         self.tenant = tenant
         self.snapshot = snapshot
-        self.state = tenant.saved_state()  # as of this moment, as the values
+        self.rows = rows
+        self.state = {**tenant.saved_state(), "tables": rows.state}  # as of this moment, as the values
         self.writer: Writer | None = None
         self.in_hand: set[int] = set()
         self.busy = False  # a thread has the writer
-        self.ready: list[Piece] = []  # the next to be written
+        self.ready: list[Piece | RowPiece] = []  # the next to be written
         self.nbytes = 0
         self.num_pushes = tenant.counts["pushes"]  # when the last slice was handed out
         self.reported_at = 0.0
@@ -85,6 +88,21 @@ class _Save:
     def key(self) -> tuple[int, int]:
         """Which it is."""
         return self.message.epoch, self.message.number
+
+    @property
+    def failed(self) -> MemoryError | None:
+        """Why what was to be saved is not kept any more."""
+        return self.snapshot.failed or self.rows.failed
+
+    def next(self) -> Piece | RowPiece | None:
+        """Return what is to be written next; raises as `Snapshot.next` does."""
+        return self.snapshot.next() or self.rows.next()
+
+    def done(self, number: int) -> None:
+        """A piece is written."""
+        self.in_hand.discard(number)
+        self.snapshot.done(number)
+        self.rows.done(number)
 
 
 class Saves:
@@ -102,7 +120,7 @@ class Saves:
         self._said: dict[int, Saved] = {}  # how the last one of each has ended, in case that the coordinator asks again
         self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
         self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
-        self._changes = Changes()
+        self._changes, self._row_changes = Changes(), RowChanges()
 
     def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
         """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
@@ -121,17 +139,22 @@ class Saves:
             if message.exact and message.version > shard.version:
                 self._awaited[message.epoch] = message
                 return []
-            if message.exact and any(state.version != message.version for state in shard.slices):  # a part, perhaps
+            tables = shard.rows.tables if shard.rows else ()
+            versions = {state.version for state in shard.slices} | {table.version for table in tables}
+            if message.exact and versions - {message.version}:  # a part, perhaps
                 raise ProtocolError(f"version {message.version} is over: this shard goes on to {shard.version + 1}")
             earlier = [save for save in self._under_way.values() if save.message.number != message.number]
             actions = [action for save in earlier for action in self._give_up(save, "another checkpoint has begun")]
             unchanged = self._changes.unchanged(message.epoch, message.base, shard.slices)
             changed = [state for state in shard.slices if unchanged is None or state.slice.index not in unchanged]
+            since = self._row_changes.since(message.epoch, message.base, tables)
+            rows = RowSnapshots(tables, since, first=len(shard.slices))
             snapshot = Snapshot(changed, shard.memory, shard.version)
             self._changes.note(message.epoch, message.number, message.base, shard.slices)
+            self._row_changes.note(message.epoch, message.number, message.base, tables)
         except (MemoryError, PSError) as error:
             return [self._ended(message, FAILED, {"why": (str(error) or type(error).__name__)[:MAX_WHY_CHARS]})]
-        save = self._under_way[message.epoch] = _Save(message, tenant, snapshot)
+        save = self._under_way[message.epoch] = _Save(message, tenant, snapshot, rows)
         opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index, unchanged)
         save.busy = True
         return [*actions, self._report(save, KEPT, now), Run(Saving(message.epoch, message.number), opening)]
@@ -156,8 +179,7 @@ class Saves:
         if save.writer is None:
             save.writer = value
         elif tag.index >= 0:
-            save.in_hand.discard(tag.index)
-            save.snapshot.done(tag.index)
+            save.done(tag.index)
         else:
             del self._under_way[tag.epoch]
             facts = {**value, "nbytes": save.nbytes, "version": save.snapshot.version}
@@ -166,19 +188,17 @@ class Saves:
 
     def _go_on(self, save: _Save, now: float) -> list[Action]:
         """Hand out slices as long as some wait, then have all brought to the disk."""
-        snapshot, writer = save.snapshot, save.writer
+        writer = save.writer
         assert writer is not None
         try:
-            while len(save.in_hand) < IN_HAND and (piece := snapshot.next()) is not None:
+            while len(save.in_hand) < IN_HAND and (piece := save.next()) is not None:
                 save.in_hand.add(piece.number)
                 save.ready.append(piece)
-                save.nbytes += piece.value.nbytes + sum([slot.nbytes for slot in piece.slots])
+                save.nbytes += piece.nbytes
         except MemoryError:
             pass
-        if snapshot.failed is not None:
-            return self._give_up(
-                save, f"this server lacks the memory to keep what is updated meanwhile: {snapshot.failed}"
-            )
+        if save.failed is not None:
+            return self._give_up(save, f"this server lacks the memory to keep what is updated meanwhile: {save.failed}")
         actions: list[Action] = []
         if save.ready:
             piece = save.ready.pop(0)
@@ -198,6 +218,7 @@ class Saves:
         if number is None:
             self._said.pop(epoch, None)
             self._changes.drop(epoch)
+            self._row_changes.drop(epoch)
         save = self._under_way.get(epoch)
         if save is None or number not in (None, save.message.number):
             return []
@@ -212,6 +233,7 @@ class Saves:
 
     def _let_go(self, save: _Save) -> list[Action]:
         save.snapshot.release()
+        save.rows.release()
         del self._under_way[save.message.epoch]
         if save.busy:  # a thread has the files: they are closed once it is done with them
             self._leaving[save.key] = save
@@ -227,16 +249,18 @@ class Saves:
         save = self._under_way.get(epoch)
         if save is None:
             return {}
-        return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": save.snapshot.nbytes}
+        return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": save.snapshot.nbytes + save.rows.nbytes}
 
     def validate(self) -> None:
         """Assert that what is handed out is kept."""
         self._changes.validate()
+        self._row_changes.validate()
         for save in self._under_way.values():
             save.snapshot.validate()
+            save.rows.validate()
             assert len(save.in_hand) <= IN_HAND
             assert {piece.number for piece in save.ready} <= save.in_hand
-            assert save.busy or save.snapshot.failed is not None
+            assert save.busy or save.failed is not None
 
 
 def _closed(save: _Save) -> list[Action]:

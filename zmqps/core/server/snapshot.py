@@ -30,6 +30,11 @@ class Piece(NamedTuple):
     value: Array
     slots: tuple[Array, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.value.nbytes + sum([slot.nbytes for slot in self.slots])
+
 
 class _Row:
     """What is kept of a slice."""

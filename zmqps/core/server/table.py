@@ -13,6 +13,7 @@ from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.rows import COUNTED
 from zmqps.errors import NonFiniteGradientError, TableFullError, listed
+from zmqps.rows.kept import Kept
 from zmqps.rows.sketch import Sketch
 from zmqps.rows.store import RowStore
 
@@ -57,23 +58,12 @@ class RowUpdate(Protocol):
         """Update rows, which are different, in place. What it raises it raises before it has written anything."""
 
 
-class Kept(NamedTuple):
-    """Rows as they are: ids, values, slots, slots of one number a row, counts, and their last updates."""
+class Times(NamedTuple):
+    """How far a table is: by messages or steps, by updates, and before which update rows have expired by seconds."""
 
-    ids: Array
-    values: Array
-    slots: tuple[Array, ...]
-    row_slots: tuple[Array, ...]
-    counts: Array | None
-    stamps: Array
-
-    @property
-    def arrays(self) -> list[Array]:
-        """All of them, flat, in the order in which they travel."""
-        counts = [] if self.counts is None else [self.counts]
-        return [
-            array.reshape(-1) for array in (self.ids, self.stamps, *counts, *self.row_slots, self.values, *self.slots)
-        ]
+    version: int
+    steps: int
+    expired_before: int
 
 
 class RowTable:
@@ -116,10 +106,10 @@ class RowTable:
         self.counters: Counter[str] = Counter()
         self.sketch = Sketch(sketch_width) if spec.admit > 1 else None
         self.expired_before = 0  # by seconds: rows that were last updated before this one are gone
-        #: Is told the ids of rows that make way for others, before anything else is done.
-        self.removed: Callable[[Array], None] = lambda ids: None
-        #: Is called before rows change or go: ``before(rows)``.
-        self.before: Callable[[Array], None] | None = None
+        #: Are told the ids of rows that make way for others, before anything else is done.
+        self.removed: list[Callable[[Array], None]] = []
+        #: Are told which rows are about to change, or to go.
+        self.watchers: list[Callable[[Array], None]] = []
         self._kernel = kernel
         self._more = more
         self._granted = 0
@@ -241,15 +231,19 @@ class RowTable:
             number -= gone.size
             self.counters["evicted"] += gone.size
             if gone.size:
-                self.removed(gone)
+                for told in self.removed:
+                    told(gone)
                 self.remove(gone)
+
+    def _before(self, rows: Array) -> None:
+        for watcher in self.watchers:
+            watcher(rows)
 
     def remove(self, ids: Array) -> None:
         """Some rows are not here any more, if they were."""
         rows = self.store.find(ids)
         rows = rows[rows >= 0]
-        if self.before is not None:
-            self.before(rows)
+        self._before(rows)
         self.store.remove(rows)
 
     def update(self, ids: Array, grads: Array, *, begins: bool = True) -> None:
@@ -273,8 +267,7 @@ class RowTable:
         if self.spec.lazy_decay:
             lag = self.store.ages(rows, steps - 1).astype(np.uint32)
         store = self.store
-        if self.before is not None:
-            self.before(rows)
+        self._before(rows)
         self._kernel(store.values, rows, grads, store.slots, store.row_slots, store.counts, max(1, steps), None, lag)
         store.stamps[rows] = steps % _STAMPS
         self.steps = steps
@@ -288,8 +281,7 @@ class RowTable:
         new = self.store.num_rows - before
         self.counters["new"] += new
         self._renew(found, steps, new)
-        if self.before is not None:
-            self.before(found)
+        self._before(found)
         self.store.values[found] = values
         self.store.stamps[found] = steps % _STAMPS
 
@@ -320,8 +312,7 @@ class RowTable:
         if oldest is not None:
             late = rows[self.store.ages(rows, now) > oldest]
             if late.size:
-                if self.before is not None:
-                    self.before(late)
+                self._before(late)
                 self.store.renew(late, now % _STAMPS)
                 self.counters["expired"] += late.size - (new if oldest < 0 else 0)
 
@@ -336,8 +327,7 @@ class RowTable:
         self._hand = int((self._hand + size) % store.end)
         gone = window[(store.live[window] != 0) & (store.ages(window, self.steps) > oldest)]
         if gone.size:
-            if self.before is not None:
-                self.before(gone)
+            self._before(gone)
             store.remove(gone)
             self.counters["expired"] += gone.size
 
@@ -365,9 +355,27 @@ class RowTable:
         slots, row_slots = tuple(s[rows] for s in store.slots), tuple(s[rows] for s in store.row_slots)
         return Kept(store.ids[rows], store.values[rows], slots, row_slots, counts, store.stamps[rows])
 
+    def restore(self, kept: Kept, *, slots: bool = True) -> None:
+        """Have rows as they were; raises as `make_room` does.
+
+        Where ``slots`` are left out, they and counts are as they begin.
+        """
+        self.make_room(kept.ids)
+        if slots:
+            self.store.upsert(*kept)
+            return
+        rows = self.store.insert(kept.ids)
+        self.store.values[rows] = kept.values
+        self.store.stamps[rows] = kept.stamps
+
     def take(self, kept: Kept) -> None:
         """Have rows as they are elsewhere."""
         self.store.upsert(*kept)
+
+    @property
+    def times(self) -> Times:
+        """By what its rows' stamps go."""
+        return Times(self.version, self.steps, self.expired_before)
 
     def figures(self) -> dict[str, int]:
         """Return its counters (`COUNTED`)."""

@@ -1,0 +1,128 @@
+"""Real clusters with sparse tables that are saved while they train, killed, and begun again from the disk."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from tests.team import PATIENCE, Team
+from tests.test_checkpoints import cluster
+from tests.test_fallback import kill, server
+from zmqps.checkpoint import open_checkpoint
+
+pytestmark = pytest.mark.processes
+
+DIM = 6
+START = {"w": np.linspace(-1, 1, 300, dtype=np.float32)}
+MODES: dict[str, dict[str, Any]] = {"async": {}, "sync": {"staleness": 0}}
+
+
+def tables(**options: Any) -> dict[str, Any]:
+    return {
+        "items": zmqps.table(
+            DIM, optimizer=zmqps.optim.adam(0.05), initial=zmqps.initial.normal(1.0, seed=3), **options
+        ),
+        "words": zmqps.table(DIM + 1, optimizer=zmqps.optim.rowwise_adagrad(0.1)),
+    }
+
+
+def joined(address: str, mode: str, workers: int, **options: Any) -> Team:
+    return Team(
+        address, workers, START, optimizer=zmqps.optim.sgd(0.1), tables=tables(**options), **MODES[mode]
+    )  # fmt: skip
+
+
+def ids_of(rank: int, step: int) -> Any:
+    return np.random.default_rng((rank, step)).zipf(1.3, 40).astype(np.int64) % 1000 - 100
+
+
+def train(team: Team, mode: str, steps: range) -> None:
+    """Let workers take steps in which all depends on what came before."""
+    for step in steps:
+        values = team.workers[0].pull(timeout=PATIENCE)["w"]
+
+        def step_of(worker: Any, step: int = step, values: Any = values) -> None:
+            for name in ("items", "words"):
+                ids = ids_of(worker.rank, step)
+                rows = worker.table(name).pull(ids, timeout=PATIENCE)
+                worker.table(name).push(ids, np.sin(3 * rows) + 0.1, timeout=PATIENCE)
+            worker.push({"w": np.sin(values) + worker.rank}, timeout=PATIENCE)
+
+        if mode == "sync":
+            team.all(step_of)
+        else:
+            for worker in team.workers:
+                step_of(worker)
+
+
+def everything(worker: Any) -> tuple[Any, ...]:
+    """Return the dense values, and all rows by id."""
+    ids = np.arange(-150, 1000)
+    found = [worker.table(name).rows(ids, timeout=PATIENCE) for name in ("items", "words")]
+    return np.array(worker.pull(timeout=PATIENCE)["w"]), *found, len(worker.table("items")), len(worker.table("words"))
+
+
+@pytest.mark.parametrize(("mode", "servers"), [("async", 1), ("sync", 3)])
+def test_training_that_was_restored_equals_training_that_was_not_interrupted(
+    tmp_path: Path, mode: str, servers: int
+) -> None:
+    with cluster(tmp_path, checkpoint_full_every=3) as first, joined(first.address, mode, 2) as team:
+        for steps in (range(6), range(6, 7), range(7, 8)):  # the last one builds upon those before
+            train(team, mode, steps)
+            made = team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
+        train(team, mode, range(8, 11))
+        expected = everything(team.workers[0])
+    assert open_checkpoint(made.path).base is not None
+    assert sum(open_checkpoint(made.path).verify()) > 0
+    with cluster(tmp_path, servers, restore=made.path) as second, joined(second.address, mode, 2) as team:
+        train(team, mode, range(8, 11))
+        found = everything(team.workers[0])
+    for one, other in zip(found, expected, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_after_the_loss_of_a_server_a_job_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
+    with cluster(tmp_path) as nodes, joined(nodes.address, mode, 2) as team:
+        train(team, mode, range(2))
+        team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
+        saved = everything(team.workers[0])
+        train(team, mode, range(2, 4))
+        expected = everything(team.workers[0])
+        back = [threading.Event() for _ in team.workers]
+        for worker, event in zip(team.workers, back, strict=True):
+            worker.on_rollback(lambda rollback, event=event: event.set())  # type: ignore[misc]
+        kill(nodes, "server-1")
+        with server(nodes.address):
+            assert all(event.wait(PATIENCE) for event in back)
+            found = everything(team.workers[0])
+            if mode == "sync":  # all servers have gone back
+                assert all(np.array_equal(one, other) for one, other in zip(found, saved, strict=True))
+                train(team, mode, range(2, 4))
+                assert all(
+                    np.array_equal(one, other) for one, other in zip(everything(team.workers[0]), expected, strict=True)
+                )
+            else:  # a row is as it was on the server that was lost, and as it is on the other
+                for one, before, after in zip(found[1:3], saved[1:3], expected[1:3], strict=True):
+                    old, new = (one == before).all(axis=1), (one == after).all(axis=1)
+                    assert (old | new).all()
+                    assert not old.all()
+                    assert not new.all()
+                train(team, mode, range(4, 6))
+
+
+def test_a_job_of_tables_alone_is_saved_and_restored(tmp_path: Path) -> None:
+    only = {"items": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))}
+    with cluster(tmp_path) as first, zmqps.connect(first.address) as worker:
+        worker.init({}, tables=only, timeout=PATIENCE)
+        worker.table("items").push([1, 2, 1], np.ones((3, 2), np.float32), timeout=PATIENCE)
+        made = worker.checkpoint(timeout=PATIENCE)
+    with cluster(tmp_path, 3, restore=made.path) as second, zmqps.connect(second.address) as worker:
+        worker.init({}, tables=only, timeout=PATIENCE)
+        assert worker.table("items").rows([1, 2, 3], timeout=PATIENCE)[:, 0].tolist() == [-2.0, -1.0, 0.0]
+        assert len(worker.table("items")) == 2
