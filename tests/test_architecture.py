@@ -62,7 +62,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
-        "torch": "errors checks optim checkpoint worker",
+        "torch": "errors checks optim checkpoint client worker",
         "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
@@ -128,7 +128,7 @@ FOR_TYPING = {"typing_extensions"}
 PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
 #: The modules of `zmqps.torch`.
-OF_TORCH = ("data", "model", "observer", "optimizer", "overlap", "trainer", "translate")
+OF_TORCH = ("data", "embedding", "model", "observer", "optimizer", "overlap", "trainer", "translate")
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept

@@ -280,3 +280,30 @@ def test_it_is_one_as_soon_as_a_program_with_jax_connects() -> None:
             [sys.executable, "-c", script, cluster.address], capture_output=True, text=True, timeout=50, check=False
         )
     assert (run.stdout, run.returncode) == ("3.0 False\n", 0), run.stderr
+
+
+def test_rows_of_a_table_are_pulled_and_pushed_around_a_compiled_step(worker: zmqps.Worker) -> None:
+    rng = np.random.default_rng(5)
+    batches = [(rng.zipf(1.4, (6, 2)) % 20, rng.normal(size=6).astype(np.float32)) for _ in range(8)]
+    start = {"w": np.linspace(-1, 1, 3, dtype=np.float32)}
+
+    @jax.jit
+    def step(params: Any, rows: Any, places: Any, y: Any) -> Any:
+        def loss(params: Any, rows: Any) -> Any:
+            return jnp.mean((rows[places].sum(1) @ params["w"] - y) ** 2)
+
+        return jax.grad(loss, argnums=(0, 1))(params, rows)
+
+    table = zmqps.table(3, optimizer=optim.sgd(0.1), initial=zmqps.initial.constant(0.5))
+    params = zmqps.jax.init(worker, start, optimizer=optim.sgd(0.1), staleness=0, tables={"items": table})
+    items = worker.table("items")
+    expected, whole = {"w": start["w"].copy()}, np.full((20, 3), 0.5, np.float32)
+    for ids, y in batches:
+        grads, row_grads = step(expected, whole, ids, y)
+        expected, whole = {"w": expected["w"] - 0.1 * np.asarray(grads["w"])}, whole - 0.1 * np.asarray(row_grads)
+        unique, places = np.unique(ids, return_inverse=True)
+        grads, row_grads = step(params, items.pull(unique, timeout=PATIENCE), places.reshape(ids.shape), y)
+        items.push(unique, row_grads, timeout=PATIENCE)
+        params = zmqps.jax.push_pull(worker, grads)
+    np.testing.assert_allclose(params["w"], expected["w"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(items.rows(np.arange(20), timeout=PATIENCE), whole, rtol=1e-5, atol=1e-6)

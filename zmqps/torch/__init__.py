@@ -1,12 +1,14 @@
 """PyTorch: a ``torch.optim.Optimizer`` whose updates zmqps' servers compute.
 
 Needs the extra ``torch``. Three ways in: `Optimizer` in the place of a script's own optimizer, `training` around a loop
-that stays as it is, and `zmqps.Worker.push` and `zmqps.Worker.pull`, which take tensors by themselves.
+that stays as it is, and `zmqps.Worker.push` and `zmqps.Worker.pull`, which take tensors by themselves. `Embedding` and
+`EmbeddingBag` are layers whose rows are those of a sparse table.
 """
 
 from .data import shard
+from .embedding import Embedding, EmbeddingBag, tables
 from .observer import evaluate
 from .optimizer import Optimizer, training
 from .translate import spec_of
 
-__all__ = ["Optimizer", "evaluate", "shard", "spec_of", "training"]
+__all__ = ["Embedding", "EmbeddingBag", "Optimizer", "evaluate", "shard", "spec_of", "tables", "training"]

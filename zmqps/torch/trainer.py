@@ -14,6 +14,7 @@ from zmqps import checks
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
 from zmqps.errors import ConfigurationError
+from zmqps.torch.embedding import Tables, tables
 from zmqps.torch.model import always_changed, buffers_of, parameters_of
 from zmqps.torch.overlap import Overlap, is_plain
 from zmqps.torch.translate import spec_of
@@ -76,11 +77,16 @@ class Trainer:
         self._twin = optimizer
         self._telling: Future[bool] | None = None
         self._seen = _marks(self.buffers)
+        self.tables = Tables(model)
+        if self.tables and process_group is not None:
+            raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
         self._overlap: Overlap | None = None
         self.version = 0
         if worker is not None:
             spec = spec_of(optimizer, named, clip_norm=clip_norm, clip_value=clip_value, count=count)
             options |= {"optimizer": spec, "buffers": self.buffers, "staleness": staleness, "timeout": timeout}
+            if self.tables:
+                options["tables"] = {**(options.get("tables") or {}), **tables(model, worker, deferred=True)}
             worker.init(self.values, **options)
             self.version = worker.pull(out={**self.values, **self.buffers}, timeout=timeout).version
             if any(optimizer.state.values()):
@@ -130,9 +136,10 @@ class Trainer:
             self._overlap.wait()  # a loop may step twice without a forward pass
         if skip:
             worker.skip(timeout=self._timeout)
+            self.tables.drop()
             self._drop_pushed()
         else:
-            sent = self._push_buffers(worker)
+            sent = self._push_buffers(worker) + self.tables.push(scale)
             gradients = {name: parameter.grad for name, parameter in self._trained}
             if scale is not None:
                 gradients = {name: None if g is None else g / scale for name, g in gradients.items()}
@@ -140,6 +147,7 @@ class Trainer:
                 pushed = self._overlap.pushed(scaled=scale is not None)
                 gradients = {name: gradient for name, gradient in gradients.items() if name not in pushed}
             sent.append(worker.push_async(_arrays(gradients), step=True, timeout=self._timeout))
+            self.tables.ask()
             if self._overlap is not None:
                 self._overlap.pull(sent, self._own_buffers())
                 self._note_buffers()
