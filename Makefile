@@ -45,7 +45,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers bench-frameworks experiments picture constraints audit sbom demo up down scale status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers bench-frameworks experiments picture constraints audit sbom demo demo-sparse up down scale status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -130,6 +130,9 @@ bench-frameworks: $(FRAMEWORKS)/.installed ## PyTorch alone, DDP and zmqps: the 
 
 demo: $(INSTALLED) ## train a small network on handwritten digits: SERVERS=2 WORKERS=4 MODE=async|sync|ssp STALENESS=3 FAULTS=1
 	$(PY) examples/demo.py --servers $(SERVERS) --workers $(WORKERS) --mode $(MODE) --staleness $(STALENESS) $(if $(FAULTS),--faults)
+
+demo-sparse: $(INSTALLED) ## train recommenders with sparse tables, on MovieLens-100K (which it downloads) and on made-up clicks: SERVERS=2 WORKERS=4
+	$(PY) examples/demo_sparse.py --servers $(SERVERS) --workers $(WORKERS)
 
 experiments: $(INSTALLED) ## reproduce the field's claims, with plots in runs/experiments/: NAMES="modes treatments"
 	$(PY) -m experiments $(NAMES)

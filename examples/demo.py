@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,21 +47,16 @@ log = logging.getLogger("demo")
 
 
 class Worker:
-    """A process that runs digits.py, and what the coordinator last said of it."""
+    """A process that runs a script of a worker, and what the coordinator last said of it."""
 
-    def __init__(self, number: int, address: str, args: argparse.Namespace) -> None:
+    def __init__(self, number: int, script: Sequence[str], output: Path) -> None:
         self.rank = number  # a guess, until the coordinator knows it
         self.facts: dict[str, Any] = {}
         self.seen_at: float | None = None
-        self.output: Path = args.output / f"worker-{number}.log"
-        self._report: Path = args.output / f"worker-{number}.json"
+        self.output: Path = output / f"worker-{number}.log"
+        self._report: Path = output / f"worker-{number}.json"
         self._told = False
-        command = [sys.executable, digits.__file__, "--coordinator", address, "--report", str(self._report)]
-        command += ["--mode", args.mode, "--passes", str(args.passes), "--batch", str(args.batch)]
-        if args.mode == "sync":
-            command += ["--share", str(args.workers)]
-        elif args.mode == "ssp":
-            command += ["--staleness", str(args.staleness)]
+        command = [sys.executable, *script, "--report", str(self._report)]
         with self.output.open("w") as output:
             # a process group of its own: Ctrl-C reaches the demo alone, which then ends its workers
             self.process = subprocess.Popen(
@@ -128,18 +123,31 @@ def how_it_ended(process: subprocess.Popen[bytes]) -> str:
     return f"killed by {signal.Signals(-code).name}"
 
 
-def watch(workers: Sequence[Worker], observer: zmqps.Worker, args: argparse.Namespace, num_batches: int) -> None:
-    """Draw the progress bar until all workers have ended, and the coordinator knows of those who did not finish."""
+def digits_of(address: str, args: argparse.Namespace) -> list[str]:
+    """Return what a worker runs."""
+    command = [digits.__file__, "--coordinator", address]
+    command += ["--mode", args.mode, "--passes", str(args.passes), "--batch", str(args.batch)]
+    if args.mode == "sync":
+        command += ["--share", str(args.workers)]
+    elif args.mode == "ssp":
+        command += ["--staleness", str(args.staleness)]
+    return command
+
+
+def watch(workers: Sequence[Worker], observer: zmqps.Worker, share: Callable[[int], int]) -> None:
+    """Draw the progress bar until all workers have ended, and the coordinator knows of those who did not finish.
+
+    ``share`` says how many pushes a worker makes, by its rank.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("pushes"))
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        bar = progress.add_task("starting", total=args.passes * num_batches)
+        bar = progress.add_task("starting", total=sum(share(worker.rank) for worker in workers))
         while any(worker.awaited for worker in workers):
             pause(workers)
             status = observer.status()
             for worker in workers:
                 worker.look_up(status)
-            shares = [args.passes * len(range(worker.rank, num_batches, args.workers)) for worker in workers]
-            total = sum(w.pushes if w.failed else share for w, share in zip(workers, shares, strict=True))
+            total = sum(worker.pushes if worker.failed else share(worker.rank) for worker in workers)
             run = status["jobs"].get(observer.job, {"state": "ended", "mode": ""})
             state = f"training ({run['mode']})" if run["state"] == "training" else run["state"]
             progress.update(bar, description=state, completed=sum(w.pushes for w in workers), total=total)
@@ -191,8 +199,8 @@ def run(args: argparse.Namespace) -> int:
             stack.callback(faults.close)
         try:
             for number in range(args.workers):
-                workers.append(Worker(number, address, args))
-            watch(workers, observer, args, num_batches)
+                workers.append(Worker(number, digits_of(address, args), args.output))
+            watch(workers, observer, lambda rank: args.passes * len(range(rank, num_batches, args.workers)))
         finally:
             for worker in workers:
                 worker.end()
@@ -215,7 +223,7 @@ def run(args: argparse.Namespace) -> int:
     (args.output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     demo_report.plot_loss(results, args.output / "loss.png")
     demo_report.plot_staleness(results, args.output / "staleness.png")
-    console.print(demo_report.table(summary))
+    console.print(demo_report.table(summary, f"test accuracy [bold]{test_accuracy:.3f}[/bold]"))
     if args.faults:
         console.print(demo_faults.table(killed, lost))
     console.print(f"summary.json, loss.png and staleness.png are in {args.output}", highlight=False)
@@ -252,7 +260,11 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    args = parse()
+    return run_logged(run, parse())
+
+
+def run_logged(do: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Do something with a log in the folder of its output; return its exit code."""
     args.output.mkdir(parents=True, exist_ok=True)
     record = logging.FileHandler(args.output / "demo.log", "w")
     record.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -260,7 +272,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[record, shown], format="%(message)s")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through every `finally`
     try:
-        return run(args)
+        return do(args)
     except KeyboardInterrupt:
         log.error("interrupted")
         return 130

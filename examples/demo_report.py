@@ -53,7 +53,7 @@ class Result:
         return time.strftime("%H:%M:%S", time.localtime(self.seen_at)) if self.seen_at else "none"
 
 
-def summarize(results: Sequence[Result], *, seconds: float, **facts: Any) -> dict[str, Any]:
+def summarize(results: Sequence[Result], *, seconds: float, pushes_per_step: int = 1, **facts: Any) -> dict[str, Any]:
     """Return what summary.json holds: `seconds` is the whole demo, `training_seconds` the first step to the last."""
     times = [at for result in results for at, _ in result.curve]
     training_seconds = max(times) - min(times) if times else 0.0
@@ -63,7 +63,7 @@ def summarize(results: Sequence[Result], *, seconds: float, **facts: Any) -> dic
         "seconds": round(seconds, 3),
         "training_seconds": round(training_seconds, 3),
         "pushes": pushes,
-        "steps_per_second": rate(pushes, training_seconds),
+        "steps_per_second": rate(pushes / pushes_per_step, training_seconds),
         "gigabytes_moved": round(sum(result.gigabytes for result in results), 6),
         "staleness_mean": round(sum(r.pushes * r.staleness_mean for r in results) / max(1, pushes), 3),
         "staleness_max": max(result.staleness_max for result in results),
@@ -72,7 +72,7 @@ def summarize(results: Sequence[Result], *, seconds: float, **facts: Any) -> dic
                 "rank": result.rank,
                 "how": result.how,
                 "pushes": result.pushes,
-                "steps_per_second": rate(result.pushes, result.seconds),
+                "steps_per_second": rate(result.pushes / pushes_per_step, result.seconds),
                 "gigabytes_moved": round(result.gigabytes, 6),
                 "staleness_mean": round(result.staleness_mean, 3),
                 "staleness_max": result.staleness_max,
@@ -87,13 +87,13 @@ def summarize(results: Sequence[Result], *, seconds: float, **facts: Any) -> dic
     }
 
 
-def rate(count: int, seconds: float) -> float | None:
+def rate(count: float, seconds: float) -> float | None:
     return round(count / seconds, 1) if seconds else None
 
 
-def table(summary: Mapping[str, Any]) -> Table:
+def table(summary: Mapping[str, Any], caption: str) -> Table:
     """Return the summary as a table to print."""
-    shown = Table(caption=f"test accuracy [bold]{summary['test_accuracy']:.3f}[/bold]", caption_style="")
+    shown = Table(caption=caption, caption_style="")
     shown.add_column("worker")
     for name in ("pushes", "steps/s", "GB moved", "staleness mean", "max"):
         shown.add_column(name, justify="right")
@@ -112,7 +112,7 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return [f"{row['pushes']}", speed, f"{row['gigabytes_moved']:.3f}", *staleness]
 
 
-def plot_loss(results: Sequence[Result], path: Path) -> None:
+def plot_loss(results: Sequence[Result], path: Path, loss: str = "cross-entropy") -> None:
     curves = {result.rank: np.array(result.curve) for result in results if result.curve}
     begin = min((curve[0, 0] for curve in curves.values()), default=0.0)
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -120,7 +120,7 @@ def plot_loss(results: Sequence[Result], path: Path) -> None:
         width = max(1, len(curve) // 50)  # one batch is noise, the mean of some tells
         smooth = np.convolve(curve[:, 1], np.ones(width) / width, "valid")
         axes.plot(curve[width - 1 :, 0] - begin, smooth, label=f"worker {rank}", linewidth=1)
-    axes.set(xlabel="seconds", ylabel="cross-entropy of a batch, running mean", yscale="log", title="Loss")
+    axes.set(xlabel="seconds", ylabel=f"{loss} of a batch, running mean", yscale="log", title="Loss")
     save(figure, axes, path)
 
 
