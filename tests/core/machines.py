@@ -67,7 +67,7 @@ def job(*names: str, learning_rate: float = 1.0, size: int = 8, **options: Any) 
 
 
 def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placement:
-    return Placement.balance(KeySpace(spec.parameters), shards, slice_nbytes)
+    return Placement.balance(KeySpace.of(spec), shards, slice_nbytes)
 
 
 def make_shard(spec: JobSpec, where: Placement, index: int, room: Room | None = None) -> Shard:

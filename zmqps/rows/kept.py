@@ -45,6 +45,33 @@ class Kept(NamedTuple):
         )
 
 
+class Layout(NamedTuple):
+    """What a table keeps of each row: elements, slots as long as a row, slots of one number, and whether a count."""
+
+    dim: int
+    slots: int
+    row_slots: int
+    counts: bool
+
+    def runs(self, number: int) -> list[tuple[int, np.dtype[Any]]]:
+        """Return size and dtype of each of `Kept.arrays` for so many rows, little-endian."""
+        row = (number * self.dim, np.dtype("<f4"))
+        return [
+            (number, np.dtype("<i8")),
+            (number, np.dtype("<u4")),
+            *[(number, np.dtype("<u4"))] * self.counts,
+            *[(number, np.dtype("<f4"))] * self.row_slots,
+            *[row] * (1 + self.slots),
+        ]
+
+    def kept(self, arrays: Sequence[Array]) -> Kept:
+        """Return the rows of which these are `Kept.arrays`."""
+        ids, stamps, *rest = arrays
+        counts = rest.pop(0) if self.counts else None
+        row_slots, rows = rest[: self.row_slots], [array.reshape(-1, self.dim) for array in rest[self.row_slots :]]
+        return Kept(ids, rows[0], tuple(rows[1:]), tuple(row_slots), counts, stamps)
+
+
 def joined(some: Sequence[Kept]) -> Kept:
     """Return the rows of several, which are of one table, as one."""
     if len(some) == 1:

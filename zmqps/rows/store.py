@@ -16,6 +16,7 @@ import numpy as np
 from zmqps.rows import arena, loops
 from zmqps.rows.hashing import BUCKET_BITS, Array, mixed, seed_of
 from zmqps.rows.initial import Filler
+from zmqps.rows.kept import Layout
 from zmqps.rows.kernels import kernel
 
 #: An index is replaced when this part of its places is taken; the next one has twice as many, or as many where that was
@@ -104,6 +105,11 @@ class RowStore:
     def free(self) -> Array:
         """Rows before `end` that are none now."""
         return self._free[: int(self._state[0])]
+
+    @property
+    def layout(self) -> Layout:
+        """What is kept of each row."""
+        return Layout(self.dim, len(self.slots), len(self.row_slots), self.counts is not None)
 
     @property
     def row_nbytes(self) -> int:

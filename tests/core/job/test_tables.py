@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import PLAIN
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import ROWS_STAY, JobSpec, Parameter
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import (
     MAX_ADMIT,
     MAX_DIM,
@@ -196,11 +196,6 @@ def test_what_does_not_go_with_tables_is_refused(options: dict[str, Any], said: 
 def test_as_many_tables_as_are_allowed_make_a_job() -> None:
     tables = tuple(named(f"t{number}") for number in range(MAX_TABLES))
     assert len(replace(JOB, tables=tables).tables) == MAX_TABLES
-
-
-def test_shards_of_a_job_with_tables_stay() -> None:
-    assert JOB.stays_because == ROWS_STAY
-    assert replace(JOB, tables=()).stays_because == ""
 
 
 def test_the_order_of_tables_need_not_be_the_same() -> None:

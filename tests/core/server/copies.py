@@ -36,6 +36,7 @@ from zmqps.core.protocol.messages import (
     Promote,
     Pull,
     Push,
+    PushRows,
     Replicas,
     Values,
     Welcome,
@@ -43,6 +44,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.table import RowTable
 
 PRIMARY = 1
 WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1)
@@ -59,6 +61,13 @@ def row(name: str, epoch: int, of: str = "p") -> dict[str, Any]:
         "ticket": ticket_of(KEY, "server", primary).hex(),
         "proof": proof_of(KEY, "server", primary).hex(),
     }
+
+
+def rows_of(table: RowTable) -> tuple[Any, ...]:
+    """Return a table's rows, in the order of their ids, and by what their stamps go."""
+    rows = np.flatnonzero(table.store.live[: table.store.end])
+    kept = table.kept(rows[np.argsort(table.store.ids[rows])])
+    return (*table.times, *[array.tobytes() for array in kept.arrays])
 
 
 class Node:
@@ -81,7 +90,7 @@ class Node:
             (s.version, tuple(s.steps.tolist()), s.value.tobytes(), *[slot.tobytes() for slot in s.slots])
             for s in shard.slices
         ]
-        return shard.version, tuple(slices)
+        return shard.version, tuple(slices), tuple(map(rows_of, shard.rows.tables if shard.rows else ()))
 
     def remembered(self, epoch: int) -> dict[tuple[bytes, int], Any]:
         """Return what the ledgers have of pushes that were applied."""
@@ -263,7 +272,7 @@ class Copies:
     def from_worker(self, server: str, worker: str, message: Message) -> None:
         self.handle(server, Received(peer(worker), message))
 
-    def push(self, worker: str, message: Push, server: str = "p") -> None:
+    def push(self, worker: str, message: Push | PushRows, server: str = "p") -> None:
         self.from_worker(server, worker, message)
 
     def answers(self, worker: str, server: str = "p") -> list[Message]:

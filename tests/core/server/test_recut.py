@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.recut import parents, pieces_of
-from zmqps.core.job.spec import Parameter
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.server.recut import cut, fill
+from zmqps.core.server.rows import make_rows
 from zmqps.core.server.shard import Shard
 from zmqps.errors import ProtocolError
 from zmqps.optim import adam
-from zmqps.testing.training import ReferenceRules
+from zmqps.rows.hashing import buckets_of
+from zmqps.rows.initial import Initial
+from zmqps.testing.training import ReferenceRules, row_rule
 
 KEYSPACE = KeySpace([Parameter("w", (700, 60), "float32"), Parameter("b", (5,), "float32")])
 
@@ -59,6 +64,80 @@ def test_shards_go_to_pieces_and_together_again_with_all_they_have(few: int, man
                 assert state.version == 4
                 assert (state.steps == 3).all()
         there, placement = made, following
+
+
+SPECS = tuple(
+    TableSpec(
+        name=name, dim=2, optimizer=adam(0.1).to_wire(), initial=Initial("normal", 0.0, 1.0).to_wire(), expire_steps=50
+    )
+    for name in ("items", "users")
+)
+TABLES = JobSpec(parameters=(), optimizer=adam(0.1).to_wire(), tables=SPECS)
+
+
+def with_tables(placement: Placement) -> list[Shard]:
+    made = shards(placement)
+    for shard in made:
+        shard.rows = make_rows(
+            TABLES, placement, shard.index, lambda spec: row_rule(TABLES, spec), available_nbytes=1 << 22
+        )
+    return made
+
+
+def rows_of(made: Sequence[Shard], name: str) -> dict[int, list[Any]]:
+    """Return all rows of a table that have not expired by their ids: what is kept of them, and how old they are."""
+    found: dict[int, list[Any]] = {}
+    for table in (t for shard in made for t in (shard.rows.tables if shard.rows else ()) if t.spec.name == name):
+        rows = np.flatnonzero(table.store.live[: table.store.end])
+        rows = rows[table.is_there(rows)]
+        kept = table.kept(rows)
+        ages = table.store.ages(rows, table.steps)
+        buckets = buckets_of(kept.ids, table.spec.bucket_seed)
+        assert ((table.slice.start <= buckets) & (buckets < table.slice.stop)).all()
+        assert kept.counts is not None
+        for i, id_ in enumerate(kept.ids.tolist()):
+            assert id_ not in found
+            slots = [slot[i].tolist() for slot in (kept.values, *kept.slots)]
+            found[id_] = [*slots, int(kept.counts[i]), int(ages[i])]
+    return found
+
+
+@pytest.mark.parametrize(("few", "many"), [(1, 3), (3, 2), (2, 5)])
+def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: int) -> None:
+    before, after = (Placement.balance(KeySpace.of(TABLES), number, 1 << 14) for number in (few, many))
+    there, placement, rng = with_tables(before), before, np.random.default_rng(few)
+    for shard in there:
+        assert shard.rows is not None
+        for table in shard.rows.tables:
+            table.version = 70 + shard.index
+            for _ in range(60 + 3 * shard.index):  # not all shards have had as many
+                ids = rng.integers(-(1 << 40), 1 << 40, 40)
+                buckets = buckets_of(ids, table.spec.bucket_seed)
+                mine = np.unique(ids[(table.slice.start <= buckets) & (buckets < table.slice.stop)])
+                table.update(mine, np.ones((mine.size, 2), np.float32))
+            table.expired_before = 20
+    wanted = {spec.name: rows_of(there, spec.name) for spec in SPECS}
+    assert len(wanted["items"]) < sum(len(shard.rows.tables[0]) for shard in there if shard.rows), "some have expired"
+    for following in (pieces_of(before, after), after):
+        made = with_tables(following)
+        for shard in made:
+            shard.follow()
+            assert not shard.loaded
+            fill(shard, [there[number] for number in parents(placement, following, shard.index)])
+            assert shard.loaded
+            shard.validate()
+        there, placement = made, following
+    for name, rows in wanted.items():
+        assert rows_of(there, name) == rows
+    tables = [table for shard in there if shard.rows for table in shard.rows.tables]
+    assert {table.version for table in tables} <= set(range(70, 70 + few))
+
+
+def test_buckets_that_are_missing_are_named() -> None:
+    one, two = (Placement.balance(KeySpace.of(TABLES), number, 1 << 14) for number in (1, 2))
+    (whole,) = with_tables(one)
+    with pytest.raises(ProtocolError, match="of table items 1024 buckets are wanted, 512 are here"):
+        fill(whole, with_tables(two)[:1])
 
 
 def test_a_primary_that_may_change_yet_is_no_source() -> None:

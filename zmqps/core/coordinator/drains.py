@@ -13,7 +13,6 @@ from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.job.spec import ROWS_STAY
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Drain, Draining
 from zmqps.core.protocol.resizing import GOING, GONE, STAYS
@@ -141,10 +140,6 @@ class Drains:
         """Begin, unless it is clear already that it cannot be."""
         if not any(other is not server for other in self._fleet.staying):
             raise DrainError(server=server.title, why="there is no other server that stays", advice=ADVICE)
-        for run in self._runs.values():
-            if run.startup.job is not None and run.startup.job.tables and run.startup.copies.of(server):
-                why = f"it has a shard of job {run.name!r}, and {ROWS_STAY}"
-                raise DrainError(server=server.title, why=why, advice="wait until that job has ended")
         server.leaving = True
         self._fleet.shrink()
         drain = self._of[server.incarnation] = _Drain(server=server, since=now)

@@ -82,17 +82,17 @@ def _homes(
 
     Primaries are on a server each; backups on other hosts, where there are some, and spread over all servers.
     """
-    nbytes: Counter[tuple[int, bytes]] = Counter()
+    weights: Counter[tuple[int, bytes]] = Counter()
     first: Counter[tuple[int, bytes]] = Counter()  # of primaries alone
     for copy in copies:
         owner = its[copy.shard]
         if owner is not None and copy.whole:
             where = owner, copy.server.incarnation
-            nbytes[where] += pieces.nbytes(copy.shard)
-            first[where] += 0 if copy.backup else pieces.nbytes(copy.shard)
+            weights[where] += pieces.weight(copy.shard)
+            first[where] += 0 if copy.backup else pieces.weight(copy.shard)
     free = {server.incarnation: server for server in servers}
     homes: dict[int, MemberInfo] = {}
-    for owner, who in sorted(nbytes, key=lambda key: (-nbytes[key], -first[key], key)):
+    for owner, who in sorted(weights, key=lambda key: (-weights[key], -first[key], key)):
         if owner not in homes and who in free:
             homes[owner] = free.pop(who)
     rest = list(free.values())
@@ -104,7 +104,7 @@ def _homes(
             hosts = {server.hello.host for server in home}
             best = min(
                 (server for server in around if server not in home),
-                key=lambda s: (s.hello.host in hosts, loads[s.incarnation], -nbytes[shard, s.incarnation]),
+                key=lambda s: (s.hello.host in hosts, loads[s.incarnation], -weights[shard, s.incarnation]),
             )
             loads[best.incarnation] += 1
             home.append(best)

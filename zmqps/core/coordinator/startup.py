@@ -16,7 +16,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Assign, Init, Job
-from zmqps.errors import ConfigurationError, LimitError, PSError, counted
+from zmqps.errors import LimitError, PSError, counted
 
 
 class Beginning(NamedTuple):
@@ -149,11 +149,6 @@ class Startup:
         if message.job:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
-            if job.tables and self._replicas:
-                raise ConfigurationError(
-                    f"sparse tables have no backups, and this cluster was started with {self._replicas} of each shard: "
-                    "leave out --replicas"
-                )
             if self.job is not None:
                 self.job.check_same(job, self.owner)
             elif resumption is not None:

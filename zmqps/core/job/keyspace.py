@@ -224,6 +224,10 @@ class Placement:
         """Return how many buckets of the sparse tables a shard has, of `NUM_BUCKETS` each."""
         return sum(slice_.stop - slice_.start for slice_ in self.row_slices[shard])
 
+    def weight(self, shard: int) -> int:
+        """Bytes of values and the number of buckets, to compare shards by: nobody knows how many rows there will be."""
+        return self.nbytes(shard) + self.buckets(shard)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a shard for a table of the placement: bytes, share, slices, first and last parameter."""
         rows = []

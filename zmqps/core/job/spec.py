@@ -28,8 +28,6 @@ MAX_PARAMETERS = 200_000
 MAX_COUNT = (1 << 63) - 1
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
-#: Rows of sparse tables are on one server each; they are neither moved nor saved.
-ROWS_STAY = "its sparse tables stay where they are"
 NONFINITE_POLICIES = ("reject", "allow")
 STRAGGLER_POLICIES = ("wait", "continue", "fail")
 #: Old versions that a job may keep readable; each is another copy of the model.
@@ -188,7 +186,7 @@ class JobSpec:
         treatment = make_treatment(self.treatment)
         if treatment is not None and treatment.needs_read:
             return "its treatment needs what each worker has read"  # which is known to a primary alone
-        return ROWS_STAY if self.tables else ""
+        return ""
 
     def check_startable(self, num_workers: int | None) -> None:
         """Raise `ConfigurationError` unless the job can be trained by so many workers (None: whoever comes)."""

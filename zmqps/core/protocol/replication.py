@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 #: What a record of the stream is, ``what`` in `Replicate`: a push that was accepted; the mean of a synchronous step, of
 #: one slice; the end of such a step; a part of a worker's ledger; a slice as it is; nothing, to be
-#: confirmed before a pull is answered.
-PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE, ASKED = 1, 2, 3, 4, 5, 6
+#: confirmed before a pull is answered; rows of a table as they are.
+PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE, ASKED, ROWS = 1, 2, 3, 4, 5, 6, 7
 #: Of a record that is nobody's push.
 NOBODY = bytes(16)
 

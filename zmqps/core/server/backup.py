@@ -8,9 +8,11 @@ from typing import Any
 
 from zmqps.core.protocol.encoding import RAW, named
 from zmqps.core.protocol.messages import Replicate, Replicated
-from zmqps.core.protocol.replication import ASKED, AVERAGED, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, ROWS, STATE, STEPPED
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.records import remember
+from zmqps.core.server.requests import rows_of
+from zmqps.core.server.row_records import read_rows
 from zmqps.core.server.shard import Shard
 from zmqps.errors import ProtocolError, PSError, ShardBrokenError
 
@@ -114,6 +116,18 @@ class Backup:
         if shard.steps is not None:
             shard.steps.version = record.step
 
+    def _rows(self, shard: Shard, record: Replicate) -> None:
+        if len(record.parts) != 1:
+            raise ProtocolError("rows of one table at a time")
+        [(index, version, _)] = record.parts
+        table = rows_of(shard).table(index)
+        found = read_rows(table, record.payload)
+        table.follow(found.kept, found.gone, version, found.steps, found.expired_before)
+        if found.is_last:
+            shard.adopt_table(index, record.step)
+        if record.origin != NOBODY:
+            self._ledger(record.origin).record(record.seq, (tuple(record.versions), tuple(record.staleness)))
+
     def _asked_whether_it_follows(self, shard: Shard, record: Replicate) -> None:
         """Nothing is to be done: that it takes the record is the answer."""
 
@@ -128,5 +142,6 @@ TAKE: dict[int, Callable[[Backup, Shard, Replicate], None]] = {
     STEPPED: Backup._step,
     REMEMBERED: Backup._remember,
     STATE: Backup._restore,
+    ROWS: Backup._rows,
     ASKED: Backup._asked_whether_it_follows,
 }

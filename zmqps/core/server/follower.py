@@ -11,6 +11,7 @@ from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Replicated, Welcome
+from zmqps.core.server.filling import Filling
 from zmqps.core.server.records import Record
 from zmqps.errors import PSError
 
@@ -19,15 +20,13 @@ PROBE_S = 3.0
 #: One that could not take a record is asked so much later, then after twice as long each time, up to
 RETRY_S = 0.1
 SLOWEST_RETRY_S = 1.0
-#: While training goes on a backup is filled slice by slice, and after each rests so many times what that took.
+#: While training goes on a backup is filled piece by piece, and after each rests so many times what that took.
 REST = 3.0
-#: It rests no longer: a host that stood still while a slice was under way says nothing of how long slices take.
+#: It rests no longer: a host that stood still while a piece was under way says nothing of how long pieces take.
 LONGEST_REST_S = 2.0
 
 #: Returns the records of the ledgers as they are at this moment.
 Ledgers = Callable[[], Iterable[Record]]
-#: Returns the record of a slice, by its index, as it is at this moment.
-Slices = Callable[[int], Record]
 
 
 class Follower:
@@ -68,38 +67,36 @@ class Follower:
         self._probe_due: float | None = None
         self._retry_due: float | None = None
         self._retry_s = RETRY_S
-        self._source: tuple[Ledgers, Slices] | None = None  # of what it is to be told first
+        self._source: tuple[Ledgers, Filling] | None = None  # of what it is to be told first
         self._begun = number is not None  # to be told
-        self._slices: Slices | None = None  # while it has yet to be told of some
-        self._num_slices = 0
-        self._next_slice = 0
+        self._pieces: Filling | None = None  # while it has yet to be told of some
         self._filling: int | None = None  # number of the record of the one that is under way
         self._begun_at = 0.0  # that
         self._fill_due: float | None = None
-        self._disturbed = False  # training goes on: something else was told since the last slice
+        self._disturbed = False  # training goes on: something else was told since the last piece
 
     @property
     def is_filled(self) -> bool:
         """Whether it has been told all that there is."""
-        return self._begun and self._slices is None and self._filling is None
+        return self._begun and self._pieces is None and self._filling is None
 
     def confirmed(self, position: int) -> int:
         """Return up to which of the primary's records it has confirmed all, where ``position`` is the last."""
         return next((record.position - 1 for _, record in self.unconfirmed if record.position), position)
 
-    def fill(self, ledgers: Ledgers, slices: Slices, num_slices: int) -> None:
-        """Tell it what there is, as soon as it is there: the ledgers, then slice by slice."""
+    def fill(self, ledgers: Ledgers, pieces: Filling) -> None:
+        """Tell it what there is, as soon as it is there: the ledgers, then piece by piece."""
         if not self._begun:
-            self._source, self._num_slices = (ledgers, slices), num_slices
+            self._source = ledgers, pieces
 
-    def _begin(self, ledgers: Ledgers, slices: Slices, now: float) -> None:
+    def _begin(self, ledgers: Ledgers, pieces: Filling, now: float) -> None:
         self._fill_due = None
         try:
             found = list(ledgers())
         except MemoryError:
             self._fill_due = now + SLOWEST_RETRY_S
             return
-        self._begun, self._slices = True, slices if self._num_slices else None
+        self._begun, self._pieces = True, None if pieces.is_over else pieces
         for record in found:
             self.add(record)
 
@@ -120,8 +117,8 @@ class Follower:
         if self._filling is None and now >= (self._fill_due or now):
             if not self._begun and self._source is not None:
                 self._begin(*self._source, now)
-            if self._slices is not None:
-                self._add_slice(self._slices, now)
+            if self._pieces is not None:
+                self._add_piece(self._pieces, now)
         if self._sent < self.last:
             for number, record in self._unsent():
                 if self._out_nbytes and self._out_nbytes + record.nbytes > WINDOW_NBYTES:
@@ -142,16 +139,15 @@ class Follower:
             found.append(entry)
         return found[::-1]
 
-    def _add_slice(self, slices: Slices, now: float) -> None:
-        """Queue the next slice."""
+    def _add_piece(self, pieces: Filling, now: float) -> None:
+        """Queue the next piece."""
         self._fill_due = None
         try:
-            record = slices(self._next_slice)
+            record = pieces.next()
         except MemoryError:
             self._fill_due = now + SLOWEST_RETRY_S
             return
         self.add(record)
-        self._next_slice += 1
         self._filling, self._begun_at, self._disturbed = self.last, now, False
 
     # --- what the backup says ------------------------------------------------------------------
@@ -167,15 +163,15 @@ class Follower:
         """It has all up to a record."""
         self.why, self._retry_s, self._retry_due = "", RETRY_S, None
         if not self._open:
-            self._begun_at = now  # how long it was not there is no measure of what a slice takes
+            self._begun_at = now  # how long it was not there is no measure of what a piece takes
         while self.unconfirmed and self.unconfirmed[0][0] <= message.number:
             number, record = self.unconfirmed.popleft()
             if number <= self._sent:
                 self._out_nbytes -= record.nbytes
         if self._filling is not None and message.number >= self._filling:
             self._filling = None
-            if self._next_slice == self._num_slices:
-                self._slices = None
+            if self._pieces is not None and self._pieces.is_over:
+                self._pieces = None
             elif self._disturbed:
                 self._fill_due = now + min(REST * (now - self._begun_at), LONGEST_REST_S)
         if message.again if self._open else self.handshake.welcome is not None and self.handshake.due is None:
@@ -213,7 +209,7 @@ class Follower:
         """It is no backup any more."""
         self._close()
         self.handshake.stop()
-        self._source = self._slices = self._filling = self._fill_due = None
+        self._source = self._pieces = self._filling = self._fill_due = None
         self.unconfirmed.clear()
 
     def next_deadline(self) -> float | None:

@@ -194,7 +194,8 @@ class ServerMachine:
         if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
             return [Send(peer, Error.of(number, error))]
         actions = self.refuse(peer, number, error)
-        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, (*PUSHES, *PULLS)):
+        asked = (*PUSHES, *PULLS, Replicate)
+        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, asked):
             tenant = self.tenants[message.epoch]
             if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
                 actions.append(Send(COORDINATOR, Error.of(message.epoch, error)))
@@ -339,7 +340,7 @@ class ServerMachine:
         if result is None:
             payload = message.payload
             note: Callable[[Result], None] = partial(ledger.record, message.seq)
-            if tenant.stream is not None and shard.steps is None and isinstance(message, Push):
+            if tenant.stream is not None and shard.steps is None:
                 payload, note = tenant.stream.entrust(message, client.hello.incarnation, note)
             if isinstance(message, PushRows):
                 result = push_rows(shard, client, message, note, self._now)

@@ -10,8 +10,11 @@ from zmqps.core.job.recut import Lookup
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Pin, SliceState
+from zmqps.core.server.table import RowTable
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import ProtocolError
+from zmqps.rows.kept import rebased
+from zmqps.rows.store import SCANNED_ROWS
 
 
 def cut(tenant: Tenant, parents: Sequence[Tenant], version: int) -> None:
@@ -50,14 +53,35 @@ def fill(shard: Shard, parents: Sequence[Shard], version: int = 0) -> None:
     MemoryError
         There is not enough for older versions that are kept readable; the shard is not complete.
     """
-    versions = {parent.version for parent in parents if parent.slices}
+    versions = {parent.version for parent in parents if parent.slices or parent.rows}
     if len(versions) > 1:
         raise ProtocolError(f"shards of versions {sorted(versions)} cannot be put together")
     there = Lookup([(other.slice, other) for parent in parents for other in parent.slices])
     for state in shard.slices:
         _fill_slice(state, list(there.over(state.slice)), shard.memory)
+    tables = Lookup([(t.slice, t) for parent in parents for t in (parent.rows.tables if parent.rows else ())])
+    for table in shard.rows.tables if shard.rows is not None else ():
+        _fill_table(table, list(tables.over(table.slice)))
     shard.begin_at(versions.pop() if versions else version)
     shard.filled()
+
+
+def _fill_table(table: RowTable, over: Sequence[tuple[RowTable, slice, slice]]) -> None:
+    """Let a table have the rows of some buckets of others; done again, they are the same."""
+    num_filled = sum(here.stop - here.start for _, here, _ in over)
+    if num_filled != table.slice.size:
+        raise ProtocolError(f"of table {table.spec.name} {table.slice.size} buckets are wanted, {num_filled} are here")
+    table.steps = max(other.steps for other, _, _ in over)
+    table.version = max(other.version for other, _, _ in over)
+    # rows are as old as they were, and expire no earlier
+    table.expired_before = max(0, min(other.expired_before + table.steps - other.steps for other, _, _ in over))
+    for other, _, there in over:
+        lo, hi = other.slice.start + there.start, other.slice.start + there.stop
+        start = 0
+        while start < other.store.end:
+            rows, start = other.store.in_buckets(lo, hi, table.spec.bucket_seed, start, SCANNED_ROWS)
+            kept = other.kept(rows[other.is_there(rows)])  # those that have expired stay behind
+            table.restore(kept._replace(stamps=rebased(kept.stamps, table.steps, other.steps)))
 
 
 def _fill_slice(state: SliceState, over: Sequence[tuple[SliceState, slice, slice]], memory: Memory) -> None:

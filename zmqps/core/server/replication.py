@@ -230,8 +230,7 @@ class Replication:
         tenant.generation = message.generation
         shard, stream = tenant.built(), tenant.stream
         if not tenant.yielding:
-            open_step = shard.steps is not None and shard.steps.is_open
-            if open_step or shard.updates.broken is not None:
+            if shard.has_open_step or shard.updates.broken is not None:
                 return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
             tenant.yielding = True
         pumped = [] if stream is None else self._pumped(stream, now)

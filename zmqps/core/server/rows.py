@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -153,11 +153,11 @@ class Rows:
         """
         if isinstance(message, PullRows):
             self.table(message.index)
-            return _arrays(message.payload, [(message.count, ID_DTYPE)])[0]
+            return read_arrays(message.payload, [(message.count, ID_DTYPE)])[0]
         if message.codec != RAW:
-            return _arrays(self._split(message)[0], _ids_of(message))[1]
+            return read_arrays(self._split(message)[0], _ids_of(message))[1]
         size = message.count * self.table(message.index).spec.dim
-        return _arrays(message.payload, [*_ids_of(message), (size, ROW_DTYPE)])[1]
+        return read_arrays(message.payload, [*_ids_of(message), (size, ROW_DTYPE)])[1]
 
     def scan(self, message: ScanRows) -> Found:
         """Return what tells of rows as they lie (`SCANNED`), their ids and values; and the table's version."""
@@ -241,15 +241,15 @@ class Rows:
                 raise ProtocolError("rows are set, or updated; their mean is not taken")
         size, runs = message.count * table.spec.dim, _ids_of(message)
         if message.codec == RAW:
-            ids, _, values = _arrays(message.payload, [*runs, (size, ROW_DTYPE)])
+            ids, _, values = read_arrays(message.payload, [*runs, (size, ROW_DTYPE)])
         else:
             head, body = self._split(message)
             codec = named(message.codec)
             assert codec is not None
             if codec.error_feedback:
                 raise ProtocolError(f"{codec.name} leaves values out; rows travel in raw, bf16, fp16 or int8")
-            ids, _ = _arrays(head, runs)
-            [values] = _arrays(self._coding.decompress(codec, body, [(size, ROW_DTYPE)]), [(size, ROW_DTYPE)])
+            ids, _ = read_arrays(head, runs)
+            [values] = read_arrays(self._coding.decompress(codec, body, [(size, ROW_DTYPE)]), [(size, ROW_DTYPE)])
         values = values.reshape(message.count, table.spec.dim)
         if self._reject_nonfinite and not message.checked:
             table.check_finite(ids, values, worker)
@@ -295,10 +295,11 @@ class Rows:
                 taken = np.concatenate([taken, staged.ids[fresh]])
             table.version = step + 1
 
-    def begin_at(self, step: int) -> None:
-        """This shard has been told of no step before this one."""
+    def end_step(self, step: int) -> None:
+        """End a step that another copy has committed, also for tables that nobody pushed to in it."""
         for table in self.tables:
-            table.version = step
+            if table.version == step:
+                table.version = step + 1
 
     def close(self, step: int) -> None:
         """Forget what was brought to a step, and to those before."""
@@ -319,11 +320,11 @@ class Rows:
                     found[f"{shown}.{table.spec.name}"] += figures[name]
         return dict(found)
 
-    def validate(self, version: int | None = None) -> None:
-        """Assert the invariants; synchronous: ``version`` steps have been committed."""
+    def validate(self, version: int | None = None, missing: Container[int] = ()) -> None:
+        """Assert the invariants; synchronous: ``version`` steps have been committed; ``missing`` have yet to come."""
         for table in self.tables:
             table.validate()
-            assert version is None or table.version - version in (0, 1)
+            assert version is None or table.version - version in (0, 1) or table.slice.index in missing
         for used in self._used.values():
             assert all(0 <= nbytes <= MAX_STAGED_NBYTES for nbytes in used.values())
 
@@ -397,7 +398,7 @@ def _ids_of(message: PushRows) -> list[tuple[int, np.dtype[Any]]]:
     return [(message.count, ID_DTYPE), (message.wanted, ID_DTYPE)]
 
 
-def _arrays(payload: Sequence[Any], runs: Sequence[tuple[int, np.dtype[Any]]]) -> list[Array]:
+def read_arrays(payload: Sequence[Any], runs: Sequence[tuple[int, np.dtype[Any]]]) -> list[Array]:
     """Return the arrays that a payload holds, each in one piece; ids are such that compiled code takes them."""
     nbytes = sum(memoryview(buffer).nbytes for buffer in payload)
     if nbytes != sum(size * dtype.itemsize for size, dtype in runs):  # before anything of that size is made

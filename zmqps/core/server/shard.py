@@ -11,7 +11,6 @@ asked for again, and what is done is done once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +30,7 @@ from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rows import Rows
 from zmqps.core.server.rules import Rules, kernels_of
-from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present
+from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present, resolve
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
@@ -121,6 +120,12 @@ class Shard:
     def version(self) -> int:
         """Synchronous: how many steps have been committed."""
         return 0 if self.steps is None else self.steps.version
+
+    @property
+    def has_open_step(self) -> bool:
+        """Whether gradients, of parameters or of rows, wait for a commit."""
+        of_rows = self.rows is not None and self.rows.stage_nbytes > 0
+        return of_rows or (self.steps is not None and self.steps.is_open)
 
     def load(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
         """Take initial values of whole slices; ignored once the shard is loaded."""
@@ -310,6 +315,7 @@ class Shard:
 
     def follow(self) -> None:
         """Become a copy that gets all it has from others, if that is only a step."""
+        self._missing |= {table.slice.index for table in self.rows.tables} if self.rows is not None else set()
         self.filling, self.loaded = True, False
 
     def adopted(self) -> None:
@@ -335,8 +341,14 @@ class Shard:
         self._missing.discard(index)
         self.adopted()
 
+    def adopt_table(self, index: int, step: int) -> None:
+        """All rows of a table have come, of which another copy has told after so many steps."""
+        self.begin_at(step)
+        self._missing.discard(index)
+        self.adopted()
+
     def filled(self) -> None:
-        """All slices have come."""
+        """All slices have come, and all rows."""
         self._missing.clear()
         self.adopted()
 
@@ -347,7 +359,7 @@ class Shard:
     @property
     def num_present(self) -> int:
         """How many slices need not come any more."""
-        return len(self.slices) - len(self._missing)
+        return sum(state.slice.index not in self._missing for state in self.slices)
 
     def replay(
         self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = (), values: Sequence[int] = ()
@@ -374,6 +386,8 @@ class Shard:
         if step != self.version:
             raise ProtocolError(f"this copy is at step {self.version}, the one that ends is {step}")
         self.steps.close(present)
+        if self.rows is not None:
+            self.rows.end_step(step)
 
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
@@ -450,22 +464,7 @@ class Shard:
 
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part; every range falls on parameter boundaries."""
-        states: list[SliceState] = []
-        if len(parts) > len(self.slices):
-            raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, a message names {len(parts)}")
-        for index, _, ranges in parts:
-            if index >= len(self.slices):
-                raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, none is number {index}")
-            state = self.slices[index]
-            size = state.size
-            for bound in ranges:
-                i = bisect_left(state.positions, bound)
-                if bound != size and (i == len(state.positions) or state.positions[i] != bound):
-                    raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
-            states.append(state)
-        if len({id(state) for state in states}) != len(states):
-            raise SliceRangeError("a message names a slice twice")
-        return states
+        return resolve(self.index, self.slices, parts)
 
     def _walk(
         self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
@@ -490,7 +489,7 @@ class Shard:
         if self.steps is not None:
             self.steps.validate(self._missing)
         if self.rows is not None:
-            self.rows.validate(None if self.steps is None else self.version)
+            self.rows.validate(None if self.steps is None else self.version, self._missing)
 
 
 def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from zmqps.core.protocol.terms import SET_TO_MEAN, UNCHANGED, are_values
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.undo import Undo
-from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, VersionError
+from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
 #: A buffer, and who reads it.
 Room = tuple[Array, list[Reader]]
@@ -112,6 +112,26 @@ def check_sort(states: Sequence[SliceState], worker: str, terms: Sequence[float]
         raise ProtocolError(f"{worker} pushes a gradient of a buffer, which has none")
     if terms and terms[0] == SET_TO_MEAN and any(state.value.dtype.kind != "f" for state in states):
         raise ProtocolError(f"{worker} asks for the mean of whole numbers, or of flags")
+
+
+def resolve(shard: int, slices: Sequence[SliceState], parts: Sequence[Part]) -> list[SliceState]:
+    """Return the slice of each part; raise `SliceRangeError` unless every range falls on parameter boundaries."""
+    states: list[SliceState] = []
+    if len(parts) > len(slices):
+        raise SliceRangeError(f"shard {shard} has {len(slices)} slices, a message names {len(parts)}")
+    for index, _, ranges in parts:
+        if index >= len(slices):
+            raise SliceRangeError(f"shard {shard} has {len(slices)} slices, none is number {index}")
+        state = slices[index]
+        size = state.size
+        for bound in ranges:
+            i = bisect_left(state.positions, bound)
+            if bound != size and (i == len(state.positions) or state.positions[i] != bound):
+                raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
+        states.append(state)
+    if len({id(state) for state in states}) != len(states):
+        raise SliceRangeError("a message names a slice twice")
+    return states
 
 
 def present(

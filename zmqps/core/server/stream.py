@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.messages import Committed, Push
+from zmqps.core.protocol.messages import Committed, PushRows
 from zmqps.core.server.aggregate import Stretches
+from zmqps.core.server.filling import Filling
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.records import (
@@ -23,10 +25,10 @@ from zmqps.core.server.records import (
     nothing_of,
     owned,
     pushed,
-    state_of,
     stepped,
 )
-from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush
+from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, rows_of
+from zmqps.core.server.row_records import Pushed, RowNews
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Note, SliceState
 
@@ -80,6 +82,7 @@ class Stream:
         self._ledgers = ledgers
         self._unconfirmed = unconfirmed
         self._shard: Shard | None = None  # until it has its values
+        self._row_news: RowNews | None = None  # if it has tables
         self._step = 0  # ended in the stream
         self._held: deque[Held] = deque()
         self._asked: set[tuple[bytes, int]] = set()  # whose requests are held
@@ -94,6 +97,8 @@ class Stream:
         if self._shard is not None:
             return
         self._shard, self._step = shard, shard.version
+        if shard.rows is not None:
+            self._row_news = RowNews(shard.rows)
         if shard.steps is not None:
             shard.steps.forward = partial(self._average, shard)
         for follower in self.followers.values():
@@ -106,16 +111,13 @@ class Stream:
             self._fill(follower, self._shard)
 
     def _fill(self, follower: Follower, shard: Shard) -> None:
-        def record_of(index: int) -> Record:
-            return state_of(shard.slices[index], shard.version, shard.memory)
-
         def first() -> Iterator[Record]:
             if not shard.slices:  # else they tell it the step
                 yield nothing_of(shard.version)
             if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
                 yield from ledgers_of(self._ledgers)
 
-        follower.fill(first, record_of, len(shard.slices))
+        follower.fill(first, Filling(shard, self._tell_rows))
 
     def lose(self, epoch: int) -> None:
         """A copy is no backup any more: nothing waits for it."""
@@ -129,11 +131,13 @@ class Stream:
             self.lose(epoch)
         if self._shard is not None and self._shard.steps is not None:
             self._shard.steps.forward = None
+        if self._row_news is not None:
+            self._row_news.stop()
 
     # --- what the shard does -------------------------------------------------------------------
 
     def entrust(
-        self, message: Push, origin: bytes, note: Callable[[Result], None]
+        self, message: AnyPush, origin: bytes, note: Callable[[Result], None]
     ) -> tuple[Sequence[Buffer], Callable[[Result], None]]:
         """Prepare to forward a push that is about to be applied.
 
@@ -150,6 +154,8 @@ class Stream:
             Too much waits for the backups already, or there is no memory for a copy. Nothing has changed.
         """
         nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
+        if isinstance(message, PushRows):
+            return message.payload, self._entrust_rows(message, nbytes, origin, note)
         self._unconfirmed.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
         payload = owned(message.payload)
         record = pushed(message, origin, payload)
@@ -162,6 +168,30 @@ class Stream:
 
         return payload, noted
 
+    def _entrust_rows(
+        self, message: PushRows, nbytes: int, origin: bytes, note: Callable[[Result], None]
+    ) -> Callable[[Result], None]:
+        """Prepare to tell of the rows that a push is about to change; as `entrust`."""
+        self._tell_rows()
+        assert self._row_news is not None
+        assert self._shard is not None
+        rows_nbytes = message.count * rows_of(self._shard).table(message.index).store.row_nbytes
+        self._unconfirmed.check(max(nbytes, rows_nbytes) + 2 * nbytes_beside(message.parts))
+        news = self._row_news
+
+        def noted(result: Result) -> None:
+            note(result)
+            news.note(message.index, Pushed(origin, message.seq, result))
+            self._tell_rows()
+
+        return noted
+
+    def _tell_rows(self) -> None:
+        """Tell of rows that have changed. Where there is no memory for it, that is done before any answer."""
+        if self._row_news is not None:
+            for record in self._row_news.tell():
+                self._queue(record)
+
     def _average(
         self, shard: Shard, state: SliceState, means: Stretches, values: Stretches, terms: Sequence[float]
     ) -> Note:
@@ -173,6 +203,7 @@ class Stream:
     def end_step(self, shard: Shard) -> None:
         """The shard has committed a step, perhaps one that the stream has ended already."""
         if self._step != shard.version:
+            self._tell_rows()
             self._queue(stepped(shard.version - 1))
             self._step = shard.version
 
@@ -197,7 +228,8 @@ class Stream:
     @property
     def is_behind(self) -> bool:
         """Whether the backups lack something."""
-        return bool(self._held) or self.confirmed < self.position
+        untold = self._row_news is not None and not self._row_news.is_empty
+        return untold or bool(self._held) or self.confirmed < self.position
 
     @property
     def confirmed(self) -> int:
@@ -212,6 +244,7 @@ class Stream:
         MemoryError
             Too much waits already.
         """
+        self._tell_rows()
         if (who, request) not in self._asked:
             record = asked()
             self._unconfirmed.check(record.nbytes)
@@ -228,17 +261,26 @@ class Stream:
         """
         if (who, request) in self._asked:
             return
+        self._tell_rows()
         nbytes = 0
         if isinstance(message, PUSHES):
             nbytes = nbytes_beside(message.parts)
             if not self._fresh_nbytes:  # else it was checked when it was applied
                 self._unconfirmed.check(nbytes)
-            message = replace(message, payload=())
+            message = self._unanswered(message)
+            nbytes += sum([memoryview(buffer).nbytes for buffer in message.payload])
         self._held.append(Held(self.position, nbytes + self._fresh_nbytes, who, message))
         self._asked.add((who, request))
         self._of[who] += 1
         self._fresh_nbytes = 0
         self._count(nbytes)
+
+    def _unanswered(self, message: AnyPush) -> AnyPush:
+        """Return what is kept of a push that is applied: what its answer needs."""
+        if not isinstance(message, PushRows) or not message.reply:
+            return replace(message, payload=())
+        assert self._shard is not None
+        return replace(message, count=0, codec=RAW, payload=[rows_of(self._shard).wanted(message)])
 
     def withdraw(self, who: bytes, request: int) -> None:
         """Nobody waits for the answer to a pull any more, if it is held."""

@@ -372,6 +372,21 @@ class RowTable:
         """Have rows as they are elsewhere."""
         self.store.upsert(*kept)
 
+    def follow(self, kept: Kept, gone: Array, version: int, steps: int, expired_before: int) -> None:
+        """Have rows as the primary of this copy has them, and none of some ids.
+
+        Raises
+        ------
+        TableFullError
+            There is no memory for them here.
+        """
+        self.remove(gone)
+        new = kept.ids.size
+        if not self._has_memory(new) and not self._has_memory(self.store.count_absent(kept.ids)):
+            raise TableFullError(table=self.spec.name, num_rows=self.store.num_rows, new=new, nbytes=self.store.nbytes)
+        self.store.upsert(*kept)
+        self.version, self.steps, self.expired_before = version, steps, expired_before
+
     @property
     def times(self) -> Times:
         """By what its rows' stamps go."""

@@ -14,12 +14,14 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, decompress, named
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
 from zmqps.core.protocol.messages import Followed, Recut
+from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.moves import Moves
 from zmqps.core.worker.operations import Attached, Operation
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.rollbacks import Rollbacks
+from zmqps.core.worker.row_plans import plan_rows_again
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 
 #: Plans that are kept, of transfers that were planned for the shards before.
@@ -143,6 +145,10 @@ class Recuts:
             first is None or _is_in(attached.placement, first)
         ):
             return
+        if first is not None and attached.placement.keyspace.tables[first.table].rows is not None:
+            brings = isinstance(transfer, Push) and not are_values(transfer.terms)
+            plan_rows_again(transfer, attached.placement, everywhere=brings and attached.job.mode == "sync")
+            return
         numbers = list(dict.fromkeys(e.parameter for row in transfer.cargoes for cargo in row for e in cargo.extents))
         if isinstance(transfer, Push) and transfer.source.encoded is not None:
             transfer.source = _decoded(transfer.source, attached)
@@ -162,8 +168,9 @@ class Recuts:
 
 
 def _is_in(placement: Placement, slice_: Slice) -> bool:
-    slices = placement.slices[slice_.shard] if slice_.shard < placement.num_shards else ()
-    return slice_.index < len(slices) and slices[slice_.index] is slice_
+    if slice_.shard >= placement.num_shards:
+        return False
+    return any(own is slice_ for own in (*placement.slices[slice_.shard], *placement.row_slices[slice_.shard]))
 
 
 def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new: Placement) -> None:

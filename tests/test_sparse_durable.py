@@ -1,0 +1,116 @@
+"""End to end: servers with sparse tables are killed, drained and added in mid-training, and every sum is exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from zmqps import optim
+from zmqps.nodes.inquiry import drain_server
+
+pytestmark = pytest.mark.processes
+
+PATIENCE = 60.0
+DIM = 3
+POOL = np.arange(-300, 300) * 1_000_000_007
+TABLES = {name: zmqps.table(DIM, optimizer=optim.sgd(1.0)) for name in ("one", "other")}
+WORKERS = 2
+
+
+def train(
+    address: str, staleness: int | None, params: dict[str, Any], going: Callable[[int], bool], some: threading.Semaphore
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Train until all are told to stop; return the rows at the end, and the sum of what was pushed."""
+    with zmqps.connect(address, timeout=PATIENCE) as worker:
+        options = {"optimizer": optim.sgd(1.0)} if params else {}
+        worker.init(params, tables=TABLES, staleness=staleness, workers=WORKERS, **options)
+        rng = np.random.default_rng(worker.rank)
+        sums = {name: np.zeros((POOL.size, DIM)) for name in TABLES}
+        pushes = 0
+        while going(pushes):
+            for name in TABLES:
+                which = rng.integers(0, POOL.size, 80)
+                grads = rng.integers(-4, 5, (80, DIM)).astype(np.float32)
+                table = worker.table(name)
+                if staleness is None:
+                    table.push_pull(POOL[which], grads, POOL[which])
+                else:
+                    table.push(POOL[which], grads, step=False)
+                np.subtract.at(sums[name], which, grads)
+            if params:
+                worker.push({"w": -np.ones_like(params["w"])})
+            elif staleness is not None:
+                worker.advance()
+            pushes += 1
+            if pushes == 5:
+                some.release()
+            worker.barrier(f"after {pushes}", timeout=PATIENCE)
+        rows = {name: worker.table(name).rows(POOL) for name in TABLES}
+        assert sum(len(ids) for ids, _ in worker.table("one").chunks(64)) == len(worker.table("one"))
+        if params:
+            w = worker.pull()["w"]
+            assert (w == (pushes if staleness == 0 else WORKERS * pushes)).all()
+        worker.barrier("all have read", timeout=PATIENCE)
+        return rows, sums
+
+
+def lose(cluster: zmqps.LocalCluster) -> None:
+    os.kill(cluster.pids["server-1"], signal.SIGKILL)
+
+
+def drain(cluster: zmqps.LocalCluster) -> None:
+    drain_server(cluster.address, "server-1", timeout=PATIENCE)
+
+
+def scale(cluster: zmqps.LocalCluster) -> None:
+    for servers in (5, 3):
+        cluster.scale(servers, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("params", [{}, {"w": np.zeros(30_000, np.float32)}], ids=["alone", "beside parameters"])
+@pytest.mark.parametrize("staleness", [None, 2, 0])
+@pytest.mark.parametrize(("trouble", "replicas"), [(lose, 1), (drain, 0), (drain, 1), (scale, 0), (scale, 1)])
+def test_no_row_is_lost_and_no_gradient_counts_twice(
+    trouble: Callable[[zmqps.LocalCluster], None],
+    replicas: int,
+    staleness: int | None,
+    params: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    over, counts, some = threading.Event(), list[int](), threading.Semaphore(0)
+
+    def going(pushes: int) -> bool:
+        if over.is_set() and not counts:
+            counts.append(pushes + 3)
+        return not counts or pushes < counts[0]
+
+    with (
+        zmqps.LocalCluster(
+            servers=3, replicas=replicas, directory=tmp_path,
+            **({"heartbeat_interval": 0.5, "heartbeat_timeout": 3.0} if trouble is lose else {}),
+        ) as cluster,
+        ThreadPoolExecutor(WORKERS) as pool,
+    ):  # fmt: skip
+        results = [pool.submit(train, cluster.address, staleness, params, going, some) for _ in range(WORKERS)]
+        for result in results:
+            result.add_done_callback(lambda _: some.release())  # one that has failed is not waited for
+        try:
+            for _ in results:
+                assert some.acquire(timeout=PATIENCE)
+            trouble(cluster)
+        finally:
+            over.set()
+        found = [result.result(PATIENCE) for result in results]
+    for name in TABLES:
+        expected = sum(sums[name] for _, sums in found) / (WORKERS if staleness == 0 else 1)
+        for rows, _ in found:
+            np.testing.assert_array_equal(rows[name], expected)
