@@ -8,12 +8,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.optim.written import elementwise
 from zmqps.gpu.device import CudaDevice, Device
 from zmqps.testing import HostDevice
+
+
+class WrittenDevice(HostDevice):
+    """numpy in the role of a GPU, which also runs what is written for one."""
+
+    compiles = True
+    elementwise = staticmethod(elementwise)
+
 
 on_every_device = pytest.mark.parametrize(
     "new_device",
     [pytest.param(HostDevice, id="numpy"), pytest.param(lambda: CudaDevice(0), id="cupy", marks=pytest.mark.gpu)],
+)
+on_every_device_and_as_written = pytest.mark.parametrize(
+    "new_device",
+    [
+        pytest.param(HostDevice, id="numpy"),
+        pytest.param(WrittenDevice, id="written"),
+        pytest.param(lambda: CudaDevice(0), id="cupy", marks=pytest.mark.gpu),
+    ],
 )
 NewDevice = Callable[[], Device]
 

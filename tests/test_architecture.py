@@ -40,7 +40,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "Doors: sockets, shared memory, GPUs, recording, files": {
         "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
-        "gpu": "errors checks codecs core/protocol core/job core/server core/worker",
+        "gpu": "errors checks codecs optim rows core/protocol core/job core/server core/worker",
         "trace": "errors core/protocol core/node net",
         "checkpoint": "errors checks rows core/protocol core/job",
     },

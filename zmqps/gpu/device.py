@@ -138,6 +138,10 @@ class Device(ABC):
     def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
         """Enqueue a copy to this host; the target holds it once an event recorded after it is done."""
 
+    @abstractmethod
+    def address(self, array: Array) -> int:
+        """Return where an array begins in the device's memory, as kernels know it."""
+
     #: Whether `elementwise` makes kernels here.
     compiles: bool = False
 
@@ -150,9 +154,10 @@ class Device(ABC):
             Of the function, a C identifier.
         inputs, outputs
             ``"float32 w, float32 g, float32 rate"``: dtypes and names. An input may be a number. An output
-            is read and written in place.
+            is read and written in place. What is ``raw`` is no element but the array, of any size.
         body
-            What is done for one element.
+            What is done for one element, whose index is ``i``. Where all arrays are raw, the kernel is called with
+            ``size=``: how many there are.
         preamble
             Functions that it calls.
         """
@@ -388,6 +393,9 @@ class CudaDevice(Device):
         assert isinstance(stream, _CudaStream)
         self._copy(target.ctypes.data, source.data.ptr, target.nbytes, self._runtime.memcpyDeviceToHost, stream)
 
+    def address(self, array: Array) -> int:
+        return int(array.data.ptr)
+
     def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: _CudaStream) -> None:
         try:
             self._runtime.memcpyAsync(target, source, nbytes, kind, stream.stream.ptr)
@@ -404,9 +412,9 @@ class CudaDevice(Device):
         )
         failures = self._runtime.CUDARuntimeError, self.cupy.cuda.driver.CUDADriverError
 
-        def run(*arguments: Any) -> None:
+        def run(*arguments: Any, **size: int) -> None:
             try:
-                kernel(*arguments)
+                kernel(*arguments, **size)
             except failures as error:
                 raise self._failure(error) from error
 

@@ -28,8 +28,12 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Reader
 from zmqps.core.server.admission import described, required_nbytes
 from zmqps.core.server.memory import Located, Outgoing, Size
+from zmqps.core.server.rows import capacity_nbytes
 from zmqps.errors import DeviceMemoryError
+from zmqps.gpu.chunks import CHUNK_NBYTES
 from zmqps.gpu.device import Device, Event, Stream
+from zmqps.gpu.rows import DeviceRows
+from zmqps.rows.initial import Filler
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -42,6 +46,10 @@ OUTBOUND_NBYTES = 64 << 20
 MAX_OUTBOUND_BLOCKS = 64
 #: Temporary arrays of a codec or a treatment, in slices.
 SCRATCH_SLICES = 16
+#: Where a shard has tables, a slot or block has room for the rows of a message: some 4 MiB, on some servers more.
+ROWS_NBYTES = 17 << 18
+#: Arrays that are staged together begin at a multiple of this, where any dtype may; there are at most so many.
+ALIGNED_NBYTES, MOST_ARRAYS = 64, 8
 
 
 class Streams:
@@ -65,6 +73,11 @@ def largest_slice(placement: Placement, index: int) -> int:
     return max((slice_.size * tables[slice_.table].dtype.itemsize for slice_ in placement.slices[index]), default=1)
 
 
+def staged_nbytes(placement: Placement, index: int) -> int:
+    """Return the bytes of the largest piece that is on its way to a device or back."""
+    return max(largest_slice(placement, index), ROWS_NBYTES if placement.row_slices[index] else 1)
+
+
 def device_memory(
     streams: Streams,
     placement: Placement,
@@ -83,13 +96,17 @@ def device_memory(
     """
     streams.enter()
     check_room(streams.device, placement, index, device_nbytes(placement, index, num_slots, job, max(1, num_workers)))
-    return DeviceMemory(streams, largest_slice(placement, index), coding=coding)
+    return DeviceMemory(streams, staged_nbytes(placement, index), coding=coding)
 
 
 def device_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
     """Return the bytes that a shard of a job takes on a device, by what they are for."""
-    staging = largest_slice(placement, index) * (INBOUND_SLOTS + SCRATCH_SLICES)
-    return {**required_nbytes(placement, index, num_slots, job, num_workers), "staging": staging}
+    staging = staged_nbytes(placement, index) * (INBOUND_SLOTS + SCRATCH_SLICES)
+    return {
+        **required_nbytes(placement, index, num_slots, job, num_workers),
+        "rows of tables": capacity_nbytes(placement, index) + CHUNK_NBYTES * len(placement.row_slices[index]),
+        "staging": staging,
+    }
 
 
 def check_room(device: Device, placement: Placement, index: int, required: Mapping[str, int]) -> None:
@@ -243,7 +260,7 @@ class DeviceMemory:
         outbound_nbytes: int = OUTBOUND_NBYTES,
         coding: Coding = CODING,
     ) -> None:
-        self._device = device = streams.device
+        self.device = device = streams.device
         self._streams = streams
         self._coding = coding
         self._counts: Counter[str] = Counter()
@@ -260,11 +277,11 @@ class DeviceMemory:
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Any:
         """Return a new array on the device."""
-        return self._device.empty(size, dtype)
+        return self.device.empty(size, dtype)
 
     def values(self, size: int, dtype: np.dtype[Any]) -> Any:
         """Return a new array on the device."""
-        return self._device.empty(size, dtype)
+        return self.device.empty(size, dtype)
 
     def fill(self, array: Any, value: float) -> None:
         """Let all elements of an array be a number."""
@@ -324,10 +341,17 @@ class DeviceMemory:
         blob = piece.blob
         if self._decoded is None or self._decoded[0] is not blob:
             octets = self._stage(blob.octets)
-            self._decoded = blob, blob.codec.decode_in(self._device.xp, octets, blob.size, blob.dtype)
+            self._decoded = blob, blob.codec.decode_in(self.device.xp, octets, blob.size, blob.dtype)
         return self._decoded[1][piece.start : piece.start + piece.size]
 
     def _stage(self, array: Array) -> Any:
+        return self.staged([array])[0]
+
+    def staged(self, arrays: Sequence[Array]) -> list[Any]:
+        """Copy arrays to one slot; return each, flat, as it will be for what is enqueued until the next call.
+
+        They fit where `staged_rows` says so, and are free when this returns.
+        """
         compute, inbound = self._streams.compute, self._streams.inbound
         if self._last is not None:
             self._last.free = compute.record()  # all that reads it has been enqueued
@@ -336,11 +360,24 @@ class DeviceMemory:
         if slot.free is not None and not slot.free.done:
             self._counts["staging_waits"] += 1
             slot.free.wait()
-        staged, target = slot.pinned[: array.nbytes].view(array.dtype), slot.array[: array.nbytes].view(array.dtype)
-        np.copyto(staged, array)
-        self._device.copy_in(staged, target, inbound)
+        targets: list[Any] = []
+        start = stop = 0
+        for array in arrays:
+            stop = start + array.nbytes
+            np.copyto(slot.pinned[start:stop].view(array.dtype), array.reshape(-1))
+            targets.append(slot.array[start:stop].view(array.dtype))
+            start = -(-stop // ALIGNED_NBYTES) * ALIGNED_NBYTES
+        self.device.copy_in(slot.pinned[:stop], slot.array[:stop], inbound)
         compute.wait(inbound.record())
-        return target
+        return targets
+
+    def staged_rows(self, nbytes: int) -> int:
+        """Return how many rows can be `staged` together of which each takes so many bytes, in all arrays."""
+        return max(1, (self._blocks.nbytes - ALIGNED_NBYTES * MOST_ARRAYS) // max(1, nbytes))
+
+    def rows(self, dim: int, filler: Filler, **options: Any) -> DeviceRows:
+        """Return a store of rows whose values and slots are on the device."""
+        return DeviceRows(self, dim, filler, **options)
 
     # --- what goes ------------------------------------------------------------------------------
 
@@ -350,7 +387,7 @@ class DeviceMemory:
         """Enqueue the copies of all parts to this host, one buffer a part; in a codec, once they are encoded there."""
         compute, outbound = self._streams.compute, self._streams.outbound
         if codec is not None:
-            parts = [[blob] for blob in self._coding.compress(codec, parts, seed=seed, xp=self._device.xp)]
+            parts = [[blob] for blob in self._coding.compress(codec, parts, seed=seed, xp=self.device.xp)]
         outbound.wait(compute.record())
         payload = [self._fetch(pieces) for pieces in parts]
         event = outbound.record()
@@ -358,7 +395,7 @@ class DeviceMemory:
             return Outgoing(payload, (), _Copied(event, parts))
         for slice_readers in readers:
             slice_readers.append(_Read(event, compute))
-        return Outgoing(payload, (), event)
+        return Outgoing(payload, (), _Copied(event, parts))  # rows that were gathered are nobody else's
 
     def copied(self, array: Any) -> Array:
         """Return an array's values on this host, once all that was enqueued before has written them."""
@@ -370,6 +407,17 @@ class DeviceMemory:
 
     readable = copied
 
+    def fetched(self, arrays: Sequence[Any]) -> list[Array]:
+        """Return arrays as they are once all that was enqueued before has written them, in ordinary memory."""
+        outbound = self._streams.outbound
+        outbound.wait(self._streams.compute.record())
+        found = [np.empty(array.shape, array.dtype) for array in arrays]
+        for array, target in zip(arrays, found, strict=True):
+            if array.size:
+                self.device.copy_out(array, target, outbound)
+        outbound.record().wait()
+        return found
+
     def _fetch(self, pieces: Sequence[Any]) -> Array:
         nbytes = sum(piece.nbytes for piece in pieces)
         buffer = self._blocks.lend(nbytes)
@@ -379,15 +427,18 @@ class DeviceMemory:
         position = 0
         for piece in pieces:
             target = buffer[position : position + piece.nbytes]
-            self._device.copy_out(piece, target, self._streams.outbound)
+            if not isinstance(piece, self.device.xp.ndarray):  # ids of rows, which are here
+                target[:] = piece.view(np.uint8)
+            elif piece.size:
+                self.device.copy_out(piece, target, self._streams.outbound)
             position += piece.nbytes
         return buffer
 
     def counters(self) -> Mapping[str, Any]:
         """Return what the status shows: the device, its free memory, and what is locked of this host's."""
         return {
-            "device": self._device.name,
-            "device_free_nbytes": self._device.memory().free_nbytes,
+            "device": self.device.name,
+            "device_free_nbytes": self.device.memory().free_nbytes,
             "pinned_nbytes": self._pinned_nbytes,
             "pinned_lent": self._blocks.num_lent,
             **self._counts,

@@ -31,7 +31,8 @@ from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
-from zmqps.gpu.staging import Streams, device_memory
+from zmqps.gpu.rows import warm_up as warm_up_device_rows
+from zmqps.gpu.staging import DeviceMemory, Streams, device_memory
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
@@ -46,8 +47,10 @@ from zmqps.nodes.host import Rests, available_nbytes
 from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
-from zmqps.optim.rows import RowKernel, kernel_of_table
+from zmqps.optim.device_rows import DeviceRowKernel
+from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
+from zmqps.rows.store import RowStore
 from zmqps.trace.record import watch, watch_rules, watched_coding
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
@@ -55,6 +58,8 @@ from zmqps.trace.record import watch, watch_rules, watched_coding
 IO_THREADS = 2
 #: Tables that have no capacity leave so much of the host's memory free.
 SPARE_NBYTES = 1 << 30
+#: And so much of a device's: rows that are gathered, and the chunks in which several tables grow at once.
+SPARE_DEVICE_NBYTES = 512 << 20
 MAX_IO_THREADS = 64
 KERNELS = ("numba", "numpy")
 #: A spot instance has a minute or two from its notice to its end.
@@ -233,9 +238,11 @@ def make_shard(
         rules.warm_up(names, dtype)
         for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)
+    there = memory if isinstance(memory, DeviceMemory) else None
     rows = make_rows(
-        job, placement, index, partial(row_kernel, config, job), coding=watched_coding(), more=more,
-        available_nbytes=room.available_nbytes, secret=secrets.randbits(64),
+        job, placement, index, partial(row_kernel, config, job, there), coding=watched_coding(), more=more,
+        available_nbytes=room.available_nbytes if device is None else device.memory().free_nbytes,
+        secret=secrets.randbits(64), store_of=RowStore if memory is None else memory.rows,
     )  # fmt: skip
     if rows is not None:
         warm_up_rows()  # here, not where heartbeats are sent
@@ -255,15 +262,27 @@ def make_shard(
     )
 
 
-def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec) -> RowKernel:
-    """Return a table's rule, compiled."""
+def row_kernel(config: ServerConfig, job: JobSpec, there: DeviceMemory | None, spec: TableSpec) -> RowKernel:
+    """Return a table's rule, compiled, for rows in this host's memory or ``there``."""
     counts: Any = spec.step_counts
     kernels: Any = config.kernels
+    if there is not None:
+        device = there.device
+        rule = rule_of_table(spec.optimizer, spec.name, job.num_updating)
+        elementwise = device.elementwise if device.compiles else None
+        kernel = DeviceRowKernel(rule, spec.dim, counts, device.xp, elementwise)
+        warm_up_device_rows(there, kernel, spec.dim, lazy=spec.lazy_decay)
+        return kernel
     return kernel_of_table(spec.optimizer, spec.name, spec.dim, kernels, counts, job.num_updating)
 
 
-def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int) -> bool:
-    """Whether tables without a capacity may take so much more, beside what is reserved on this server."""
+def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: Device | None = None) -> bool:
+    """Whether tables without a capacity may take so much more, beside what is reserved on this server.
+
+    On a device that is about values and slots, but what stays on this host grows with them, so it is asked as well.
+    """
+    if device is not None and nbytes + SPARE_DEVICE_NBYTES > device.memory().free_nbytes:
+        return False
     if config.memory_nbytes is None:
         return nbytes + SPARE_NBYTES <= available_nbytes()
     return nbytes + reserved_nbytes <= config.memory_nbytes
@@ -342,7 +361,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
 
     def more(nbytes: int) -> bool:
-        return may_grow(config, sum(tenant.reserved_nbytes for tenant in machine.tenants.values()), nbytes)
+        reserved = sum(tenant.reserved_nbytes for tenant in machine.tenants.values())
+        return may_grow(config, reserved, nbytes, device)
 
     def largest_nbytes() -> int:
         shards = [tenant.shard for tenant in machine.tenants.values() if tenant.shard is not None]

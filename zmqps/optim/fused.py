@@ -52,7 +52,7 @@ class Symbol:
     #: Of two operands numpy's own numbers come to this one, too.
     __array_ufunc__ = None
 
-    def __init__(self, body: _Body, text: str) -> None:
+    def __init__(self, body: Body, text: str) -> None:
         self._body = body
         self.text = text
 
@@ -99,7 +99,7 @@ class Symbol:
         raise OptimizerError("an equation is the same for every element; choose by xp.where, not by if")
 
 
-class _Body:
+class Body:
     """Statements, and the namespace an equation is given."""
 
     def __init__(self, ctype: str) -> None:
@@ -138,7 +138,7 @@ def source(rule: Rule, dtype: np.dtype[Any]) -> Source:
         The equation uses something that cannot be written down; `ArrayKernel` computes any.
     """
     ctype = TYPES[dtype.name]
-    body = _Body(ctype)
+    body = Body(ctype)
     num_scalars = len(rule.scalars(1))
     limits = [Symbol(body, f"p{i}") for i in range(len(rule.gradient_scalars()))]
     scalars = [Symbol(body, f"q{i}") for i in range(num_scalars)]

@@ -1,7 +1,7 @@
 """A rule applied to some rows of a table, each with its own number of updates.
 
 The equation is that of dense parameters: `numpy` computes it on the rows that it has taken out (the reference),
-`numba` in one loop over rows, where they lie.
+`numba` in one loop over rows, where they lie; `device_rows` has those that lie on a GPU.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class RowKernel:
 
     def __init__(self, rule: Rule, dim: int, step_counts: Literal["rows", "table"] = "rows") -> None:
         self.rule = rule
+        self._xp: Any = np  # the namespace of what it computes with
         self.slot_fill = rule.slot_fill
         self.row_slot_fill = rule.row_slot_fill
         still = replace(rule, learning_rate=1.0)
@@ -123,23 +124,23 @@ class RowKernel:
         self, values: Array, rows: Array, grads: Array, state: tuple[Array, ...], scales: Array, keep: Array,
         numbers: Array, which: Array,
     ) -> None:  # fmt: skip
-        """Compute on the rows that are taken out, in numpy; then put them back."""
-        rule = self.rule
+        """Compute on the rows that are taken out; then put them back."""
+        rule, xp = self.rule, self._xp
         w, g = values[rows], grads
         if keep.size:
             w *= keep[:, None]
         limits: list[Any] = [np.float32(number) for number in rule.gradient_scalars()[bool(scales.size) :]]
         if scales.size:
             limits.insert(0, scales[:, None])
-        d = rule.gradient(np)(w, g, *limits)
+        d = rule.gradient(xp)(w, g, *limits)
         lines = numbers[which] if which.size else numbers
         if rule.row_slots:
             flat = list(lines.T)
-            a = rule.row_equation(np)((d * d).mean(axis=1, dtype=np.float32), state[0][rows], *flat)
-            (updated,) = rule.equation(np)(w, d, a[:, None], *[line[:, None] for line in flat])
+            a = rule.row_equation(xp)((d * d).mean(axis=1, dtype=np.float32), state[0][rows], *flat)
+            (updated,) = rule.equation(xp)(w, d, a[:, None], *[line[:, None] for line in flat])
             values[rows], state[0][rows] = updated, a
             return
-        results = rule.equation(np)(w, d, *[slot[rows] for slot in state], *[line[:, None] for line in lines.T])
+        results = rule.equation(xp)(w, d, *[slot[rows] for slot in state], *[line[:, None] for line in lines.T])
         for target, result in zip((values, *state), results, strict=True):
             target[rows] = result
 
@@ -188,11 +189,7 @@ def make_row_kernel(
     OptimizerError
         The rule has more than `MOST_SLOTS` slots, or numba cannot compile it.
     """
-    if len(rule.slots) > MOST_SLOTS or len(rule.row_slots) > 1 or (rule.slots and rule.row_slots):
-        raise OptimizerError(
-            f"optimizer {rule.name!r} is not for tables: rows have at most {MOST_SLOTS} slots as long as they are, or "
-            "one number"
-        )
+    check_for_rows(rule)
     return (NumbaRowKernel if backend == "numba" else RowKernel)(rule, dim, step_counts)
 
 
@@ -222,8 +219,22 @@ def kernel_of_table(
     OptimizerError
         As `make_row_kernel`, or there is no such optimizer.
     """
+    return make_row_kernel(rule_of_table(optimizer, name, workers), dim, backend, step_counts)
+
+
+def rule_of_table(optimizer: object, name: str, workers: int = 1) -> Rule:
+    """Return the rule for a table, as `kernel_of_table` takes it from the wire form of its optimizer."""
     rules, (which,) = OptimizerSpec.from_wire(optimizer).rules([name], workers)
-    return make_row_kernel(rules[which], dim, backend, step_counts)
+    return rules[which]
+
+
+def check_for_rows(rule: Rule) -> None:
+    """Raise `OptimizerError` unless a rule is for rows."""
+    if len(rule.slots) > MOST_SLOTS or len(rule.row_slots) > 1 or (rule.slots and rule.row_slots):
+        raise OptimizerError(
+            f"optimizer {rule.name!r} is not for tables: rows have at most {MOST_SLOTS} slots as long as they are, or "
+            "one number"
+        )
 
 
 def _scales(grads: Array, limit: float) -> Array:

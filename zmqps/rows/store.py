@@ -8,7 +8,7 @@ index is built anew with another seed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from zmqps.rows import arena, loops
 from zmqps.rows.hashing import BUCKET_BITS, Array, mixed, seed_of
 from zmqps.rows.initial import Filler
-from zmqps.rows.kept import Layout
+from zmqps.rows.kept import Kept, Layout
 from zmqps.rows.kernels import kernel
 
 #: An index is replaced when this part of its places is taken; the next one has twice as many, or as many where that was
@@ -33,6 +33,9 @@ _STAMPS = 1 << 32
 
 class RowStore:
     """Rows of one length, with their optimizer's state.
+
+    What is computed with, `values`, `slots` and `row_slots`, may lie elsewhere: a subclass says where, by the methods
+    under *columns*. All else stays in the memory of this host.
 
     Parameters
     ----------
@@ -79,9 +82,10 @@ class RowStore:
         self._reserved = min(reserve_rows, MAX_ROWS)
         self._filler = filler
         self._slot_fill, self._row_slot_fill = tuple(slots), tuple(row_slots)
-        self.values = arena.reserve(self._reserved, dim)
-        self.slots = tuple(arena.reserve(self._reserved, dim) for _ in slots)
-        self.row_slots = tuple(arena.reserve(self._reserved) for _ in row_slots)
+        self.values: Any
+        self.slots: tuple[Any, ...]
+        self.row_slots: tuple[Any, ...]
+        self._reserve_columns()
         self.counts = arena.reserve(self._reserved, dtype=np.uint32) if counts else None
         self.ids = arena.reserve(self._reserved, dtype=np.int64)
         self.stamps = arena.reserve(self._reserved, dtype=np.uint32)
@@ -145,7 +149,7 @@ class RowStore:
         ids
             int64 ``(n,)``.
         out
-            float32 ``(n, dim)``, contiguous.
+            As `buffer` returns it.
         oldest
             Rows that were changed longer ago count as none; None: all count.
         now
@@ -162,10 +166,10 @@ class RowStore:
             late = there[self.ages(rows[there], now) > oldest]
             rows[late] = -1
             found -= late.size
-        kernel(loops.copy)(rows, self.values, out)
+        self._copy(rows, out, found)
         if found < ids.size:
             absent = np.flatnonzero(rows < 0)
-            self._filler.fill(ids[absent], out, absent)
+            self._fill(ids[absent], out, absent)
         return found
 
     def ages(self, rows: Array, now: int) -> Array:
@@ -222,8 +226,8 @@ class RowStore:
 
     def _begin(self, rows: Array) -> None:
         """Let rows have what they begin with."""
-        self._filler.fill(self.ids[rows], self.values, rows)
-        for slot, value in zip((*self.slots, *self.row_slots), (*self._slot_fill, *self._row_slot_fill), strict=True):
+        self._fill(self.ids[rows], self.values, rows)
+        for slot, value in zip(self._columns[1:], (*self._slot_fill, *self._row_slot_fill), strict=True):
             slot[rows] = value
         if self.counts is not None:
             self.counts[rows] = 0
@@ -260,12 +264,68 @@ class RowStore:
     ) -> None:
         """Have rows of some different ids as they are elsewhere; raises `MemoryError` as `insert` does."""
         rows = self.insert(ids)
-        self.values[rows] = values
-        for own, other in zip((*self.slots, *self.row_slots), (*slots, *row_slots), strict=True):
-            own[rows] = other
+        for own, other in zip(self._columns, (values, *slots, *row_slots), strict=True):
+            self._write(own, rows, other)
         if self.counts is not None:
             self.counts[rows] = counts
         self.stamps[rows] = stamps
+
+    # --- columns -------------------------------------------------------------------------------
+
+    def _reserve_columns(self) -> None:
+        """Reserve `values`, `slots` and `row_slots`, for as many rows as there will be."""
+        self.values = arena.reserve(self._reserved, self.dim)
+        self.slots = tuple(arena.reserve(self._reserved, self.dim) for _ in self._slot_fill)
+        self.row_slots = tuple(arena.reserve(self._reserved) for _ in self._row_slot_fill)
+
+    def have_room(self, num_rows: int) -> None:
+        """Have the memory for rows up to this number, where it does not come by being written to.
+
+        Raises
+        ------
+        MemoryError
+            There is not so much; what is there stays.
+        """
+
+    @property
+    def _columns(self) -> tuple[Any, ...]:
+        return (self.values, *self.slots, *self.row_slots)
+
+    def _copy(self, rows: Array, out: Any, found: int) -> None:
+        """Write the values of rows that there are (not -1), of which there are ``found``."""
+        kernel(loops.copy)(rows, self.values, out)
+
+    def _fill(self, ids: Array, out: Any, rows: Array) -> None:
+        """Write what the rows of ids begin with to some rows of `values`, or of what is gathered."""
+        self._filler.fill(ids, out, rows)
+
+    def buffer(self, num_rows: int) -> Any:
+        """Return a new array ``(num_rows, dim)`` to gather rows in: float32, contiguous, where `values` are."""
+        return np.empty((num_rows, self.dim), np.float32)
+
+    def read(self, rows: Array) -> Any:
+        """Return a copy of the values of rows, where `values` are."""
+        return self.values[rows]
+
+    def put(self, rows: Array, values: Array) -> None:
+        """Let rows have values that are in the memory of this host."""
+        self._write(self.values, rows, values)
+
+    def _write(self, column: Any, rows: Array, numbers: Array) -> None:
+        """Write numbers that are in the memory of this host."""
+        column[rows] = numbers
+
+    def update(
+        self, kernel: Callable[..., None], rows: Array, grads: Array, step: int, missed: Array | None = None
+    ) -> None:
+        """Let a rule update rows (`zmqps.core.server.table.RowUpdate`), by gradients in the memory of this host."""
+        kernel(self.values, rows, grads, self.slots, self.row_slots, self.counts, step, None, missed)
+
+    def kept(self, rows: Array) -> Kept:
+        """Return copies of rows, with all that is kept of them, in the memory of this host."""
+        counts = None if self.counts is None else self.counts[rows]
+        slots, row_slots = tuple(s[rows] for s in self.slots), tuple(s[rows] for s in self.row_slots)
+        return Kept(self.ids[rows], self.values[rows], slots, row_slots, counts, self.stamps[rows])
 
     # --- scanning ------------------------------------------------------------------------------
 
@@ -304,6 +364,7 @@ class RowStore:
         """Make sure that rows, and the index, have room for so many more."""
         if self.end + max(0, new - int(self._state[0])) > self._reserved:
             raise MemoryError(f"room for {self._reserved:,} rows was reserved")
+        self.have_room(self.end + max(0, new - int(self._state[0])))
         waits = 0 if self._old is None else self.num_rows  # all of those may yet come
         while max(self._taken, waits) + new > MOST_TAKEN * self._index.size:
             if self._old is not None:

@@ -142,6 +142,10 @@ class HostDevice(Device):
         """Put a copy off until somebody waits for it."""
         self._copy(source, target, stream)
 
+    def address(self, array: Array) -> int:
+        """Return where it is in this host's memory."""
+        return int(array.ctypes.data)
+
     def _copy(self, source: np.ndarray[Any, Any], target: np.ndarray[Any, Any], stream: Stream) -> None:
         assert isinstance(stream, _HostStream)
         assert source.nbytes == target.nbytes

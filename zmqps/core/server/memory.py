@@ -16,6 +16,8 @@ from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Pending, Reader
+from zmqps.rows.initial import Filler
+from zmqps.rows.store import RowStore
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -56,6 +58,9 @@ class Memory(Protocol):
 
     def values(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return one for values, which other processes may read."""
+
+    def rows(self, dim: int, filler: Filler, **options: Any) -> RowStore:
+        """Return an empty store of rows; parameters are those of `RowStore`."""
 
     def fill(self, array: Array, value: float) -> None:
         """Let all elements of a new array be a number, so that its memory is there."""
@@ -131,6 +136,10 @@ class HostMemory:
     def values(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array for values."""
         return self._values(size, dtype)
+
+    def rows(self, dim: int, filler: Filler, **options: Any) -> RowStore:
+        """Return a store of rows."""
+        return RowStore(dim, filler, **options)
 
     def fill(self, array: Array, value: float) -> None:
         """Write to all of its pages, which are not there before, part by part."""

@@ -170,7 +170,7 @@ class Rows:
         figures = table.figures()
         figures |= {"count": rows.size, "next": stop if stop < store.end else 0}
         counters = np.array([figures[name] for name in SCANNED], "<u8")
-        parts = [counters.view(np.uint8), store.ids[rows].view(np.uint8), store.values[rows].reshape(-1).view(np.uint8)]
+        parts = [counters.view(np.uint8), store.ids[rows].view(np.uint8), store.read(rows).reshape(-1).view(np.uint8)]
         return [[part for part in parts if part.size]], (table.version,), [[]]
 
     # --- writing -------------------------------------------------------------------------------
@@ -339,6 +339,7 @@ def make_rows(
     available_nbytes: int = MAX_RESERVED_NBYTES,
     more: Callable[[int], bool] = lambda nbytes: True,
     secret: int = 0,
+    store_of: Callable[..., RowStore] = RowStore,
 ) -> Rows | None:
     """Return a shard's tables, empty; None: it has none.
 
@@ -356,6 +357,8 @@ def make_rows(
         Asks for memory for them, while they do.
     secret
         A number that nobody else knows: who does not know how ids are hashed cannot make many collide.
+    store_of
+        Makes a store in the memory that the shard's arrays are in (`Memory.rows`).
     """
     slices = placement.row_slices[index]
     if not slices:
@@ -368,7 +371,7 @@ def make_rows(
         capacity = share_nbytes(spec, slice_.stop - slice_.start)
         row_nbytes = spec.nbytes * (1 + len(kernel.slot_fill)) + 16
         most = min(available_nbytes, MAX_RESERVED_NBYTES) if capacity is None else capacity
-        store = RowStore(
+        store = store_of(
             spec.dim,
             filler(Initial.from_wire(spec.initial), spec.name),
             slots=kernel.slot_fill,
@@ -377,7 +380,10 @@ def make_rows(
             seed=seed_of("index", spec.name, index) ^ secret,
             reserve_rows=max(1, min(most // row_nbytes, (1 << 32) - 3)),
         )
-        tables.append(RowTable(slice_, spec, kernel, store, more=more))
+        table = RowTable(slice_, spec, kernel, store, more=more)
+        if capacity is not None:
+            store.have_room(table.limit)
+        tables.append(table)
     return Rows(tables, slices[0].index, reject_nonfinite=job.nonfinite == "reject", coding=coding)
 
 

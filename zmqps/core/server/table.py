@@ -132,8 +132,11 @@ class RowTable:
     # --- reading -------------------------------------------------------------------------------
 
     def read(self, ids: Array) -> Array:
-        """Return rows in a new array ``(len(ids), dim)``; of ids that have none what they would begin with."""
-        out = np.empty((ids.size, self.spec.dim), np.float32)
+        """Return rows in a new array ``(len(ids), dim)``, which is where the store's values are.
+
+        Of ids that have none it is what they would begin with.
+        """
+        out: Array = self.store.buffer(ids.size)
         hits = self.store.gather(ids, out, self._oldest(self.steps), self.steps % _STAMPS)
         self.counters["hits"] += hits
         self.counters["misses"] += ids.size - hits
@@ -266,10 +269,9 @@ class RowTable:
         lag = None
         if self.spec.lazy_decay:
             lag = self.store.ages(rows, steps - 1).astype(np.uint32)
-        store = self.store
         self._before(rows)
-        self._kernel(store.values, rows, grads, store.slots, store.row_slots, store.counts, max(1, steps), None, lag)
-        store.stamps[rows] = steps % _STAMPS
+        self.store.update(self._kernel, rows, grads, max(1, steps), lag)
+        self.store.stamps[rows] = steps % _STAMPS
         self.steps = steps
         self._sweep(ids.size)
 
@@ -282,7 +284,7 @@ class RowTable:
         self.counters["new"] += new
         self._renew(found, steps, new)
         self._before(found)
-        self.store.values[found] = values
+        self.store.put(found, values)
         self.store.stamps[found] = steps % _STAMPS
 
     def _rows(self, ids: Array, now: int) -> tuple[Array, Array]:
@@ -350,10 +352,7 @@ class RowTable:
 
     def kept(self, rows: Array) -> Kept:
         """Return copies of some rows."""
-        store = self.store
-        counts = None if store.counts is None else store.counts[rows]
-        slots, row_slots = tuple(s[rows] for s in store.slots), tuple(s[rows] for s in store.row_slots)
-        return Kept(store.ids[rows], store.values[rows], slots, row_slots, counts, store.stamps[rows])
+        return self.store.kept(rows)
 
     def restore(self, kept: Kept, *, slots: bool = True) -> None:
         """Have rows as they were; raises as `make_room` does.
@@ -365,7 +364,7 @@ class RowTable:
             self.store.upsert(*kept)
             return
         rows = self.store.insert(kept.ids)
-        self.store.values[rows] = kept.values
+        self.store.put(rows, kept.values)
         self.store.stamps[rows] = kept.stamps
 
     def take(self, kept: Kept) -> None:
