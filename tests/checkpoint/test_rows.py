@@ -69,7 +69,8 @@ class Servers:
             for rows in self.shards:
                 table = rows.tables[number]
                 mine = every[(buckets >= table.slice.start) & (buckets < table.slice.stop)]
-                table.update(mine, np.full((mine.size, spec.dim), by, np.float32) * (1 + mine[:, None] % 7))
+                weights = (1 + mine[:, None] % 7).astype(np.float32)
+                table.update(mine, np.full((mine.size, spec.dim), by, np.float32) * weights)
                 table.version += 1
 
     def save(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+import zmqps
+from tests.checkpoint.test_rows import Servers, job_of, spec_of
 from tests.devices import NewDevice, on_every_device_and_as_written, on_host
+from tests.inprocess import InProcessCluster
 from tests.optim.test_rows import ROW_SPECS
-from zmqps import optim
+from zmqps import initial, optim
+from zmqps.checkpoint import open_checkpoint
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
@@ -21,11 +27,12 @@ from zmqps.gpu import chunks
 from zmqps.gpu.device import Device
 from zmqps.gpu.rows import DeviceRows
 from zmqps.gpu.staging import DeviceMemory, Streams
-from zmqps.nodes.server import ServerConfig, row_kernel
+from zmqps.nodes.server import SPARE_DEVICE_NBYTES, ServerConfig, make_shard, may_grow, row_kernel
 from zmqps.rows.initial import Initial
 from zmqps.rows.kept import Kept, joined
 from zmqps.rows.store import RowStore
 from zmqps.testing import HostDevice
+from zmqps.testing.disk import Disk
 
 CONFIG = ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")
 DIM = 5
@@ -129,12 +136,12 @@ def test_rows_make_up_for_the_decay_they_have_missed(new_device: NewDevice) -> N
 
 @on_every_device_and_as_written
 @pytest.mark.parametrize(
-    "initial",
+    "begin",
     [Initial("zeros"), Initial("constant", 0.5), Initial("uniform", -1.0, 1.0, 5), Initial("truncated_normal", 0, 1)],
     ids=lambda one: one.kind,
 )
-def test_rows_begin_with_the_same(initial: Initial, new_device: NewDevice) -> None:
-    pair = Pair(new_device(), optim.sgd(0.1), initial=initial.to_wire())
+def test_rows_begin_with_the_same(begin: Initial, new_device: NewDevice) -> None:
+    pair = Pair(new_device(), optim.sgd(0.1), initial=begin.to_wire())
     nothing = np.empty(0, np.int64)
     pair.check(pair.ids(300, 200), nothing)
     pair.update(nothing)
@@ -245,6 +252,20 @@ def test_a_capacity_for_which_a_device_is_too_small_is_refused() -> None:
         table(memory, optim.sgd(1.0), capacity_nbytes=1 << 20)
 
 
+def test_a_shard_whose_tables_do_not_fit_is_refused_before_it_is_built() -> None:
+    job = job_of(spec_of("items", capacity_nbytes=1 << 30))
+    where = Placement.balance(KeySpace.of(job), 1, 4096)
+    with pytest.raises(DeviceMemoryError, match=r"rows of tables 1,090,519,040, staging"):
+        make_shard(CONFIG, job, where, 0, streams=Streams(HostDevice(1 << 29)))
+
+
+def test_a_table_without_a_capacity_grows_while_the_device_has_memory() -> None:
+    assert may_grow(CONFIG, 0, 1 << 20, HostDevice(1 << 30))
+    assert not may_grow(CONFIG, 0, 1 << 20, HostDevice(SPARE_DEVICE_NBYTES))
+    limited = replace(CONFIG, memory_nbytes=1 << 20)
+    assert not may_grow(limited, 0, 2 << 20, HostDevice(1 << 30))
+
+
 def test_a_table_without_a_capacity_ends_where_its_memory_does() -> None:
     items = table(memory_of(HostDevice()), optim.sgd(1.0), available_nbytes=4_000)
     with pytest.raises(TableFullError):
@@ -257,3 +278,105 @@ def test_a_small_table_takes_less_than_a_chunk() -> None:
     store = memory.rows(DIM, table(None, optim.sgd(1.0)).store._filler, reserve_rows=3)
     store.insert(np.arange(3))
     assert store.chunks.nbytes == 4 * 4 * DIM
+
+
+# --- in checkpoints --------------------------------------------------------------------------------
+
+
+def servers_on(monkeypatch: pytest.MonkeyPatch, device: Device | None, *arguments: Any) -> Servers:
+    """Return servers whose tables are on a device, as those of the tests of checkpoints."""
+    memory = None if device is None else memory_of(device)
+
+    def make(job: JobSpec, placement: Placement, index: int, _: Any, **options: Any) -> Any:
+        store_of = RowStore if memory is None else memory.rows
+        return make_rows(job, placement, index, partial(row_kernel, CONFIG, job, memory), store_of=store_of, **options)
+
+    monkeypatch.setattr("tests.checkpoint.test_rows.make_rows", make)
+    return Servers(*arguments)
+
+
+@on_every_device_and_as_written
+@pytest.mark.parametrize("into", ["device", "host"])
+def test_a_checkpoint_of_a_device_is_restored_anywhere(
+    into: str, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, disk = new_device(), Disk()
+    job = job_of(spec_of("items"), spec_of("words", dim=DIM, expire_steps=5))
+    before = servers_on(monkeypatch, device, job, 2)
+    for by in range(3):
+        before.push(range(-40 * by, 60), 0.5 + by)
+    path = before.save(disk)
+    base = open_checkpoint(path, storage=disk).manifest
+    before.push(range(30, 90), 1.0)
+    chained = before.save(disk, base, path.rpartition("/")[2], 2)
+    after = servers_on(monkeypatch, device if into == "device" else None, job, 3).restore(disk, chained)
+    for number in range(2):
+        assert after.everything(number) == before.everything(number)
+    for servers in (before, after):
+        servers.push(range(10), 3.0)
+    if into == "device" or isinstance(device, HostDevice):  # a GPU's last bit may differ
+        assert after.everything(0) == before.everything(0)
+
+
+# --- on servers ------------------------------------------------------------------------------------
+
+
+def trained(staleness: int | None) -> dict[str, np.ndarray]:
+    """Train tables on two servers; return all that was read."""
+    rng, found = np.random.default_rng(0), dict[str, np.ndarray]()
+    tables = {
+        "items": zmqps.table(DIM, optimizer=optim.adam(0.05), initial=initial.normal(0.1, seed=3)),
+        "words": zmqps.table(
+            3, optimizer=optim.rowwise_adagrad(0.1, clip_norm=1.0), capacity_nbytes=100_000, initial=initial.constant(1)
+        ),
+    }
+    options: dict[str, Any] = {"servers": 2, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
+    with InProcessCluster(**options) as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init({"w": np.zeros(9, np.float32)}, optimizer=optim.sgd(0.1), tables=tables, staleness=staleness)
+        items, words = worker.table("items"), worker.table("words")
+        words.load(np.arange(40), rng.standard_normal((40, 3)).astype(np.float32))
+        for step in range(4):
+            ids = rng.integers(-50, 50, (6, 7))
+            for name, table in (("items", items), ("words", words)):
+                found[f"{name} {step}"] = rows = table.pull(ids)
+                table.push(ids, 0.1 * rows + rng.standard_normal(rows.shape).astype(np.float32))
+            worker.push({"w": np.full(9, float(step), np.float32)})
+        for codec in ("raw", "bf16", "int8"):
+            found[codec] = items.pull(np.arange(-60, 60), codec=codec)
+        found["full"] = items.rows(np.arange(-60, 60))
+        for name, table in (("items", items), ("words", words)):
+            seen = [(ids, rows) for ids, rows in table]
+            ids, rows = (np.concatenate(some) for some in zip(*seen, strict=True))
+            found[f"all {name}"] = rows[np.argsort(ids)]
+            found[f"ids {name}"] = np.sort(ids)
+        worker.finish()
+    return found
+
+
+@on_every_device_and_as_written
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_a_job_trains_as_on_processors(
+    staleness: int | None, new_device: NewDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 << 20)  # a device has more memory here than small ones are made for
+    expected = trained(staleness)
+    device = new_device()
+    monkeypatch.setattr("tests.inprocess.make_shard", partial(_shard_on, device))
+    found = trained(staleness)
+    assert expected.keys() == found.keys()
+    for name, rows in expected.items():
+        if isinstance(device, HostDevice):
+            np.testing.assert_array_equal(found[name], rows, err_msg=name)
+        else:
+            np.testing.assert_allclose(found[name], rows, rtol=2e-2 if name == "int8" else 1e-5, atol=1e-5)
+
+
+def _shard_on(device: Device, *job: Any) -> Any:
+    """Build a shard on a device, in whatever thread that is."""
+    device.use()
+    return make_shard(*job, streams=_streams_of(device))
+
+
+@cache
+def _streams_of(device: Device) -> Streams:
+    return Streams(device)

@@ -378,6 +378,35 @@ def test_the_smaller_form_crosses_the_bus(spec: str) -> None:
 # --- through the server's machine ----------------------------------------------------------------
 
 
+@on_every_device
+def test_arrays_that_are_staged_together_and_fetched_are_as_they_were(new_device: NewDevice) -> None:
+    device = new_device()
+    streams = Streams(device)
+    streams.enter()
+    memory = DeviceMemory(streams, 4096)
+    arrays = [np.arange(3, dtype=np.uint8), np.linspace(0, 1, 7, dtype=np.float32), np.arange(5), np.empty(0)]
+    for number in range(2 * INBOUND_SLOTS):  # each slot comes twice
+        some = [array + number for array in arrays]
+        there = memory.staged(some)
+        for a, b in zip(some, memory.fetched([array.copy() for array in there]), strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
+
+
+@on_every_device
+def test_what_is_on_this_host_is_sent_beside_what_is_on_the_device(new_device: NewDevice) -> None:
+    device = new_device()
+    streams = Streams(device)
+    streams.enter()
+    memory = DeviceMemory(streams, 4096)
+    ids, values = np.arange(9), np.linspace(0, 1, 12, dtype=np.float32)
+    [there] = memory.staged([values])
+    out = memory.send(None, [[ids.view(np.uint8), there.copy().view(np.uint8)]], 0, [[]])
+    assert out.after is not None
+    out.after.wait()
+    assert out.payload[0].tobytes() == ids.tobytes() + values.tobytes()
+
+
 class DeviceServer(Server):
     """A server whose shard is on a device; `take` also does what the driver does."""
 

@@ -27,14 +27,15 @@ class _HostStream:
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
-        self._num_done = 0
+        self._num_enqueued = self._num_done = 0  # each counted by itself: another thread may be at one meanwhile
         self._lock = threading.Lock()
 
     def enqueue(self, work: Callable[[], None]) -> None:
         self._waiting.append(work)
+        self._num_enqueued += 1
 
     def record(self) -> Event:
-        return _HostEvent(self, self._num_done + len(self._waiting))
+        return _HostEvent(self, self._num_enqueued)
 
     def wait(self, event: Event) -> None:
         # what is enqueued here comes after it, and the simplest way to have that is to do it now
