@@ -194,6 +194,18 @@ def test_the_double_puts_copies_off_until_somebody_waits() -> None:
     assert target.all()
 
 
+def test_a_mark_that_is_set_while_another_thread_copies_counts_that_copy() -> None:
+    stream: Any = HostDevice().new_stream()
+    marks = []
+    stream.enqueue(lambda: marks.append(stream.record()))  # as another thread may, in the middle of this
+    first = stream.record()
+    stream.enqueue(lambda: marks.append(None))
+    first.wait()
+    assert not marks[0].done
+    marks[0].wait()
+    assert marks[1:] == [None]
+
+
 def test_the_double_has_its_memory_back_when_an_array_is_gone() -> None:
     device = HostDevice(1000)
     array = device.empty(250, np.dtype(np.float32))
