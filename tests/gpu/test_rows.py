@@ -58,7 +58,7 @@ def table(memory: DeviceMemory | None, spec: Any, available_nbytes: int = 1 << 1
     rows = TableSpec(name="items", dim=DIM, optimizer=spec.to_wire(), **options)
     job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(rows,))
     made = make_rows(
-        job, Placement.balance(KeySpace.of(job), 1, 4096), 0, lambda one: row_kernel(CONFIG, job, memory, one),
+        job, Placement.balance(KeySpace.of(job), 1, 4096), 0, lambda one: row_kernel(CONFIG, job, one, memory),
         available_nbytes=available_nbytes, secret=7, store_of=RowStore if memory is None else memory.rows,
     )  # fmt: skip
     assert made is not None
@@ -289,7 +289,9 @@ def servers_on(monkeypatch: pytest.MonkeyPatch, device: Device | None, *argument
 
     def make(job: JobSpec, placement: Placement, index: int, _: Any, **options: Any) -> Any:
         store_of = RowStore if memory is None else memory.rows
-        return make_rows(job, placement, index, partial(row_kernel, CONFIG, job, memory), store_of=store_of, **options)
+        return make_rows(
+            job, placement, index, partial(row_kernel, CONFIG, job, there=memory), store_of=store_of, **options
+        )
 
     monkeypatch.setattr("tests.checkpoint.test_rows.make_rows", make)
     return Servers(*arguments)

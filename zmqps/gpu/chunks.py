@@ -75,7 +75,7 @@ class Column:
         """Write an array of this host."""
         for block in self._chunks.blocks(rows.size, rows.itemsize + 4 * self.width):
             there, some = self._chunks.staged([rows[block], np.asarray(numbers[block], np.float32)])
-            self._chunks.store(self, there, self._shaped(some))
+            self._chunks.store(self, there, some)
 
     def _shaped(self, flat: Any) -> Any:
         return flat.reshape(-1, self.width) if self._is_long else flat

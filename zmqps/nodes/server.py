@@ -240,7 +240,7 @@ def make_shard(
             codecs.parse(codec).warm_up(dtype)
     there = memory if isinstance(memory, DeviceMemory) else None
     rows = make_rows(
-        job, placement, index, partial(row_kernel, config, job, there), coding=watched_coding(), more=more,
+        job, placement, index, partial(row_kernel, config, job, there=there), coding=watched_coding(), more=more,
         available_nbytes=room.available_nbytes if device is None else device.memory().free_nbytes,
         secret=secrets.randbits(64), store_of=RowStore if memory is None else memory.rows,
     )  # fmt: skip
@@ -262,7 +262,7 @@ def make_shard(
     )
 
 
-def row_kernel(config: ServerConfig, job: JobSpec, there: DeviceMemory | None, spec: TableSpec) -> RowKernel:
+def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: DeviceMemory | None = None) -> RowKernel:
     """Return a table's rule, compiled, for rows in this host's memory or ``there``."""
     counts: Any = spec.step_counts
     kernels: Any = config.kernels

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..errors import OptimizerError
 from . import fused
 from .base import Rule
@@ -28,10 +26,9 @@ __device__ void store(size_t chunk, ptrdiff_t at, float x) { ((float*)chunk)[at]
 __device__ ptrdiff_t quotient(ptrdiff_t a, ptrdiff_t b) { return a / b; }
 """
 )
-#: Where rows are: their numbers, how many bits of these are within a chunk, and what was said of it as an output, which
-#: kernels write to by its addresses.
+#: What every kernel over rows is told of them: their numbers, and the chunks that these are in. The addresses count as
+#: an output, as what is written is behind them.
 ROWS, CHUNKS = "raw int64 rows, int64 shift", "raw uint64 chunks"
-_FLOAT = np.dtype(np.float32)
 
 
 class RowSources(NamedTuple):

@@ -28,11 +28,12 @@ class _HostStream:
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
         self._num_enqueued = self._num_done = 0  # each counted by itself: another thread may be at one meanwhile
-        self._lock = threading.Lock()
+        self._lock, self._enqueues = threading.Lock(), threading.Lock()
 
     def enqueue(self, work: Callable[[], None]) -> None:
-        self._waiting.append(work)
-        self._num_enqueued += 1
+        with self._enqueues:
+            self._waiting.append(work)
+            self._num_enqueued += 1
 
     def record(self) -> Event:
         return _HostEvent(self, self._num_enqueued)
