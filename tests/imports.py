@@ -36,13 +36,17 @@ def parse(path: str, source: str) -> Module:
 
 def modules(*places: str) -> list[Module]:
     """Return the package's modules, all of them or those in the named files and folders (which end in a slash)."""
-    return [module for module in _modules() if not places or is_in(module.path, places)]
+    return [_module(path) for path in _paths() if not places or is_in(path, places)]
 
 
 @cache
-def _modules() -> list[Module]:
-    found = sorted(ROOT.glob("zmqps/**/*.py"))
-    return [parse(path.relative_to(ROOT).as_posix(), path.read_text()) for path in found]
+def _paths() -> list[str]:
+    return [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("zmqps/**/*.py"))]
+
+
+@cache
+def _module(path: str) -> Module:
+    return parse(path, (ROOT / path).read_text())
 
 
 def is_in(path: str, places: Collection[str]) -> bool:
