@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from ..errors import OptimizerError
-from ..jit import compiled
+from ..jit import compiled, inner
 from . import fused, loops
 from .base import Rule
 from .schedules import Schedule
@@ -306,11 +306,11 @@ def _compiled(
         types.Tuple((scalar,) * num_gradient_scalars),  # type: ignore[no-untyped-call]
         types.Tuple((scalar,) * num_scalars),  # type: ignore[no-untyped-call]
     )
-    inner = {"update": equation.update, "gradient": equation.gradient}
-    for role, function in inner.items():
-        inner[role] = numba.njit(error_model="numpy")(renamed(function, f"{role}_{equation.name}"))
+    parts = {"update": equation.update, "gradient": equation.gradient}
+    for role, function in parts.items():
+        parts[role] = inner(renamed(function, f"{role}_{equation.name}"))
     try:
-        return compiled(renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **inner), signature)
+        return compiled(renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **parts), signature)
     except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
         raise OptimizerError(
             f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "

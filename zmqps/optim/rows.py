@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import OptimizerError
-from ..jit import compiled
+from ..jit import compiled, inner
 from . import row_loops
 from .base import Rule
 from .kernels import MOST_SLOTS, Equation, identity, renamed
@@ -266,16 +266,16 @@ def _compiled(equation: RowEquation, num_slots: int, num_limits: int, num_scalar
     state = (line,) if equation.row_update is not None else (values,) * num_slots
     limits = types.Tuple((float32,) * num_limits)  # type: ignore[no-untyped-call]
     signature = types.void(values, int64[::1], received, *state, limits, line, values, int64[::1])
-    inner: dict[str, Any] = {"update": equation.update, "gradient": equation.gradient}
-    inner["limits"] = row_loops.scaled if equation.clips else row_loops.as_they_are
+    parts: dict[str, Any] = {"update": equation.update, "gradient": equation.gradient}
+    parts["limits"] = row_loops.scaled if equation.clips else row_loops.as_they_are
     if equation.row_update is not None:
-        inner["row_update"] = equation.row_update
-    for role, function in inner.items():
-        inner[role] = numba.njit(error_model="numpy")(renamed(function, f"{role}_of_rows_{equation.name}"))
-    inner["pick"] = _picker(num_scalars)
+        parts["row_update"] = equation.row_update
+    for role, function in parts.items():
+        parts[role] = inner(renamed(function, f"{role}_of_rows_{equation.name}"))
+    parts["pick"] = _picker(num_scalars)
     loop = row_loops.loop_row if equation.row_update is not None else row_loops.BY_SLOTS[num_slots]
     try:
-        return compiled(renamed(loop, f"rows_{equation.name}", **inner), signature)
+        return compiled(renamed(loop, f"rows_{equation.name}", **parts), signature)
     except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
         raise OptimizerError(
             f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "
@@ -286,12 +286,10 @@ def _compiled(equation: RowEquation, num_slots: int, num_limits: int, num_scalar
 @lru_cache(maxsize=64)
 def _picker(length: int) -> Any:
     """Return compiled code that makes a tuple of the first numbers of a line."""
-    import numba
-
     if not length:
-        return numba.njit(lambda numbers, line: ())
+        return inner(lambda numbers, line: ())
     before, last = _picker(length - 1), length - 1
-    return numba.njit(lambda numbers, line: (*before(numbers, line), numbers[line, last]))
+    return inner(lambda numbers, line: (*before(numbers, line), numbers[line, last]))
 
 
 @lru_cache(maxsize=1)
