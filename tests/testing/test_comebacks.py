@@ -52,7 +52,7 @@ def test_a_coordinator_that_forgets_who_counted_in_the_last_step(monkeypatch: Pa
         restore(self, {**kept, "counted": []}, *others)
 
     monkeypatch.setattr(Steps, "restore", forget)
-    caught("sync-returned", "a worker is told that what counts was dropped", begin=2)
+    caught("sync-returned", "a worker is told that what counts was dropped", begin=4)
 
 
 def test_a_coordinator_that_notes_no_change_of_a_data_set(monkeypatch: Patch) -> None:
@@ -149,7 +149,7 @@ def test_a_coordinator_that_forgets_whose_gradients_are_to_be_brought_again(monk
         original(self, {**kept, "moved": [], "moving": []}, *others)
 
     wrap(monkeypatch, Steps, "restore", forget)
-    caught("sync-returned-replicas", "differs from uninterrupted training", begin=1)
+    caught("sync-returned-replicas", "differs from uninterrupted training", begin=4)
 
 
 def test_a_server_that_says_a_step_is_over_while_its_backups_lack_it(monkeypatch: Patch) -> None:

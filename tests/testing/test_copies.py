@@ -87,7 +87,7 @@ def test_a_deposed_primary_that_goes_on_alone(monkeypatch: Patch) -> None:
         return copies._released(tenant, tenant.stream)
 
     wrap(monkeypatch, Replication, "_refused", refused)
-    caught("async-replicas-silent", "may not know soon")
+    caught("async-replicas-silent", "may not know soon", begin=3)
 
 
 def test_a_promoted_copy_that_takes_what_its_old_primary_says(monkeypatch: Patch) -> None:
@@ -122,7 +122,7 @@ def test_a_backup_that_goes_on_behind_a_record_that_it_lacks(monkeypatch: Patch)
         return original(backup, shard, record)
 
     wrap(monkeypatch, Backup, "take", take)
-    caught("async-replicas-both", "may not know soon")
+    caught("async-replicas-both", "may not know soon", begin=2)
 
 
 def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
@@ -147,7 +147,7 @@ def test_a_worker_that_numbers_its_pushes_anew_for_a_new_server(monkeypatch: Pat
                 request.seq, link._next_seq = link._next_seq, link._next_seq + 1
 
     wrap(monkeypatch, Link, "retarget", retarget)
-    caught("async-replicas", "a push was applied twice", begin=5)
+    caught("async-replicas", "a push was applied twice", begin=8)
 
 
 def test_a_worker_that_brings_nothing_again_to_a_new_server(monkeypatch: Patch) -> None:
@@ -157,7 +157,7 @@ def test_a_worker_that_brings_nothing_again_to_a_new_server(monkeypatch: Patch) 
 
 def test_a_coordinator_that_commits_before_gradients_are_brought_again(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Steps, "_blocked", False)
-    caught("sync-replicas-silent", "lacks a gradient of it", begin=2)
+    caught("sync-replicas-silent", "lacks a gradient of it", begin=4)
 
 
 def test_a_coordinator_that_says_a_commit_again_to_a_server_that_has_just_taken_over(monkeypatch: Patch) -> None:
@@ -176,7 +176,7 @@ def test_a_primary_that_takes_pushes_without_a_bound(monkeypatch: Patch) -> None
 
 def test_a_coordinator_that_builds_no_new_backups(monkeypatch: Patch) -> None:
     monkeypatch.setattr(CopiesOfJob, "fill", lambda self, servers, now: [])
-    caught("async-replicas", "and all servers are there", begin=2)
+    caught("async-replicas", "and all servers are there", begin=5)
 
 
 def test_a_coordinator_that_says_nothing_again_of_copies(monkeypatch: Patch) -> None:

@@ -29,7 +29,7 @@ def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkey
         return actions
 
     wrap(monkeypatch, Fallback, "_assign", assign)
-    caught("sync-falls", "a shard was loaded from", begin=4)
+    caught("sync-falls", "a shard was loaded from", begin=6)
 
 
 def test_a_server_that_does_not_take_the_ledger_of_the_checkpoint(monkeypatch: Patch) -> None:
@@ -60,7 +60,7 @@ def test_a_worker_that_is_not_told(monkeypatch: Patch) -> None:
         return [action for action in told if not isinstance(action, Send) or action is not told[0]]
 
     wrap(monkeypatch, Tellings, "_tell", tell)
-    caught("async-falls", "waits although all is well")
+    caught("async-falls", "waits although all is well", begin=4)
 
 
 def test_a_shard_that_is_not_quite_what_was_saved(monkeypatch: Patch) -> None:
@@ -68,7 +68,7 @@ def test_a_shard_that_is_not_quite_what_was_saved(monkeypatch: Patch) -> None:
         original(shard, index, value + (index == 0 and value.any()), *rest)
 
     wrap(monkeypatch, Shard, "restore", restore)
-    caught("async-falls", ", /default/", begin=11)
+    caught("async-falls", ", /default/", begin=12)
 
 
 def test_steps_that_do_not_go_back(monkeypatch: Patch) -> None:
@@ -86,7 +86,7 @@ def test_gradients_that_were_brought_before_and_count_after(monkeypatch: Patch) 
             arrival.waiting = False
 
     wrap(monkeypatch, Synchronous, "go_back", go_back)
-    caught("sync-falls", "counts pushes", begin=4)
+    caught("sync-falls", "counts pushes", begin=6)
 
 
 def test_what_a_worker_says_of_steps_that_are_gone_and_counts(monkeypatch: Patch) -> None:
@@ -96,7 +96,7 @@ def test_what_a_worker_says_of_steps_that_are_gone_and_counts(monkeypatch: Patch
 
 def test_data_sets_that_stay_where_they_are(monkeypatch: Patch) -> None:
     monkeypatch.setattr(DataSets, "go_back", lambda self, saved: [])
-    caught("sync-data-falls", "pass 1 begins before")
+    caught("sync-data-falls", "pass 1 begins before", begin=4)
 
 
 def test_a_worker_that_stays_at_its_step(monkeypatch: Patch) -> None:

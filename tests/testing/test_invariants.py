@@ -166,7 +166,7 @@ def test_a_commit_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> No
 
     wrap(monkeypatch, Shard, "commit", commit)
     monkeypatch.setattr(Shard, "validate", lambda self: None)
-    caught("sync-memory", "is not the sequential reference")
+    caught("sync-memory", "is not the sequential reference", begin=5)
 
 
 # --- the values of a synchronous step -----------------------------------------------------------
@@ -523,7 +523,7 @@ def test_workers_that_wait_for_servers_that_have_ended_with_the_coordinator(mode
 
 def test_a_worker_that_asks_servers_for_what_only_a_coordinator_can_bring(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Orphaned, "is_ahead", lambda self, operation: False)
-    caught("sync-orphaned", "has waited for the dead: pull", begin=4)
+    caught("sync-orphaned", "has waited for the dead: pull", begin=9)
 
 
 def test_a_worker_that_tells_of_a_deadline_and_not_of_the_cause(monkeypatch: Patch) -> None:
@@ -620,7 +620,7 @@ def test_a_server_that_takes_what_comes_after_a_client_has_left(monkeypatch: Pat
     monkeypatch.setattr(Clients, "bar", lambda self, who, error: self.by_incarnation.get(who))
     monkeypatch.setattr(Clients, "forget", lambda self, who: self.by_incarnation.get(who))
     monkeypatch.setattr(Departures, "_sent", lambda self, sender, receiver, message: None)  # which notices it sooner
-    caught("async-attacked", "a push was applied twice", begin=6)
+    caught("async-attacked", "a push was applied twice", begin=8)
 
 
 def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
@@ -729,7 +729,7 @@ def test_a_coordinator_that_saves_before_all_workers_hold(monkeypatch: Patch) ->
         return [*original(checkpoints, making, now), *checkpoints._save(making, now)]
 
     wrap(monkeypatch, Checkpoints, "_hold", at_once)
-    caught("async-saves-twisted", "has pushes in part", begin=1)
+    caught("async-saves-twisted", "has pushes in part", begin=5)
 
 
 def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patch) -> None:
@@ -739,7 +739,7 @@ def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patc
         return [Send(COORDINATOR, Holding(message.number))]
 
     monkeypatch.setattr(Transfers, "pause", pause)
-    caught("async-saves-twisted", "has pushes in part", begin=7)
+    caught("async-saves-twisted", "has pushes in part", begin=10)
 
 
 def test_a_worker_that_is_never_told_to_go_on(monkeypatch: Patch) -> None:
@@ -765,7 +765,7 @@ def test_a_server_that_takes_a_slice_for_written_that_was_not(monkeypatch: Patch
         return original(saves, tag, None if written else value, now)
 
     wrap(monkeypatch, Saves, "returned", returned)
-    caught("sync-saves", "lacks a part")
+    caught("sync-saves", "lacks a part", begin=3)
 
 
 def test_a_restored_shard_without_its_slots(monkeypatch: Patch) -> None:

@@ -59,7 +59,7 @@ def test_a_coordinator_that_does_not_wait_for_workers(monkeypatch: Patch) -> Non
         return original(self, now)
 
     wrap(monkeypatch, Recuts, "_hold_again", at_once)
-    caught("async-scales", "a push was applied twice")
+    caught("async-scales", "a push was applied twice", begin=6)
 
 
 def test_a_shard_that_is_filled_in_part(monkeypatch: Patch) -> None:
@@ -111,7 +111,7 @@ def test_a_backup_that_is_filled_in_part(monkeypatch: Patch) -> None:
 
     original = recut.cut
     monkeypatch.setattr(orders, "cut", lambda tenant, *what: fills(original, tenant, *what))
-    caught("async-scales-replicas", "has another slice")
+    caught("async-scales-replicas", "has another slice", begin=1)
 
 
 def test_backups_that_are_filled_anew_though_they_have_all(monkeypatch: Patch) -> None:

@@ -95,12 +95,12 @@ def test_a_primary_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeyp
 
     lose(monkeypatch, Discard, Moved, often=0.9)
     wrap(monkeypatch, ServerMachine, "tenant_of", answers)
-    caught("sync-drains", "lacks a gradient of it")
+    caught("sync-drains", "lacks a gradient of it", begin=1)
 
 
 def test_a_copy_that_takes_over_without_the_gradients_of_the_open_step(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Steps, "is_open", False)
-    caught("sync-drains", "lacks a gradient of it", begin=3)
+    caught("sync-drains", "lacks a gradient of it", begin=7)
 
 
 def test_a_new_primary_that_tells_its_backups_nothing_of_what_is_done_first(monkeypatch: Patch) -> None:
@@ -140,4 +140,4 @@ def test_a_worker_that_does_not_send_again_what_was_turned_away(monkeypatch: Pat
 
 def test_a_server_whose_shards_nobody_moves(monkeypatch: Patch) -> None:
     wrap(monkeypatch, Handovers, "plan", lambda original, self, servers, moving, now: [])
-    caught("async-drains", "is still there")
+    caught("async-drains", "is still there", begin=2)
