@@ -156,15 +156,15 @@ def test_asynchronous_sums_are_exact_with_workers_that_leave_and_come() -> None:
                         with lock:
                             np.subtract.at(sums, which, grads)
 
-        keeps = zmqps.connect(cluster.address, timeout=PATIENCE)  # else the job ends when nobody is there
-        keeps.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, timeout=PATIENCE)
-        threads = [threading.Thread(target=partial(train, number)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        np.testing.assert_array_equal(keeps.table("t").pull(pool, timeout=PATIENCE), sums)
-        keeps.close()
+        with zmqps.connect(cluster.address, timeout=PATIENCE) as keeps:  # else the job ends when nobody is there
+            keeps.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, timeout=PATIENCE)
+            threads = [threading.Thread(target=partial(train, number)) for number in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+                assert not thread.is_alive()
+            np.testing.assert_array_equal(keeps.table("t").pull(pool, timeout=PATIENCE), sums)
 
 
 def test_a_step_is_over_parameters_and_tables_together() -> None:
