@@ -24,9 +24,8 @@ DIM = 2
 
 def table(more: Any = lambda nbytes: True, **options: Any) -> RowTable:
     """Return a table with plain gradient descent, whose rows begin with ones."""
-    spec = TableSpec(
-        name="items", dim=DIM, optimizer=optim.sgd(1.0).to_wire(), initial=Initial("constant", 1.0).to_wire(), **options
-    )
+    options = {"optimizer": optim.sgd(1.0).to_wire(), **options}
+    spec = TableSpec(name="items", dim=DIM, initial=Initial("constant", 1.0).to_wire(), **options)
     job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(spec,))
     placement = Placement.balance(KeySpace.of(job), 1, 4096)
     rows = make_rows(
@@ -111,6 +110,66 @@ def test_a_row_without_a_push_for_some_seconds_is_as_if_it_had_never_been() -> N
     assert values(items, 1, 2) == [1.0, 1.0]
     touch(items, 2)
     assert values(items, 2) == [0.0]
+
+
+def follow(of: RowTable, *numbers: int) -> None:
+    """Push as another message of the update before."""
+    of.update(ids(*numbers), np.ones((len(numbers), DIM), np.float32), begins=False)
+    of.validate()
+
+
+def test_a_row_does_not_expire_by_two_messages_of_one_update() -> None:
+    items = table(expire_steps=3)
+    touch(items, 1)
+    follow(items, 1)  # of another push, which has begun before
+    assert values(items, 1) == [-1.0]
+    touch(items, 2)
+    follow(items, 1, 2)
+    assert values(items, 1, 2) == [-2.0, -1.0]
+    assert items.counters["expired"] == 0
+
+
+def test_a_row_has_missed_nothing_between_two_messages_of_one_update() -> None:
+    lazy: dict[str, Any] = {"lazy_decay": True, "optimizer": optim.adamw(0.1, weight_decay=0.5).to_wire()}
+    items, apart = table(**lazy), table(**lazy)
+    touch(items, 1, by=0.0)
+    touch(items, 2)
+    follow(items, 2)  # of another push, which has begun before
+    touch(apart, 1, by=0.0)
+    touch(apart, 2)
+    touch(apart, 2)
+    assert values(items, 1, 2) == values(apart, 1, 2)
+
+
+def test_what_comes_late_with_an_update_has_its_seconds() -> None:
+    items = table(expire_s=10.0)
+    items.tick(100.0)
+    touch(items, 1)
+    items.tick(101.0)
+    items.tick(109.0)
+    follow(items, 2)  # a message of the same push that was on its way for long
+    items.tick(118.9)
+    assert values(items, 2) == [0.0]
+    for now in np.arange(118.9, 130.0, 0.1):
+        items.tick(now)
+    assert values(items, 1, 2) == [1.0, 1.0]
+    follow(items, 2)
+    assert values(items, 1, 2) == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("idle_s", [5.0, 11.0])
+def test_rows_that_are_set_have_their_seconds(idle_s: float) -> None:
+    items = table(expire_s=10.0)
+    items.tick(100.0)
+    now = 100.0 + idle_s
+    items.tick(now)  # nobody has pushed anything
+    items.put(ids(1), np.full((1, DIM), 7.0, np.float32))
+    for later in np.arange(now, now + 9.9, 0.1):
+        items.tick(later)
+    assert values(items, 1) == [7.0]
+    for later in np.arange(now + 9.9, now + 11.0, 0.1):
+        items.tick(later)
+    assert values(items, 1) == [1.0]
 
 
 def test_a_full_table_refuses_new_rows_and_trains_those_that_are_there() -> None:

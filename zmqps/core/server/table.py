@@ -250,7 +250,7 @@ class RowTable:
         self.store.remove(rows)
 
     def update(self, ids: Array, grads: Array, *, begins: bool = True) -> None:
-        """Apply gradients to rows; what fails changes nothing but that some rows may be there, as they begin.
+        """Apply gradients to rows; what fails changes nothing but that rows may be there, as they begin, or made way.
 
         Parameters
         ----------
@@ -262,13 +262,13 @@ class RowTable:
             Whether this is one more update of the table, or a part of the one before.
         """
         self.make_room(ids)
-        steps = self.steps + begins
-        rows, places = self._rows(ids, steps - 1)
+        steps = self._number(begins=begins)
+        rows, places = self._rows(ids, self.steps)
         if rows.size < ids.size:
             grads = grads[places]
         lag = None
-        if self.spec.lazy_decay:
-            lag = self.store.ages(rows, steps - 1).astype(np.uint32)
+        if self.spec.lazy_decay:  # of a row that another message of this update has changed: nothing
+            lag = np.maximum(self.store.ages(rows, steps) - 1, 0).astype(np.uint32)
         self._before(rows)
         self.store.update(self._kernel, rows, grads, max(1, steps), lag)
         self.store.stamps[rows] = steps % _STAMPS
@@ -278,7 +278,7 @@ class RowTable:
     def put(self, ids: Array, values: Array) -> None:
         """Let rows have some values, past the rule; their slots stay as they are. It is no update of the table."""
         self.make_room(ids)
-        steps, before = self.steps, self.store.num_rows
+        steps, before = self._number(begins=False), self.store.num_rows
         found = self.store.insert(ids, steps % _STAMPS)
         new = self.store.num_rows - before
         self.counters["new"] += new
@@ -286,6 +286,16 @@ class RowTable:
         self._before(found)
         self.store.put(found, values)
         self.store.stamps[found] = steps % _STAMPS
+        self.steps = steps
+
+    def _number(self, *, begins: bool) -> int:
+        """Return the number of what changes rows now; by it they expire, so it is of no time before."""
+        if self.spec.expire_s is None:
+            return self.steps + begins
+        steps = self.steps + (begins or self.expired_before > self.steps)
+        while self._marks and self._marks[-1][1] >= steps:  # there is an update of this number after that time
+            self._marks.pop()
+        return steps
 
     def _rows(self, ids: Array, now: int) -> tuple[Array, Array]:
         """Return the rows of ids, made where they are not there, and which ids these are if some are not admitted."""
