@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.training import Life, Training, copies_on, life_of
+from zmqps.testing.marks import MarkedRows
+from zmqps.testing.training import Life, Place, Training, copies_on, life_of
 
 if TYPE_CHECKING:
     from zmqps.core.job.keyspace import Placement
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 #: Pushes of one worker that can be told apart in a float32: two bits each.
 MOST_TOLD_APART = 11
-#: Of a shard: the life of its job, the cuts of its placement, its number.
-Place: TypeAlias = tuple[Life, tuple[tuple[int, ...], ...], int]
 #: How often a worker does a step again that has failed at its deadline: until all that went wrong is long over.
 RETRIES = 6
 
@@ -58,6 +57,8 @@ class AsyncTraining(Training):
         Whether workers that die are started again.
     partly
         Whether a push is made in two, a half of the parameters later than the other.
+    tables
+        Names of its sparse tables (`zmqps.testing.marks.KINDS`).
     """
 
     #: As in `zmqps.core.job.spec.JobSpec`.
@@ -68,6 +69,7 @@ class AsyncTraining(Training):
     def __init__(
         self, steps: int = 5, parameters: int = 6, size: int = 40, lives: int = 8, compute_s: float = 0.02,
         timeout: float = 20.0, restart: bool = True, slice_nbytes: int = 256, partly: bool = False,
+        tables: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._partly = partly
         self.halves = 2 if partly else type(self).halves
@@ -80,6 +82,7 @@ class AsyncTraining(Training):
         self._timeout = timeout
         self._restart = restart
         self._base = 4.0 if steps <= MOST_TOLD_APART else 1.0
+        self.rows = MarkedRows(lives, tables)
         # of each life of the job, by worker
         self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(lives, np.int64))  # at least: acknowledged
@@ -105,7 +108,9 @@ class AsyncTraining(Training):
         names = [f"layer{i}.weight" for i in range(self._num)]
         dtypes = ["float32" if i % 2 else "float64" for i in range(self._num)]
         parameters = tuple(Parameter(n, (self._size,), t) for n, t in zip(names, dtypes, strict=True))
-        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness)
+        job = JobSpec(
+            parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness, tables=self.rows.specs
+        )
         return job, [np.zeros(self._size, t) for t in dtypes]
 
     def gradients(self, owner: int, push: int) -> list[Array]:
@@ -141,6 +146,7 @@ class AsyncTraining(Training):
     ) -> Program:
         """Pull, compute, push."""
         rng, t = simulation.rng, self._timeout
+        yield from self.rows.step(simulation, worker, attached, push, t, self._behind[worker.name])
         cargoes, gradients = plan(attached.placement), self.gradients(worker.number, push)
         both = rng.random() < 0.3
         if not both:
@@ -216,6 +222,7 @@ class AsyncTraining(Training):
     def watch(self, simulation: SimulatedCluster) -> None:
         """Note who reads where a primary was deposed and does not know it: pushes are fenced there, reads are not."""
         simulation.on_send.append(partial(self._sent_by_copies, simulation))
+        self.rows.watch(simulation)
 
     def _sent_by_copies(self, simulation: SimulatedCluster, sender: Node, receiver: str, message: Message) -> None:
         if not simulation.options.replicas or not isinstance(message, (Promoted, Values)):
@@ -228,6 +235,7 @@ class AsyncTraining(Training):
                     self._behind[receiver].add(place)
             elif epoch == message.epoch:
                 self._before.setdefault(place, self._applied[life].copy())
+                self.rows.promoted(place)
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that each copy has pushes there were, each once at most, and all that were acknowledged."""
@@ -239,6 +247,7 @@ class AsyncTraining(Training):
                 self._check_values(values, self._attempted[life][owners])
                 if simulation.is_live(node, epoch):
                     self._check_acknowledged(shard, life)
+            self.rows.check(simulation, node, life, epoch, shard)
 
     def _values(self, shard: Shard) -> tuple[Any, Any]:
         """Return the values of a shard, slice by slice, as integers, and whose they are."""
@@ -263,6 +272,7 @@ class AsyncTraining(Training):
         for life, epoch, shard in copies_on(simulation, server, self.name):
             if simulation.is_live(server, epoch):
                 self._check_acknowledged(shard, life)
+            self.rows.check(simulation, server, life, epoch, shard)
 
     def _check_acknowledged(self, shard: Shard, life: Life) -> None:
         """Assert that a shard has every push that was acknowledged and is not lost by going back to a checkpoint."""
@@ -278,6 +288,7 @@ class AsyncTraining(Training):
     def saving(self, simulation: SimulatedCluster, path: str, life: Life) -> None:
         """Note what a checkpoint must have at least."""
         self._floors[path] = self._applied[life].copy()
+        self.rows.saving(path, life)
 
     def check_saved(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
         """Assert that a checkpoint has all that was acknowledged before it was begun, and nothing twice."""
@@ -286,6 +297,7 @@ class AsyncTraining(Training):
             self._check_values(values, self._attempted[life][owners])
             due = self._floors[saved.path][owners] & ~self._excused(life, saved.placement, number)[owners, elements]
             assert self._holds(values, due), f"{saved.path} lacks what was acknowledged"
+        self.rows.check_saved(saved, life)
 
     def check_cut(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
         """Assert that every push is in all of a cut, or nowhere in it, unless it has failed or its worker has died."""
@@ -296,11 +308,14 @@ class AsyncTraining(Training):
             anywhere, everywhere = self._marks(saved, slice(first, None, self.halves))
             torn = anywhere & ~everywhere & ~failed
             assert not torn.any(), f"{saved.path} has pushes in part: {torn}"
+        if saved.consistent:
+            self.rows.check_cut(saved, life)
 
     def resume(self, life: Life, saved: SavedJob) -> None:
         """Expect what a checkpoint has in the life that begins from it."""
         if life not in self._attempted:
             self._attempted[life], self._applied[life] = self._marks(saved)
+            self.rows.resume(life, saved)
 
     def fall(self, simulation: SimulatedCluster, life: Life, shards: Collection[int], saved: SavedJob) -> None:
         """Expect of a shard that goes back what the checkpoint has, until workers say what they have lost."""
@@ -308,17 +323,24 @@ class AsyncTraining(Training):
         assert placement is not None
         for shard in shards:  # which the checkpoint may have cut otherwise
             self._lost[life, shard] |= self._attempted[life] & ~self._has(saved, placement, shard)
+        self.rows.fall(placement, life, shards, saved)
 
     def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
         """Expect of a worker's pushes all but those that are lost."""
         life, who = life_of(worker), worker.number
-        self._gone[life, shard][who] |= sum({self._marks_of[id(push)][1] for push in lost})
+        pushes = list(lost)
+        self._gone[life, shard][who] |= sum(
+            {self._marks_of[id(push)][1] for push in pushes if id(push) in self._marks_of}
+        )
+        self.rows.fell(worker, shard, pushes)
         unanswered = self._lost[life, shard][who] & ~self._applied[life][who]
         self._lost[life, shard][who] = self._gone[life, shard][who] | unanswered
 
     def miss(self, worker: Node, shard: int, push: object) -> None:
         """Expect nothing of a push on a shard that had gone back when it was acknowledged, until the worker says so."""
-        self._lost[life_of(worker), shard][worker.number] |= self._marks_of[id(push)][1]
+        if id(push) in self._marks_of:
+            self._lost[life_of(worker), shard][worker.number] |= self._marks_of[id(push)][1]
+        self.rows.miss(worker, shard, push)
 
     def _has(self, saved: SavedJob, placement: Placement, shard: int) -> Any:
         """Return by worker which pushes a checkpoint has in all of a shard."""
@@ -336,8 +358,9 @@ class AsyncTraining(Training):
 
     def _marks(self, saved: SavedJob, parameters: slice = slice(None)) -> tuple[Any, Any]:
         """Return by worker which pushes are somewhere in (parameters of) a checkpoint, and which everywhere."""
-        values = np.concatenate(list(self._saved_values(saved))[parameters])
-        owners = np.concatenate([np.arange(value.size) % self.lives for value in saved.values[parameters]])
+        nothing = np.zeros(0, np.int64)
+        values = np.concatenate([nothing, *list(self._saved_values(saved))[parameters]])
+        owners = np.concatenate([nothing, *[np.arange(value.size) % self.lives for value in saved.values[parameters]]])
         own = [values[owners == owner] for owner in range(self.lives)]
         return np.array([np.bitwise_or.reduce(v) for v in own]), np.array([np.bitwise_and.reduce(v) for v in own])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, Range, Released, Take, Withdraw
+from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, PullRows, Range, Released, Take, Withdraw
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.operations import Advance, Attached, Exchange
 from zmqps.core.worker.plan import plan
@@ -46,6 +46,7 @@ class BoundedTraining(AsyncTraining):
 
     def watch(self, simulation: SimulatedCluster) -> None:
         """Note the clocks."""
+        self.rows.watch(simulation)
         self._simulation = simulation
         self._begun: set[bytes] = set()
         self._clocks: dict[bytes, int] = defaultdict(int)
@@ -58,6 +59,7 @@ class BoundedTraining(AsyncTraining):
     ) -> Program:
         """Pull, compute; push everything, or half by half, or push and pull."""
         rng, t = simulation.rng, self._timeout
+        yield from self.rows.step(simulation, worker, attached, push, t, self._behind[worker.name])
         cargoes, source = plan(attached.placement), self.gradients(worker.number, push)
         seen = self.acknowledged(worker)
         yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
@@ -88,7 +90,7 @@ class BoundedTraining(AsyncTraining):
             self._pausing[who].add(message.request)
         elif isinstance(message, Withdraw):
             self._pausing[who].discard(message.request)
-        elif isinstance(message, PullMessage):
+        elif isinstance(message, (PullMessage, PullRows)):
             self._check_bound(sender)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:

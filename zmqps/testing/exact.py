@@ -50,11 +50,11 @@ class ExactReference:
         pushes = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         brought = list(zip(pushes, gradients, strict=True))
         for shard in self._shards:
-            for push, (source, examples, sort) in brought:
-                parts, payload = _of_shard(shard, source)
+            for push, gradient in brought:
+                parts, payload = _of_shard(shard, gradient.source)
                 if parts:
-                    terms = (sort,) if sort else ()
-                    shard.collect(parts, payload, push, shard.version, examples, "somebody", terms)
+                    terms = (gradient.sort,) if gradient.sort else ()
+                    shard.collect(parts, payload, push, shard.version, gradient.examples, "somebody", terms)
         total = sum(_squares(shard, contributors) for shard in self._shards)
         scale = 1.0 if self._clip_norm is None or not brought else scale_to(self._clip_norm, total)
         for shard in self._shards:

@@ -9,6 +9,7 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.memory import HostMemory, Outgoing
+from zmqps.core.server.table import RowUpdate
 
 #: What an array holds before it is written to: used too early it shows.
 GARBAGE = 0x40
@@ -32,6 +33,10 @@ class ScarceMemory(HostMemory):
         if self._fails():
             raise MemoryError("simulated")
 
+    def has_some(self) -> bool:
+        """Whether there is more for rows of tables."""
+        return not self._fails()
+
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new array, if there is memory for it."""
         self.request()
@@ -48,3 +53,25 @@ class ScarceMemory(HostMemory):
         """Return a copy, if there is memory for it."""
         self.request()
         return super().copied(array)
+
+
+class ScarceRule:
+    """A table's rule that now and then has no memory, before it has written anything.
+
+    Parameters
+    ----------
+    rule
+        The rule.
+    memory
+        Its server's.
+    """
+
+    def __init__(self, rule: RowUpdate, memory: ScarceMemory) -> None:
+        self.slot_fill, self.row_slot_fill, self.counts = rule.slot_fill, rule.row_slot_fill, rule.counts
+        self._rule = rule
+        self._memory = memory
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        """Update rows."""
+        self._memory.request()
+        self._rule(*arguments, **options)

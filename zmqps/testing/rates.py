@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zmqps.testing.reference import RATE
+from zmqps.testing.trained import RATE
 
 
 class RateWitness:

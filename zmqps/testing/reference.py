@@ -9,9 +9,8 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
+from zmqps.testing.trained import MOMENTUM, RATE, RowGradient, RowReference
 
-RATE = 0.1
-MOMENTUM = 0.5
 #: float32 against float64 after some tens of steps; a wrong contributor changes values by a thousand times that.
 TOLERANCE = 1e-4
 
@@ -19,12 +18,13 @@ TOLERANCE = 1e-4
 class Gradient(NamedTuple):
     """What a push brings: flat arrays by parameter, None where it has none, and how often they count in a mean.
 
-    ``sort`` is one of `zmqps.core.protocol.terms` where these are values.
+    ``sort`` is one of `zmqps.core.protocol.terms` where these are values; ``rows`` is what goes to a sparse table.
     """
 
     source: Sequence[Array | None]
     examples: int
     sort: float = 0.0
+    rows: RowGradient | None = None
 
 
 class Reference:
@@ -40,6 +40,8 @@ class Reference:
         The version that these are of.
     clip_norm
         What the norm of a mean is at most.
+    rows
+        The sparse tables.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Reference:
         velocity: Sequence[Array] | None = None,
         first: int = 0,
         clip_norm: float | None = None,
+        rows: RowReference | None = None,
     ) -> None:
         self.first = first
+        self.rows = rows or RowReference(())
         self._clip_norm = clip_norm
         nothing: list[Array] = []
         self.versions = [*[nothing] * first, [np.asarray(value, np.float64) for value in values]]
@@ -75,6 +79,7 @@ class Reference:
         for i, mean in means.items():
             velocity[i] = MOMENTUM * velocity[i] + scale * mean
             values[i] = values[i] - rate * velocity[i]
+        self.rows.step([(g.rows, g.examples) for g in gradients if g.rows is not None])
         self.versions.append(values)
         self.velocities.append(velocity)
 

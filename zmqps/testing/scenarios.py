@@ -11,6 +11,7 @@ from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.restores import Restored
+from zmqps.testing.row_scenarios import row_scenarios
 from zmqps.testing.setting import SettingTraining
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
@@ -456,7 +457,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["async-keyed"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True, keyed=True)
     found["jobs-keyed"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True, keyed=True)
     found["jobs-attacked"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True)
-    return found
+    return {**found, **row_scenarios(found)}
 
 
 #: By name: ``mode-what``. A seed and a name say everything about a run.

@@ -22,7 +22,8 @@ from zmqps.core.server.snapshot import Piece
 from zmqps.core.server.table import RowTable
 from zmqps.errors import CheckpointStorageError
 from zmqps.rows.hashing import buckets_of
-from zmqps.rows.kept import rebased
+from zmqps.rows.kept import Kept, joined, rebased
+from zmqps.testing.tables import IDS, numbers_of, shards_of_ids
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -85,6 +86,37 @@ class SavedJob:
                     there = slice(segment.start, segment.start + segment.size)
                     for of, array in zip([self.values, *self.slots], saved.arrays, strict=True):
                         of[segment.parameter][there] = array[here]
+
+    def rows_of(self, name: str, number: int) -> tuple[Array, list[Array]]:
+        """Return which of `IDS` have a row in one of its tables, their values, and each of their slots."""
+        found = self._kept(name, number)
+        kept = [piece.only(np.array([row])) for piece, row in found.values()]
+        if not kept:
+            return np.zeros(0, np.int64), []
+        whole = joined(kept)
+        return np.array(list(found), np.int64), [whole.values, *whole.slots]
+
+    def ages_of(self, name: str, number: int) -> Array:
+        """Return how many updates ago each of these rows was changed."""
+        shards, steps = shards_of_ids(self.placement, number), [state["tables"][name]["steps"] for state in self.states]
+        found = self._kept(name, number).items()
+        return np.array([steps[shards[id_]] - int(piece.stamps[row]) for id_, (piece, row) in found])
+
+    def _kept(self, name: str, number: int) -> dict[int, tuple[Kept, int]]:
+        """Return what it has of a table: by number of the id, where the row is."""
+        found: dict[int, tuple[Kept, int]] = {}
+        shards = shards_of_ids(self.placement, number)
+        for shard in range(self.placement.num_shards):
+            here: dict[int, tuple[Kept, int]] = {}
+            for piece in self.parts[shard].rows.get(name, []):
+                for gone in numbers_of(piece.gone.tolist()):
+                    here.pop(int(gone), None)
+                which = numbers_of(piece.kept.ids.tolist()).tolist()
+                here |= {number: (piece.kept, row) for row, number in enumerate(which)}
+            strays = [id_ for id_ in here if shards[id_] != shard]
+            assert not strays, f"{self.path} has rows {IDS[strays].tolist()} of {name} on shard {shard}, not theirs"
+            found |= here
+        return found
 
     def fill(self, table: RowTable, version: int | None) -> None:
         """Let a table have the rows that were saved; ``version`` is that of the job where it is synchronous."""

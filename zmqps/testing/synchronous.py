@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,12 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, In
 from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
-from zmqps.errors import DeadlineError, ServerMemoryError, VersionError
+from zmqps.errors import DeadlineError, ServerMemoryError, TableFullError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.ranges import RangeWitness
-from zmqps.testing.reference import MOMENTUM, RATE
+from zmqps.testing.trained import MOMENTUM, RATE, TrainedRows
 from zmqps.testing.training import Life, Training, copies_on, life_of
 from zmqps.testing.witness import StepWitness
 
@@ -69,6 +70,8 @@ class SyncTraining(Training):
         Probability that a worker sets the learning rate in a step, whether it is the chief or not.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
+    tables
+        Names of its sparse tables.
     compute_s, hiccup
         Seconds that a step computes; probability that it takes `HICCUP_S` more.
     timeout
@@ -92,6 +95,7 @@ class SyncTraining(Training):
     values: float = 0.0
     sets: float = 0.0
     eager: float = 0.0
+    tables: Sequence[str] = ()
     compute_s: float = 0.02
     hiccup: float = 0.0
     timeout: float = 20.0
@@ -100,6 +104,7 @@ class SyncTraining(Training):
 
     def __post_init__(self) -> None:
         self.witness: StepWitness | None = None
+        self.trained = TrainedRows(self.tables)
         self.ranges: RangeWitness | None = None
         self._saved_in: dict[str, int] = {}  # by path: how often the job had gone back before
         self._checked: dict[tuple[str, int, Life], int] = {}  # server and job -> version its shard had
@@ -120,6 +125,7 @@ class SyncTraining(Training):
             on_straggler=self.on_straggler,
             retain=self.retain,
             deterministic=self.deterministic,
+            tables=self.trained.specs,
         )
         return job, [np.zeros(self.size, t) for t in dtypes]
 
@@ -149,6 +155,7 @@ class SyncTraining(Training):
                         break
                     used = found.data_pass, found.number
                 yield from self._read(simulation, worker, attached, out)
+                yield from self._read_rows(simulation, worker, attached)
                 yield from self._set_rate(simulation, worker)
                 yield self._seconds(simulation)
                 yield from self._push(simulation, worker, attached, out)
@@ -209,6 +216,23 @@ class SyncTraining(Training):
         assert versions == {older}, f"asked for version {older}, got {versions}"
         self._check_read(worker, exact, out)
 
+    def _read_rows(self, simulation: SimulatedCluster, worker: Node, attached: Attached) -> Program:
+        """Pull some rows, of one version."""
+        for number, which, pull, target in self.trained.reads(attached.placement, simulation.rng):
+            yield Exchange(pull=pull), self.timeout
+            version = self._version_of(worker, pull)
+            if self.witness is not None:
+                rows = self.witness.read_by(worker).rows
+                rows.compare(version, f"what {worker.name} reads", number, which, target.out)
+
+    def _push_rows(self, simulation: SimulatedCluster, attached: Attached) -> Program:
+        """Push rows of most tables; those for which there is no room are left out."""
+        for push in self.trained.pushes(attached.placement, simulation.rng):
+            try:
+                yield Exchange(push=push), self.timeout
+            except TableFullError:
+                pass
+
     def _push(self, simulation: SimulatedCluster, worker: Node, attached: Attached, out: list[Array]) -> Program:
         """Push a whole gradient, or two halves, or push and pull."""
         rng, t = simulation.rng, self.timeout
@@ -224,6 +248,8 @@ class SyncTraining(Training):
             assert isinstance(worker.machine, SessionMachine)
             first = worker.machine.transfers.pace.clock % 3
             pushed, way = plan(attached.placement, frozenset(range(first, self.parameters, 3))), 0.7 * way
+
+        yield from self._push_rows(simulation, attached)
 
         def push(cargoes: tuple[tuple[Cargo, ...], ...], *, whole: bool) -> Push:
             sent = Source(arrays=source)
@@ -272,14 +298,19 @@ class SyncTraining(Training):
 
     def _check_read(self, worker: Node, pull: Pull, out: list[Array]) -> int:
         """Assert that a worker has read one version of everything, and the values of that version."""
-        versions = set(pull.target.versions.values())
-        assert len(versions) == 1, f"{worker.name} has read versions {sorted(versions)} at once"
-        (version,) = versions
-        assert isinstance(worker.machine, SessionMachine)
+        version = self._version_of(worker, pull)
         if self.witness is not None:
             reference = self.witness.read_by(worker)
             reference.compare(version, f"what {worker.name} reads", enumerate(out))
         return version
+
+    @staticmethod
+    def _version_of(worker: Node, pull: Pull) -> int:
+        """Return the version that a worker has read; assert that it is one."""
+        assert isinstance(worker.machine, SessionMachine)
+        versions = set(pull.target.versions.values()) or {worker.machine.transfers.pace.version}  # of nothing: any
+        assert len(versions) == 1, f"{worker.name} has read versions {sorted(versions)} at once"
+        return versions.pop()
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that a server has the values of the reference, at each of its versions."""
@@ -294,6 +325,7 @@ class SyncTraining(Training):
             if (exact := self.witness.exactly(life, simulation.track_of_copy(life[0], epoch))) is not None:
                 exact.compare(shard, node.name)
             reference = self.witness.of_copy(life[0], epoch)
+            self.trained.check(shard, node.name, reference.rows)
             for state in shard.slices:
                 for s in state.slice.segments:
                     got = state.value[s.position : s.position + s.size]
@@ -306,18 +338,20 @@ class SyncTraining(Training):
 
     def check_saved(self, simulation: SimulatedCluster, saved: SavedJob, life: Life) -> None:
         """Assert that a checkpoint is the reference at one version: values, slots and steps."""
-        assert saved.versions == {saved.version}, f"{saved.path} has versions {saved.versions}, not {saved.version}"
+        assert saved.versions <= {saved.version}, f"{saved.path} has versions {saved.versions}, not {saved.version}"
         if self.witness is not None:
             reference = self.witness.reference(life, self._saved_in.get(saved.path, 0))
             reference.compare(saved.version, saved.path, enumerate(saved.values))
-            reference.compare_slots(saved.version, saved.path, enumerate(saved.slots[0]))
+            for slots in saved.slots:
+                reference.compare_slots(saved.version, saved.path, enumerate(slots))
+            self.trained.check_saved(saved, reference.rows)
         for steps in saved.steps:
             assert len(steps) == 1, f"{saved.path} has parts of a parameter after {steps} steps"
 
     def resume(self, life: Life, saved: SavedJob) -> None:
         """Expect what is trained from there on."""
         if self.witness is not None:
-            self.witness.resume(life, saved.values, saved.slots[0], saved.version)
+            self.witness.resume(life, saved, self.trained.saved(saved))
         if self.ranges is not None:
             self.ranges.resume(life, saved)
 
@@ -329,7 +363,7 @@ class SyncTraining(Training):
         """Expect what is trained from the checkpoint on; its data sets stand where they stood there."""
         if self.witness is not None:
             back = simulation.num_back[life]
-            self.witness.resume(life, saved.values, saved.slots[0], saved.version, back)
+            self.witness.resume(life, saved, self.trained.saved(saved), back)
         if self.ranges is not None:
             self.ranges.resume(life, saved, again=True)
 

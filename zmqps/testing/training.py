@@ -16,14 +16,15 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.rows import make_rows
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.table import RowUpdate
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel
-from zmqps.optim.rows import RowKernel, kernel_of_table
+from zmqps.optim.rows import kernel_of_table
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.memory import ScarceMemory
+from zmqps.testing.memory import ScarceMemory, ScarceRule
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
@@ -35,6 +36,8 @@ DEFAULT = "default"
 
 #: A job from its placement to its end: the coordinator's incarnation, and the epoch.
 Life = tuple[bytes, int]
+#: Of a shard: the life of its job, the cuts of its placement, its number.
+Place = tuple[Life, tuple[tuple[int, ...], ...], int]
 
 
 class ReferenceRules:
@@ -151,7 +154,10 @@ class Training:
         return Shard(
             placement, index, rules, reject_nonfinite=job.nonfinite == "reject", synchronous=job.mode == "sync",
             retain=job.retain, treatment=make_treatment(job.treatment), memory=memory,
-            rows=make_rows(job, placement, index, partial(row_rule, job), available_nbytes=1 << 20),
+            rows=make_rows(
+                job, placement, index, partial(row_rule, job, memory=memory), available_nbytes=1 << 20,
+                more=lambda nbytes: memory is None or memory.has_some(),
+            ),
         )  # fmt: skip
 
     def run_s(self, rng: Random) -> float:
@@ -159,10 +165,11 @@ class Training:
         return rng.uniform(0.0, 0.5)
 
 
-def row_rule(job: JobSpec, table: TableSpec) -> RowKernel:
+def row_rule(job: JobSpec, table: TableSpec, memory: ScarceMemory | None = None) -> RowUpdate:
     """Return a table's rule in plain numpy."""
     counts: Any = table.step_counts
-    return kernel_of_table(table.optimizer, table.name, table.dim, "numpy", counts, job.num_updating)
+    rule = kernel_of_table(table.optimizer, table.name, table.dim, "numpy", counts, job.num_updating)
+    return rule if memory is None else ScarceRule(rule, memory)
 
 
 def tenant_of(node: Node, job: str = DEFAULT) -> Tenant | None:

@@ -21,6 +21,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Proceed,
     Push,
+    PushRows,
     Range,
     Released,
     Take,
@@ -28,17 +29,22 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.terms import are_values
+from zmqps.core.server.aggregate import PushId
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.exact import ExactReference
 from zmqps.testing.rates import RateWitness
 from zmqps.testing.reference import Gradient, Reference
+from zmqps.testing.tables import shards_of_ids
+from zmqps.testing.trained import RowGradient, RowReference, RowVersion, brought_by
 from zmqps.testing.training import Life, copies_on, life_of
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
+    from zmqps.testing.stores import SavedJob
 
 
 #: A life of a job, and how often it has gone back to a checkpoint.
@@ -108,7 +114,8 @@ class StepWitness:
     def reference(self, life: Life, back: int) -> Reference:
         """Return what the values must be in a life of the job that has gone back so often."""
         if (life, back) not in self._references:
-            self._references[life, back] = Reference(self._values, clip_norm=self._job.clip_norm)
+            rows = RowReference(self._job.tables)
+            self._references[life, back] = Reference(self._values, clip_norm=self._job.clip_norm, rows=rows)
         return self._references[life, back]
 
     def exactly(self, life: Life, back: int) -> ExactReference | None:
@@ -133,13 +140,15 @@ class StepWitness:
         assert isinstance(machine, SessionMachine)
         return self.of_copy(coordinator, machine.links.by_shard[0].epoch)
 
-    def resume(
-        self, life: Life, values: Sequence[Array], velocity: Sequence[Array], version: int, back: int = 0
-    ) -> None:
+    def resume(self, life: Life, saved: SavedJob, rows: RowVersion, back: int = 0) -> None:
         """A life of the job begins from a checkpoint, or has gone back to one so often."""
         if (life, back) not in self._references:
-            self._references[life, back] = Reference(values, velocity, version, self._job.clip_norm)
-            self._commits[life, back] = [()] * version
+            velocity = saved.slots[0] if saved.slots else []
+            trained = RowReference(self._job.tables, saved.version, rows)
+            self._references[life, back] = Reference(
+                saved.values, velocity, saved.version, self._job.clip_norm, trained
+            )
+            self._commits[life, back] = [()] * saved.version
 
     def check_freed(self, server: Node) -> None:
         """Assert that a server that frees its shard because the workers are done has every step."""
@@ -150,14 +159,16 @@ class StepWitness:
         for life, epoch, shard in copies_on(simulation, server, self._name):
             if life == (coordinator.identity.incarnation, ended.epoch) and simulation.is_live(server, epoch):
                 steps = self._commits[life, simulation.num_back[life]]
-                num_steps = len(steps) if shard.slices else shard.version  # of nothing it may have been told of none
+                num_steps = (
+                    len(steps) if shard.slices or shard.rows else shard.version
+                )  # of nothing it may have been told of none
                 assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 
     # --- what travels --------------------------------------------------------------------------
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         who = sender.identity.incarnation
-        if isinstance(message, Push):
+        if isinstance(message, (Push, PushRows)):
             if (who, message.attempt) not in self._pushes:
                 self._pushes[who, message.attempt] = _meant(sender, message)
         elif isinstance(message, Arrive):
@@ -249,12 +260,20 @@ class StepWitness:
             here = {segment.parameter for state in shard.slices for segment in state.slice.segments}
             for who, attempts in contributors:
                 for attempt in attempts:
-                    source = self._pushes[who, attempt].gradient.source
-                    if any(source[parameter] is not None for parameter in here):
+                    gradient = self._pushes[who, attempt].gradient
+                    if gradient.rows is not None:
+                        self._check_rows_there(shard, step, (who, attempt), gradient.rows)
+                    if any(gradient.source[parameter] is not None for parameter in here):
                         there = stage.has(step, (who, attempt))
                         assert there, (
                             f"step {step} is decided, and the primary of shard {shard.index} lacks a gradient of it"
                         )
+
+    def _check_rows_there(self, shard: Shard, step: int, push: PushId, gradient: RowGradient) -> None:
+        """Assert the same of rows."""
+        mine = shards_of_ids(shard.placement, gradient.table)[gradient.which] == shard.index
+        there = not mine.any() or (shard.rows is not None and shard.rows.has_gradient(step, push))
+        assert there, f"step {step} is decided, and the primary of shard {shard.index} lacks rows of it"
 
     def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:
         """Assert that the step has waited for whom the job says."""
@@ -297,13 +316,18 @@ class StepWitness:
             assert not set(arrive.attempts) & set(counted), f"a worker is told that what counts was dropped: {counted}"
 
 
-def _meant(worker: Node, push: Push) -> Pushed:
+def _meant(worker: Node, push: Push | PushRows) -> Pushed:
     """Return what the worker's script asked for by the transfer that a push belongs to."""
     machine = worker.machine
     assert isinstance(machine, SessionMachine)
     requests = (link.in_flight.get(push.request) for link in machine.links.by_shard)
     transfer = next(request.transfer for request in requests if request is not None)
     assert isinstance(transfer, Pushing)
+    assert machine.attached is not None
+    placement = machine.attached.placement
+    if (rows := brought_by(transfer, placement)) is not None:
+        nothing = [None] * len(placement.keyspace.parameters)
+        return Pushed(push.step, Gradient(nothing, transfer.examples, rows=rows))
     pushed = {extent.parameter for cargoes in transfer.cargoes for cargo in cargoes for extent in cargo.extents}
     source = [array if i in pushed else None for i, array in enumerate(transfer.source.arrays)]
     sort = transfer.terms[0] if are_values(transfer.terms) else 0.0

@@ -295,6 +295,10 @@ class Rows:
                 taken = np.concatenate([taken, staged.ids[fresh]])
             table.version = step + 1
 
+    def has_gradient(self, step: int, push: PushId) -> bool:
+        """Whether a push has brought something to a step."""
+        return push in self._staged.get(step, {})
+
     def end_step(self, step: int) -> None:
         """End a step that another copy has committed, also for tables that nobody pushed to in it."""
         for table in self.tables:

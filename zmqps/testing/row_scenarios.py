@@ -1,0 +1,81 @@
+"""The scenarios with sparse tables: those without, with others to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from zmqps.testing.asynchronous import AsyncTraining
+from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.several import SeveralJobs
+from zmqps.testing.synchronous import SyncTraining
+from zmqps.testing.training import Training
+
+#: `zmqps.testing.scenarios.Scenario`.
+S = TypeVar("S")
+#: Kinds of faults, with parameters and tables in one job. A kind that a mode does not have is left out.
+KINDS = (
+    "loss", "twisted", "crashes", "stops", "partitions", "restarts", "everything", "memory", "drops", "breaks",
+    "routes", "slow", "departures", "returns", "attacked", "backup", "skips", "returned", "returned-everything",
+    "returned-restarts", "returned-saves", "returned-chained", "saves", "saves-breaks", "saves-twisted",
+    "saves-crashes", "saves-memory", "saves-everything", "saves-chained", "falls", "falls-crashes", "falls-everything",
+    "falls-returned", "falls-chained",
+)  # fmt: skip
+#: Kinds with nothing but a table.
+ALONE = "everything", "falls"
+#: Tables that do not keep all rows (`zmqps.testing.marks.KINDS`).
+LIMITED = "full", "evicts", "admits", "expires", "lapses"
+
+
+def row_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
+    """Return scenarios with tables, made of those without."""
+    rows: dict[str, S] = {}
+    for mode in ("async", "ssp", "sync"):
+        for kind in KINDS:
+            if (scenario := found.get(f"{mode}-{kind}")) is not None:
+                rows[f"{mode}-rows-{kind}"] = _with(scenario, _training(mode, kind))
+        for kind in ALONE:
+            rows[f"{mode}-rows-alone-{kind}"] = _with(found[f"{mode}-{kind}"], _training(mode, kind, parameters=0))
+    for name in LIMITED:
+        rows[f"async-rows-{name}"] = _with(found["async-everything"], _limited((name, "plain")))
+    rows["async-rows-limits-memory"] = _with(found["async-memory"], _limited(LIMITED))
+    for kind in ("saves-chained", "falls-chained"):  # other numbers of servers may have no room for a full table
+        rows[f"async-rows-limits-{kind}"] = _with(found[f"async-{kind}"], _limited(LIMITED[1:]))
+    for kind in ("everything", "memory"):
+        training = _training("sync", kind, tables=("full", "items"))
+        rows[f"sync-rows-full-{kind}"] = _with(found[f"sync-{kind}"], training)
+    rows["jobs-rows-everything"] = _with(found["jobs-everything"], _several)
+    return rows
+
+
+def _with(scenario: S, training: Callable[[], Training]) -> S:
+    return replace(scenario, training=training)  # type: ignore[type-var]
+
+
+def _training(mode: str, kind: str, **others: Any) -> Callable[[], Training]:
+    """Return what trains tables, and perhaps parameters, where such a kind of faults is."""
+    options: dict[str, Any] = {"steps": 6, "parameters": 2, "compute_s": 0.4}
+    if kind in ("drops", "breaks"):
+        options |= {"timeout": 200.0}  # nobody gives up and tries again what was lost: it has to come by itself
+    elif kind == "slow":
+        options |= {"steps": 3, "size": 1024, "slice_nbytes": 8 << 10, "timeout": 2000.0}
+    elif kind == "departures" or kind.startswith("returned"):
+        options |= {"compute_s": 1.0, "steps": 8}
+    if mode == "sync":
+        special: dict[str, dict[str, Any]] = {"backup": {"aggregate": 2}, "skips": {"skips": 0.4}}
+        options |= {"tables": ("items", "users"), **special.get(kind, {}), **others}
+        return lambda: SyncTraining(**options)
+    options = {"size": 32, "lives": 24, "tables": ("plain", "halves"), **options, **others}
+    if mode == "async":
+        return lambda: AsyncTraining(**options)
+    return lambda: BoundedTraining(1, skips=0.4 if kind == "skips" else 0.0, **options)
+
+
+def _limited(names: Sequence[str]) -> Callable[[], Training]:
+    return lambda: AsyncTraining(steps=8, parameters=1, size=32, lives=24, compute_s=0.3, tables=names)
+
+
+def _several() -> Training:
+    """Three jobs, one of each mode, whose tables have the same names."""
+    return SeveralJobs([_training(mode, "everything", tables=("plain",))() for mode in ("async", "sync", "ssp")])
