@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.protocol.messages import Ack, Committed, Message, Push, Values
+from zmqps.core.protocol.messages import Ack, Committed, Message, Push, PushRows, Values
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.records import RECORD_NBYTES
 from zmqps.core.server.shard import Shard
@@ -48,7 +50,7 @@ class CopyWitness:
     # --- what is acknowledged ------------------------------------------------------------------
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
-        if isinstance(message, Push) and receiver.role == "server":
+        if isinstance(message, (Push, PushRows)) and receiver.role == "server":
             self._pushed[receiver.name, sender, message.request] = message.epoch, message.seq
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
@@ -195,6 +197,20 @@ def _check_same(who: str, ours: Shard, theirs: Shard) -> None:
         numbers = mine.version, mine.steps.tolist(), [a.tobytes() for a in (mine.value, *mine.slots)]
         same = other.version, other.steps.tolist(), [a.tobytes() for a in (other.value, *other.slots)]
         assert numbers == same, f"{who} has another slice {mine.slice.index}: {other.value}, not {mine.value}"
+
+    for ours_of, theirs_of in zip(_tables(ours), _tables(theirs), strict=True):
+        assert ours_of == theirs_of, f"{who} has other rows"
+
+
+def _tables(shard: Shard) -> list[object]:
+    """Return all that a shard has of its tables: their numbers, and their rows by ids."""
+    found: list[object] = []
+    for table in shard.rows.tables if shard.rows else ():
+        store = table.store
+        rows = np.flatnonzero(store.live[: store.end])
+        kept = table.kept(rows[np.argsort(store.ids[rows])])
+        found += [table.spec.name, table.version, table.steps, *[array.tobytes() for array in kept.arrays]]
+    return found
 
 
 def _degraded(run: JobRun) -> Iterator[str]:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.messages import Ack, Assign, GoBack, Message, Ready, Recalled, Values, WentBack
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.table import RowTable
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.rollbacks import Rollback
@@ -19,6 +21,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.stores import Disk, SavedJob
+from zmqps.testing.tables import IDS, shards_of_ids, there
 from zmqps.testing.training import Life, Training, life_of
 
 if TYPE_CHECKING:
@@ -126,6 +129,22 @@ class Fallbacks:
                 expected = saved.values[s.parameter][s.start : s.start + s.size]
                 got = state.value[s.position : s.position + s.size]
                 assert np.array_equal(got, expected), f"{server.name} has {got}, {saved.path} has {expected}"
+        rows = tenant.built().rows
+        for table in rows.tables if rows is not None else ():
+            self._check_loaded_rows(server, table, tenant.built().placement, saved)
+
+    @staticmethod
+    def _check_loaded_rows(server: Node, table: RowTable, placement: Placement, saved: SavedJob) -> None:
+        """Assert that a table has the rows of the checkpoint that are its own, with their slots, and no others."""
+        number = placement.keyspace.sparse.index(table.spec)
+        shards = shards_of_ids(placement, number)
+        which, arrays = saved.rows_of(table.spec.name, number)
+        mine = shards[which] == table.slice.shard
+        assert sorted(which[mine]) == np.flatnonzero(there(table, shards, table.slice.shard)).tolist()
+        rows = table.store.find(IDS[which[mine]])
+        for expected, kept in zip(arrays, (table.store.values, *table.store.slots), strict=False):
+            text = f"{server.name} has rows {kept[rows]}, {saved.path} has {expected[mine]}"
+            assert np.array_equal(kept[rows], expected[mine]), text
 
     def _check_told(self, message: GoBack) -> None:
         """Assert that all shards are loaded from what members are told that they go back to."""

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.setting import SettingTraining
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.training import Training
@@ -45,6 +46,9 @@ def row_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     for kind in ("everything", "memory"):
         training = _training("sync", kind, tables=("full", "items"))
         rows[f"sync-rows-full-{kind}"] = _with(found[f"sync-{kind}"], training)
+    rows["async-rows-set"] = _with(found["async-values"], lambda: SettingTraining(tables=True))
+    rows["ssp-rows-set"] = _with(found["ssp-values"], lambda: SettingTraining(2, tables=True))
+    rows["async-rows-set-memory"] = _with(found["async-memory"], lambda: SettingTraining(tables=True))
     rows["jobs-rows-everything"] = _with(found["jobs-everything"], _several)
     return rows
 

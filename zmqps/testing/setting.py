@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, Exchange, Finish, Init, Join
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import DeadlineError, ServerMemoryError
 from zmqps.optim import sgd
+from zmqps.rows.initial import Initial
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.tables import IDS, TableTransfers, shards_of_ids, there
 from zmqps.testing.training import Life, Training, copies_on, life_of
 
 if TYPE_CHECKING:
@@ -36,6 +40,8 @@ class SettingTraining(Training):
         How many workers there can be, those started again included: a buffer for each.
     compute_s, timeout
         Seconds that a step computes, and that anything may wait.
+    tables
+        Whether each worker has rows of its own, too, of a sparse table.
     """
 
     def __init__(
@@ -45,7 +51,9 @@ class SettingTraining(Training):
         lives: int = 8,
         compute_s: float = 0.02,
         timeout: float = 20.0,
+        tables: bool = False,
     ) -> None:
+        self.tables = (_table(),) if tables else ()
         self.staleness = staleness
         self.steps = steps
         self.lives = lives
@@ -54,12 +62,14 @@ class SettingTraining(Training):
         # by life of the job and worker: up to which number it has counted, and has been told that it has
         self._said: dict[tuple[Life, int], int] = defaultdict(int)
         self._done: dict[tuple[Life, int], int] = defaultdict(int)
+        self._rows_said: dict[tuple[Life, int], int] = defaultdict(int)  # the same of rows
+        self._rows_done: dict[tuple[Life, int], int] = defaultdict(int)
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """A tensor of zeros and a counter for each worker, as large as some slices."""
         own = [Parameter(f"count{number}", (SIZE,), "int64", True) for number in range(self.lives)]
         parameters = Parameter("layer.weight", (SIZE,), "float32"), *own
-        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness)
+        job = JobSpec(parameters=parameters, optimizer=sgd(1.0).to_wire(), staleness=self.staleness, tables=self.tables)
         return job, [np.zeros(p.shape, p.storage_dtype) for p in parameters]
 
     def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
@@ -69,6 +79,8 @@ class SettingTraining(Training):
         attached: Attached = yield Init(0.0, job=job, values=values), 3 * self.timeout
         for _ in range(self.steps):
             try:
+                if self.tables:
+                    yield from self._set_rows(simulation, worker, attached)
                 yield from self._step(simulation, worker, attached, values)
             except (DeadlineError, ServerMemoryError):
                 pass  # counted or not: the next number is higher
@@ -92,10 +104,39 @@ class SettingTraining(Training):
         read = set(out[own].tolist())
         assert read == {self._said[me]}, f"{worker.name} has set {self._said[me]}, and reads {sorted(read)}"
 
+    def _set_rows(self, simulation: SimulatedCluster, worker: Node, attached: Attached) -> Program:
+        """Set the rows of this worker, and read them again."""
+        transfers, me = TableTransfers(attached.placement, 0, simulation.rng), (life_of(worker), worker.number)
+        own = IDS[worker.number :: self.lives].copy()  # as compiled code takes it
+        self._rows_said[me] += 1
+        number = self._rows_said[me]
+        rows = np.full((own.size, ROW_DIM), number, np.float32)
+        yield Exchange(push=transfers.push(own, rows, everywhere=False, terms=(SET,))), self.timeout
+        self._rows_done[me] = number
+        pull, target = transfers.pull(own)
+        yield Exchange(pull=pull), self.timeout
+        assert (target.out == number).all(), f"{worker.name} has set rows to {number}, and reads {target.out}"
+
+    def _check_rows(self, life: Life, shard: Shard, who: str, *, live: bool) -> None:
+        """Assert that rows are set as a whole, to numbers there were, and a primary's to none that is too low."""
+        for table in shard.rows.tables if shard.rows else ():
+            shards = shards_of_ids(shard.placement, 0)
+            values = np.zeros((IDS.size, ROW_DIM), np.float32)
+            here = there(table, shards, shard.index)
+            values[here] = table.store.values[table.store.find(IDS[here])]
+            owners = [number % self.lives for number in range(IDS.size)]
+            said = np.array([self._rows_said[life, owner] for owner in owners])
+            done = np.array([self._rows_done[life, owner] for owner in owners])
+            assert (values == values[:, :1]).all(), f"{who} has set a part of a row only: {values}"
+            assert (values[:, 0] <= said).all(), f"{who} has rows {values[:, 0]}, nobody has set more than {said}"
+            due = (shards == shard.index) & live
+            assert (values[due, 0] >= done[due]).all(), f"{who} has rows {values[:, 0]}, which were set to {done}"
+
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """Assert that each copy has numbers there were, and a primary none that is lower than what is known to be."""
         for life, epoch, shard in copies_on(simulation, node, self.name):
             live = simulation.is_live(node, epoch)
+            self._check_rows(life, shard, node.name, live=live)
             for state in shard.slices:
                 for s in state.slice.segments:
                     if s.parameter:
@@ -118,5 +159,10 @@ class SettingTraining(Training):
         return simulation.coordinator_alive and not simulation.job_failed
 
 
-#: Elements of each tensor.
-SIZE = 40
+def _table() -> TableSpec:
+    initial = Initial("zeros").to_wire()
+    return TableSpec(name="own", dim=ROW_DIM, optimizer=sgd(1.0).to_wire(), initial=initial)
+
+
+#: Elements of each tensor, and of each row.
+SIZE, ROW_DIM = 40, 4
