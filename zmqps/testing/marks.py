@@ -13,6 +13,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Message, PushRows
+from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.table import RowTable
 from zmqps.core.worker.operations import Attached, Exchange
@@ -243,7 +244,8 @@ class MarkedRows:
             text = f"{table.spec.name} on {server.name}"
             marks[mine] = self._marks((_values(table, np.flatnonzero(mine)) - self._begin[number][mine]), text)
             self._check_marks(marks, self._attempted[life][number], table.spec)
-            gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key))
+            follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].backup is not None
+            gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key), follows=follows)
             if live:
                 self._left[life][number] |= gone
                 if key not in self._seen and table.spec.when_full == "evict" and len(table) + MOST_IDS > table.limit:
@@ -265,14 +267,17 @@ class MarkedRows:
         assert np.array_equal(marks, seen.marks[mine]), text
 
     def _check_gone(
-        self, now: float, server: Node, table: RowTable, marks: Any, rows: Array, seen: _Seen | None
+        self, now: float, server: Node, table: RowTable, marks: Any, rows: Array, seen: _Seen | None, *, follows: bool
     ) -> Any:
-        """Assert that nothing has gone that was there, but for rows that have expired, or made way; return what has."""
+        """Assert that nothing has gone that was there, but for rows that have expired, or made way; return what has.
+
+        Which ones make way, the primary decides: a copy that ``follows`` is compared with that one.
+        """
         if seen is None:
             return np.zeros_like(marks)
         gone = np.flatnonzero((seen.marks & ~marks).any(axis=1))
         spec, names = table.spec, IDS[gone].tolist()
-        if not gone.size:
+        if not gone.size or (follows and spec.when_full == "evict"):
             pass
         elif spec.when_full == "evict":
             named = self._named.get(server.name, np.zeros(0, np.int64))
@@ -298,7 +303,8 @@ class MarkedRows:
     def _note(self, now: float, key: Copy, table: RowTable, marks: Any, rows: Array) -> None:
         seen = self._seen.get(key)
         if seen is None:
-            steps, at = np.full(IDS.size, table.steps), np.full(IDS.size, now)
+            # when rows were pushed that come from another copy is not known
+            steps, at = np.full(IDS.size, table.steps), np.where(rows, -np.inf, now)
             steps[rows] -= table.store.ages(table.store.find(IDS[rows]), table.steps)
         else:
             steps, at = seen.steps, seen.at

@@ -21,10 +21,14 @@ KINDS = (
     "routes", "slow", "departures", "returns", "attacked", "backup", "skips", "returned", "returned-everything",
     "returned-restarts", "returned-saves", "returned-chained", "saves", "saves-breaks", "saves-twisted",
     "saves-crashes", "saves-memory", "saves-everything", "saves-chained", "falls", "falls-crashes", "falls-everything",
-    "falls-returned", "falls-chained",
+    "falls-returned", "falls-chained", "replicas", "replicas-cut", "replicas-silent", "replicas-both", "replicas-two",
+    "replicas-memory", "replicas-saves", "replicas-chained", "returned-replicas", "drains", "drains-replicas",
+    "drains-lost-replicas", "drains-everything", "falls-drains", "scales", "scales-replicas", "scales-breaks",
+    "scales-drains-replicas", "scales-crashes", "scales-twisted-replicas", "scales-lost-replicas", "scales-everything",
+    "scales-returned-replicas", "scales-saves", "scales-falls",
 )  # fmt: skip
 #: Kinds with nothing but a table.
-ALONE = "everything", "falls"
+ALONE = "everything", "falls", "replicas", "scales-replicas"
 #: Tables that do not keep all rows (`zmqps.testing.marks.KINDS`).
 LIMITED = "full", "evicts", "admits", "expires", "lapses"
 
@@ -43,6 +47,8 @@ def row_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     rows["async-rows-limits-memory"] = _with(found["async-memory"], _limited(LIMITED))
     for kind in ("saves-chained", "falls-chained"):  # other numbers of servers may have no room for a full table
         rows[f"async-rows-limits-{kind}"] = _with(found[f"async-{kind}"], _limited(LIMITED[1:]))
+    for kind in ("replicas", "drains-replicas", "scales"):  # copies do not know how often ids were touched
+        rows[f"async-rows-limits-{kind}"] = _with(found[f"async-{kind}"], _limited(("evicts", "expires", "lapses")))
     for kind in ("everything", "memory"):
         training = _training("sync", kind, tables=("full", "items"))
         rows[f"sync-rows-full-{kind}"] = _with(found[f"sync-{kind}"], training)

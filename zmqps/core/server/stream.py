@@ -228,8 +228,12 @@ class Stream:
     @property
     def is_behind(self) -> bool:
         """Whether the backups lack something."""
-        untold = self._row_news is not None and not self._row_news.is_empty
-        return untold or bool(self._held) or self.confirmed < self.position
+        return self.has_untold_rows or bool(self._held) or self.confirmed < self.position
+
+    @property
+    def has_untold_rows(self) -> bool:
+        """Whether rows have changed of which there was no memory to tell."""
+        return self._row_news is not None and not self._row_news.is_empty
 
     @property
     def confirmed(self) -> int:
