@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
+    from zmqps.client.cache_options import CacheOptions, CacheStatistics, row_cache
     from zmqps.client.requests import Params
     from zmqps.client.tables import Table, TableOptions, TableStatistics, table
     from zmqps.core.worker.rollbacks import Rollback
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheOptions",
+    "CacheStatistics",
     "LocalCluster",
     "PSError",
     "Params",
@@ -42,12 +45,15 @@ __all__ = [
     "local",
     "optim",
     "pipeline",
+    "row_cache",
     "stale",
     "table",
 ]
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
 _HOMES = {
+    "CacheOptions": "zmqps.client.cache_options",
+    "CacheStatistics": "zmqps.client.cache_options",
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",
@@ -60,6 +66,7 @@ _HOMES = {
     "connect": "zmqps.worker",
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
+    "row_cache": "zmqps.client.cache_options",
     "table": "zmqps.client.tables",
 }
 _MODULES = (

@@ -240,6 +240,7 @@ class Worker(Pusher):
         finally:
             if self._thread is not before:  # also where nobody answers yet: this life knows of no server
                 self._requests = None
+                self._caches.forget()
         if self._trained is not None:
             self._job(left)
 
@@ -332,6 +333,8 @@ class Worker(Pusher):
             It is not complete; it may yet be.
         """
         refuse_in_callback()
+        for sent in self._send_kept(timeout):
+            sent.result()
         return self.checkpoint_async(state=state, consistent=consistent, timeout=timeout).result()
 
     def checkpoint_async(
@@ -339,6 +342,7 @@ class Worker(Pusher):
     ) -> Future[Checkpoint]:
         """`checkpoint`, as a future."""
         checks.flag("consistent", consistent)
+        self._send_kept(timeout)
         return self._submit(SaveJob(0.0, consistent=consistent, state=checks.plain("state", state or {})), timeout)
 
 

@@ -16,6 +16,7 @@ from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE
 from zmqps import optim
 from zmqps.client.requests import Requests
+from zmqps.client.row_cache import RowCache
 from zmqps.client.tables import CHUNK_ROWS, Table, TableOptions, TableStatistics, specs_of, table
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
@@ -149,6 +150,10 @@ class Member:
         self.shard_of: dict[int, int] = {}
         self.exchanges: list[Exchange] = []
         self.timeouts: set[float | None] = set()
+        self._caches: dict[str, RowCache] = {}
+
+    def _horizon(self) -> tuple[int, int]:
+        raise AssertionError("there is no cache that goes by steps")
 
     def _job(self, timeout: float | None) -> Requests:
         self.timeouts.add(timeout)

@@ -10,17 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from zmqps import checks
+from zmqps.client.cache_options import CacheOptions
 from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.pytrees import register_where_used
 from zmqps.client.requests import Params, Requests
+from zmqps.client.row_cache import Call, RowCaches
 from zmqps.client.tables import Table
-from zmqps.client.thread import refuse_in_callback
+from zmqps.client.thread import in_callback, refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.worker.operations import Attached, Exchange, Init, Restored
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.statistics import Statistics
+from zmqps.errors import ConfigurationError
 from zmqps.gpu.handover import Handover
 
 
@@ -49,6 +52,7 @@ class Puller(Connection):
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
         self._named = False  # it is one that this worker has named: a later life names it, too, to count
+        self._caches = RowCaches()  # of sparse tables; outlive a life, but for what they hold
         super().__init__(
             address,
             job=job,
@@ -64,9 +68,12 @@ class Puller(Connection):
         me = weakref.ref(self)
 
         def recut(event: Any) -> None:
-            requests = worker._requests if (worker := me()) is not None else None
+            worker = me()
+            requests = None if worker is None else worker._requests
             if isinstance(event, Attached) and requests is not None:
                 requests.lie(event.placement)
+            if worker is not None and isinstance(event, Attached | Rollback):
+                worker._caches.outdate()
 
         self._listeners.append(recut)
 
@@ -104,6 +111,7 @@ class Puller(Connection):
     def _disown(self) -> None:
         super()._disown()
         self._requests = None  # so each request asks for the job, and is refused before it touches an array
+        self._caches = RowCaches()
 
     def _reads_in_place(self) -> bool:
         return self._lanes is not None and self._lanes.in_place
@@ -139,13 +147,17 @@ class Puller(Connection):
         assert self._requests is not None
         return self._requests
 
-    def table(self, name: str, *, timeout: float | None = None) -> Table:
+    def table(self, name: str, *, cache: CacheOptions | None = None, timeout: float | None = None) -> Table:
         """Return the way to a sparse table of the job.
 
         Parameters
         ----------
         name : str
             As ``init(tables={name: …})`` has it.
+        cache : CacheOptions, optional
+            From `zmqps.row_cache`: how many rows this worker keeps, and for how long it reads them again. It is the
+            worker's: all that this method returns for the table uses it from then on. By default as it was; at first
+            there is none.
         timeout : float, optional
             Seconds to ask for the job, where `init` was not called.
 
@@ -153,9 +165,56 @@ class Puller(Connection):
         ------
         UnknownParameterError
             The job has no such table.
+        ConfigurationError
+            The cache does not go with the job: it is synchronous, or bounded by less; or deferred gradients could not
+            be seen.
         """
-        self._job(timeout).table(name)
+        job = self._job(timeout)
+        requests = job.table(name)
+        if cache is not None:
+            if not isinstance(cache, CacheOptions):
+                raise ConfigurationError(f"cache comes from zmqps.row_cache, not {checks.shown(cache):.60}")
+            call = Call(self, requests, timeout)
+            self._caches.choose(name, cache, job.job, call, has_steps=self._role == "worker")
         return Table(self, name)
+
+    def _horizon(self) -> tuple[int, int]:
+        """Return `Pace.horizon`, with all that was submitted."""
+        return self._thread.ask(lambda: self._thread.machine.transfers.pace.horizon)
+
+    def _send_kept(self, timeout: float | None = None) -> list[Future[Any]]:
+        """Begin to send the gradients that caches keep."""
+        requests = self._requests
+        if requests is None or not self._caches:
+            return []
+        return [cache.flush(Call(self, requests.table(name), timeout)) for name, cache in self._caches.items()]
+
+    def finish(self, *, timeout: float | None = None) -> None:
+        """See `Connection.finish`; gradients that caches of tables keep are sent before."""
+        refuse_in_callback()
+        try:
+            for sent in self._send_kept(timeout):
+                sent.result()
+        finally:
+            super().finish(timeout=timeout)
+
+    def finish_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`finish` without the close, as a future."""
+        self._send_kept(timeout)
+        return super().finish_async(timeout=timeout)
+
+    def drain_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`drain` without the close and the end of the program, as a future."""
+        self._send_kept(timeout)
+        return super().drain_async(timeout=timeout)
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """See `Connection.close`; gradients that caches of tables keep have two seconds to be applied before."""
+        if self._caches and not in_callback():  # there it is refused
+            requests = self._requests
+            for name, cache in self._caches.items():
+                cache.leave(None if requests is None else Call(self, requests.table(name), None))
+        super().close(timeout=timeout)
 
     def pull(
         self,

@@ -267,4 +267,5 @@ class Pusher(Puller):
             raise ConfigurationError("an observer is not waited for, so it has no steps to end")
         if self._requests is None:
             self._job(timeout)  # whose mode says whether there are steps
+        self._send_kept(timeout)
         return self._submit(advance, timeout)

@@ -59,6 +59,16 @@ class RowRequests:
         target, result = self._receive(wanted, shape, out, codec)
         return Pull(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
 
+    def look(self, ids: Any, out: Any) -> tuple[Grouped, Array, Callable[[], Any]]:
+        """Return what ids differ, where the rows of all of them go, and what makes the caller's array of that.
+
+        For who has some of them without asking.
+        """
+        flat, shape = self._ids(ids)
+        wanted = self.parts.group(flat, self.parts.part_of_bucket(flat.size))
+        target, result = self._receive(wanted, shape, out, None)
+        return wanted, target.out, lambda: result(None)
+
     def push(self, ids: Any, grads: Any, examples: int, codec: str | Codec | None, step: bool | None) -> Push:
         """Return the transfer of `zmqps.Table.push`."""
         flat, _, rows = self._rows(ids, grads, "gradients")

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from zmqps import checks
+from zmqps.client.cache_options import CacheStatistics
+from zmqps.client.joint import done
+from zmqps.client.row_cache import Call, RowCache
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.tables import TableSpec
@@ -165,6 +168,13 @@ def specs_of(tables: Mapping[str, TableOptions] | None) -> tuple[TableSpec, ...]
 class Member(Protocol):
     """What a table needs of the member of the cluster that it belongs to."""
 
+    @property
+    def _caches(self) -> Mapping[str, RowCache]:
+        """Return those of its tables that have one, by name."""
+
+    def _horizon(self) -> tuple[int, int]:
+        """Return what `zmqps.core.worker.pace.Pace.horizon` is."""
+
     def _job(self, timeout: float | None) -> Requests:
         """Return the job."""
 
@@ -224,6 +234,8 @@ class Table:
         self, ids: Any, *, out: Any = None, codec: str | Codec | None = None, timeout: float | None = None
     ) -> Future[Any]:
         """`pull`, as a future: ask for the next batch's rows, and compute meanwhile."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.pull(self._call(timeout, codec=codec), ids, out)
         pull, result = self._requests(timeout).pull(ids, out, codec)
         return self._member._submit(Exchange(pull=pull), timeout, result)
 
@@ -297,6 +309,8 @@ class Table:
         timeout: float | None = None,
     ) -> Future[None]:
         """`push`, as a future."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.push(self._call(timeout, examples, codec, step), ids, grads)
         push = self._requests(timeout).push(ids, grads, examples, codec, step)
         return self._member._submit(Exchange(push=push), timeout)
 
@@ -352,6 +366,8 @@ class Table:
         timeout: float | None = None,
     ) -> Future[Any]:
         """`push_pull`, as a future."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.push_pull(self._call(timeout, examples, codec, step), ids, grads, next_ids, out, pull_codec)
         requests = self._requests(timeout)
         push, pull, result = requests.push_pull(ids, grads, next_ids, out, examples, codec, pull_codec, step)
         return self._member._submit(Exchange(push=push, pull=pull), timeout, result)
@@ -385,12 +401,33 @@ class Table:
 
     def load_async(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> Future[None]:
         """`load`, as a future."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.load(self._call(timeout, step=step), ids, values)
         push = self._requests(timeout).load(ids, values, step)
         return self._member._submit(Exchange(push=push), timeout)
 
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Send the gradients that this worker's cache of the table keeps; return when servers have applied them.
+
+        Without a cache, or one that defers none, there are none. Errors are those of `push`, also of gradients that
+        were sent since the last flush.
+        """
+        refuse_in_callback()
+        self.flush_async(timeout=timeout).result()
+
+    def flush_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`flush`, as a future."""
+        cache = self._member._caches.get(self.name)
+        return done() if cache is None else cache.flush(self._call(timeout))
+
+    def cache_statistics(self) -> CacheStatistics:
+        """Return what this worker's cache of the table holds, and what it has saved; without one, zeros."""
+        cache = self._member._caches.get(self.name)
+        return CacheStatistics() if cache is None else cache.statistics()
+
     def statistics(self, *, timeout: float | None = None) -> TableStatistics:
         """Ask the servers what the table holds, and what became of its ids."""
-        refuse_in_callback()
+        self.flush(timeout=timeout)
         requests, total = self._requests(timeout), dict.fromkeys((f.name for f in fields(TableStatistics)), 0)
         asked = [requests.scan(number, 0, 0) for number in range(requests.num_parts)]
         futures = [self._member._submit(Exchange(pull=pull), timeout) for pull, _ in asked]
@@ -422,6 +459,7 @@ class Table:
             stays comes at least once; rows that come or go meanwhile may be missed.
         """
         most = checks.whole("most", most, 1, 1 << 32)
+        self.flush(timeout=timeout)
         requests = self._requests(timeout)
         for number in range(requests.num_parts):
             start = 0
@@ -438,6 +476,11 @@ class Table:
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
         """Go through all rows by `chunks`."""
         return self.chunks()
+
+    def _call(
+        self, timeout: float | None, examples: int = 1, codec: str | Codec | None = None, step: bool | None = None
+    ) -> Call:
+        return Call(self._member, self._requests(timeout), timeout, examples, codec, step)
 
     def _requests(self, timeout: float | None) -> RowRequests:
         return self._member._job(timeout).table(self.name)

@@ -38,6 +38,11 @@ _background: set[int] = set()
 _threads: weakref.WeakSet[SessionThread] = weakref.WeakSet()
 
 
+def in_callback() -> bool:
+    """Return whether this is the background thread of a worker, which runs callbacks of futures."""
+    return get_ident() in _background
+
+
 def refuse_in_callback() -> None:
     """Raise an error in a callback of a future: what waits there keeps a worker's thread from what it is waiting for.
 

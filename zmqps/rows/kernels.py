@@ -26,6 +26,7 @@ SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
     loops.spread: ("rnif", ""),
     loops.accumulate: ("ried", ""),
     loops.touch: ("hBb", ""),
+    loops.sweep: ("bbni", "n"),
 }
 
 

@@ -290,3 +290,24 @@ def touch(hashes: Any, counters: Any, out: Any) -> None:
             if counters[row, at] < after:
                 counters[row, at] = np.uint8(after)
         out[i] = np.uint8(after)
+
+
+def sweep(uses: Any, live: Any, hand: int, out: Any) -> int:
+    """Let a hand go round rows until it has chosen as many as ``out`` has; return where it stands.
+
+    It takes one use from each row that has some, and chooses those that have none. There are as many rows, at least.
+    """
+    found = 0
+    hand = hand % uses.size
+    while found < out.size:
+        if live[hand] == 1:
+            if uses[hand] > 0:
+                uses[hand] -= 1
+            else:
+                live[hand] = 2  # it is chosen once
+                out[found] = hand
+                found += 1
+        hand += 1
+        if hand == uses.size:
+            hand = 0
+    return hand

@@ -61,7 +61,7 @@ class Arrive(Message):
 
 @dataclass(frozen=True, slots=True)
 class Proceed(Message):
-    """The worker of ``request`` may go on, and reads version ``version`` or a later one.
+    """The worker of ``request`` may go on, and reads version ``version`` or a later one; bounded: of the slowest clock.
 
     ``counted`` is 0 when the step was over before its gradients were complete: they were dropped.
     """

@@ -24,6 +24,7 @@ class Pace:
         self.mode = "async"
         self.clock = 0  # the step the next gradients belong to
         self.version = 0  # what reads demand at least
+        self.slowest = 0  # bounded: the clock that the slowest worker is known to have reached
         self.closing: Push | Advance | None = None
         self.arrive: Arrive | None = None
         self.awaited = ""
@@ -76,6 +77,15 @@ class Pace:
     def next_step(self) -> int:
         """The step of the next push."""
         return self.clock + (self.closing is not None or self.arrive is not None)
+
+    @property
+    def horizon(self) -> tuple[int, int]:
+        """Bounded: the clock of a read that is asked for now, and the one that the slowest is known to have reached.
+
+        What is held begins before that read: the steps that end with it count.
+        """
+        ends = [isinstance(held, Advance) or (held.push is not None and held.push.whole) for held in self.held]
+        return self.next_step + sum(ends), self.slowest
 
     def start(self, transfer: Push | Pull | Load, terms: Sequence[float] = ()) -> None:
         """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
@@ -149,7 +159,7 @@ class Pace:
         if self.mode == "sync":
             self.clock = self.version = max(self.clock, message.version)
         else:
-            self.clock = max(self.clock, self.arrive.step + 1)
+            self.clock, self.slowest = max(self.clock, self.arrive.step + 1), max(self.slowest, message.version)
         self._open()
 
     def go_back(self, clock: int, *, complete: bool) -> None:

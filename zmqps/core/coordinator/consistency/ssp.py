@@ -84,7 +84,7 @@ class Bounded(Policy):
         slowest = 0 if missing else self.slowest
         clocks = [clock for clock in self._waiting if clock - self.staleness <= slowest]
         ready = [worker for clock in clocks for worker in self._waiting.pop(clock)]
-        return Decision(tuple(Grant(worker, 0, True) for worker in ready))
+        return Decision(tuple(Grant(worker, slowest, True) for worker in ready))
 
     def dump(self) -> list[Any]:
         """Return the slowest clock, and each worker's, or an earlier one of it."""

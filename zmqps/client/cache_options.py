@@ -1,0 +1,144 @@
+"""What a user says of a cache of rows, whether that goes with the job, and what the cache tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps import checks
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.tables import TableSpec
+from zmqps.core.protocol.encoding import RAW
+from zmqps.errors import ConfigurationError
+from zmqps.optim.rows import kernel_of_table
+from zmqps.optim.schedules import Schedule
+
+MAX_ROWS = 1 << 31
+MAX_STALENESS = 1 << 31
+#: Where nothing else is said, and the mode sets no bound.
+STALENESS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """How a worker keeps rows of a table; made by `row_cache`, named by `zmqps.Worker.table`."""
+
+    rows: int
+    staleness: int | None
+    defer: bool
+    read_own: bool
+
+    def bound(self, job: JobSpec, spec: TableSpec) -> int:
+        """Return for how many clocks a row may be read again.
+
+        Raises
+        ------
+        ConfigurationError
+            These options do not go with the job, or the table.
+        """
+        if job.mode == "sync":
+            raise ConfigurationError(
+                "synchronous training has no cache of rows: each step reads what the last one made; train with "
+                "staleness=None or n, or leave cache= out"
+            )
+        if job.mode == "ssp":
+            if self.defer:
+                raise ConfigurationError(
+                    f"with staleness={job.staleness} others count on what was pushed in a step, so gradients of rows "
+                    "are not deferred: leave defer=True out, or train with staleness=None"
+                )
+            most = job.staleness or 0
+            if self.staleness is not None and self.staleness > most:
+                raise ConfigurationError(
+                    f"the job's reads are at most {most} clocks old, so rows are not kept for {self.staleness}: "
+                    f"row_cache(…, staleness={most}) or less"
+                )
+            return most if self.staleness is None else self.staleness
+        if self.defer and self.read_own and rate_of(job, spec) is None:
+            raise ConfigurationError(
+                f"only servers know what {spec.optimizer.get('name')!r} makes of a row of {spec.name!r}, so a worker "
+                "does not see its own gradients that are deferred: say read_own=False if it need not, or leave "
+                "defer=True out (it sees them with plain sgd, raw gradients and admit=1)"
+            )
+        return STALENESS if self.staleness is None else self.staleness
+
+
+def row_cache(rows: int, *, staleness: int | None = None, defer: bool = False, read_own: bool = True) -> CacheOptions:
+    """Describe a worker's cache of hot rows, for ``worker.table("items", cache=zmqps.row_cache(100_000))``.
+
+    It is this worker's own: others may have another one, or none. Not in the synchronous mode, where each step reads
+    what the last one made.
+
+    Parameters
+    ----------
+    rows : int
+        How many there are at most; those that were read once make way first. 0: none any more.
+    staleness : int, optional
+        For how many clocks a row may be read again. Asynchronous: a clock is a push of this worker to the table, or a
+        pull without a push since the one before; by default 8. Bounded: a clock is a step of this worker; by default,
+        and at most, what the job's ``staleness`` is, whose promise holds.
+    defer : bool
+        Asynchronous: gradients of rows that are kept, and were read again, are added up here, and sent when the first
+        of them is ``staleness`` clocks old, when the row makes way, or by `Table.flush`. Servers apply the sum as one
+        gradient. A worker that dies loses what it has not sent.
+    read_own : bool
+        Whether this worker reads its own pushes at once. Where the optimizer is plain ``sgd``, the worker applies them
+        to its copies. Otherwise only servers know what they make of a row: what was pushed is asked for anew, and
+        ``defer`` is refused. With False a row may lack what this worker has pushed in the last ``staleness`` clocks, as
+        it may lack what others have.
+
+    Returns
+    -------
+    CacheOptions
+
+    References
+    ----------
+    Miao et al., "HET: Scaling out Huge Embedding Model Training via Cache-enabled Distributed Framework", VLDB 2022.
+    """
+    return CacheOptions(
+        checks.whole("rows", rows, 0, MAX_ROWS),
+        checks.whole("staleness", staleness, 1, MAX_STALENESS, optional=True),
+        checks.flag("defer", defer),
+        checks.flag("read_own", read_own),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheStatistics:
+    """What a worker's cache of a table holds, and what it has saved.
+
+    Attributes
+    ----------
+    rows : int
+        That there are.
+    bytes : int
+        Of memory that they take, with their index.
+    hits, misses : int
+        Ids whose row was there, and ids that were asked for; of those that occur often in a call each counts once.
+    evicted : int
+        Rows that made way for others.
+    deferred, sent : int
+        Gradients of a row that were not sent at once, and sums of these that were sent.
+    bytes_saved : int
+        What did not travel for it: ids and rows, as raw. In a codec it is less.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+    deferred: int = 0
+    sent: int = 0
+    bytes_saved: int = 0
+
+
+def rate_of(job: JobSpec, spec: TableSpec) -> float | None:
+    """Return what a worker can multiply a gradient with to know what it changes; None: only servers know that."""
+    counts: Any = spec.step_counts
+    rule = kernel_of_table(spec.optimizer, spec.name, spec.dim, "numpy", counts).rule
+    rate = rule.learning_rate
+    changed = rule.weight_decay or rule.clip_value is not None or rule.clip_norm is not None
+    if rule.name != "sgd" or rule.frozen or changed or isinstance(rate, Schedule):
+        return None
+    return float(rate) if spec.admit == 1 and job.push_codec == RAW else None

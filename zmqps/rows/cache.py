@@ -1,0 +1,233 @@
+"""Rows of a table that a reader keeps for a while, and what it has yet to add to them: fixed room, the hottest stay.
+
+Rows are found as those of a server are (`RowStore`). Which of them makes way is told by a clock hand (Corbató, *A
+Paging Experiment with the Multics System*, 1969; with a count in place of one bit): it goes round, takes one from the
+count of each row that was read again, and stops at those that have none left. A row that was read once has none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from zmqps.rows import arena, loops
+from zmqps.rows.hashing import Array
+from zmqps.rows.initial import Initial, filler
+from zmqps.rows.kernels import kernel
+from zmqps.rows.store import RowStore
+
+#: A row is passed over by the hand so often at most: what was hot once and is not any more goes in the end.
+MOST_USES = 7
+NEVER = -1
+#: So many times the rows that there are may wait to be due, with what was taken before: then that is forgotten.
+MOST_DUE = 4
+NO_IDS = np.empty(0, np.int64)
+
+
+class Kept(NamedTuple):
+    """Ids, which are different, and the sum of what is to be added to the row of each."""
+
+    ids: Array
+    sums: Array
+
+
+class Reservation(NamedTuple):
+    """Places for rows that are on their way: they are filled if nothing has made that wrong meanwhile."""
+
+    places: Array
+    number: int
+    until: int
+
+
+class Cache:
+    """Some rows of one table.
+
+    A *clock* is a whole number that grows; a row has one up to which it may be read. Ids of one call are different.
+
+    Parameters
+    ----------
+    num_rows
+        How many there are at most.
+    dim
+        Elements of a row.
+    keeps
+        Whether what is to be added to rows is kept (`keep`): as much memory again.
+    seed
+        Of the index.
+
+    Attributes
+    ----------
+    evicted : int
+        Rows that have made way for others.
+    """
+
+    def __init__(self, num_rows: int, dim: int, *, keeps: bool = False, seed: int = 0) -> None:
+        self.num_rows = num_rows
+        self.evicted = 0
+        begin = filler(Initial("zeros"), "")
+        self._store = RowStore(dim, begin, slots=(0.0,) * keeps, seed=seed, reserve_rows=num_rows)
+        self._until = arena.reserve(num_rows, dtype=np.int64)  # the last clock a row may be read at; or `NEVER`
+        self._awaits = arena.reserve(num_rows, dtype=np.int64)  # the number of the reservation that fills it; 0: none
+        self._since = arena.reserve(num_rows, dtype=np.int64)  # the clock of the first of what is kept; or `NEVER`
+        self._uses = arena.reserve(num_rows, dtype=np.uint8)
+        self._hand = 0
+        self._number = 0
+        self._due: deque[tuple[int, Array]] = deque()  # by clock, places where the first of what is kept is from then
+        self._num_due = 0
+        self._nothing = Kept(NO_IDS, np.empty((0, dim), np.float32))
+
+    def __len__(self) -> int:
+        return self._store.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that are in use."""
+        return self._store.nbytes + (3 * 8 + 1) * self._store.end
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def read(self, ids: Array, clock: int, out: Array) -> Array:
+        """Write the rows that may be read at a clock to where their ids are; return which ids lack theirs, by number.
+
+        Parameters
+        ----------
+        ids
+            int64 ``(n,)``.
+        clock
+            Of the reader.
+        out
+            float32 ``(n, dim)``, contiguous.
+        """
+        places = self._store.find(ids)
+        there = np.flatnonzero(places >= 0)
+        own = places[there]
+        self._uses[own] = np.minimum(self._uses[own] + 1, MOST_USES)
+        places[there[self._until[own] < clock]] = -1
+        kernel(loops.copy)(places, self._store.values, out)
+        return np.flatnonzero(places < 0)
+
+    def reserve(self, ids: Array, until: int) -> tuple[Reservation, Kept]:
+        """Find room for rows that are asked for now, as far as there is; what makes way may have something to add.
+
+        Parameters
+        ----------
+        ids
+            int64 ``(n,)``: those that `read` has not found.
+        until
+            The last clock at which they may be read.
+        """
+        places = self._store.find(ids)
+        new = np.flatnonzero(places < 0)[: self.num_rows]
+        left = self._nothing
+        if (excess := len(self) + new.size - self.num_rows) > 0:
+            left = self._evict(excess)
+            places = self._store.find(ids)  # one of these may have made way for another one
+        if new.size:
+            fresh = self._store.insert(ids[new])
+            places[new] = fresh
+            self._until[fresh] = self._since[fresh] = NEVER
+            self._uses[fresh] = 0
+        self._number += 1
+        self._awaits[places[places >= 0]] = self._number
+        return Reservation(places, self._number, until), left
+
+    def fill(self, reservation: Reservation, rows: Array) -> None:
+        """Keep rows that have come, but for those that have changed, made way, or were asked for again meanwhile."""
+        places, number, until = reservation
+        which = np.flatnonzero(places >= 0)
+        which = which[self._awaits[places[which]] == number]
+        places = places[which]
+        self._store.values[places] = rows[which]
+        self._until[places], self._awaits[places] = until, 0
+
+    def _evict(self, number: int) -> Kept:
+        """Let so many rows make way."""
+        places = np.empty(number, np.int64)
+        end = self._store.end
+        self._hand = kernel(loops.sweep)(self._uses[:end], self._store.live[:end], self._hand, places)
+        kept = self.take(places)
+        self._awaits[places] = 0
+        self._store.remove(places)
+        self.evicted += number
+        return kept
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def places(self, ids: Array) -> Array:
+        """Return where ids have a place, int64; -1 where there is none."""
+        return self._store.find(ids)
+
+    def drop(self, places: Array) -> None:
+        """Let rows be read no more: they have changed, or what was known of them is wrong."""
+        self._until[places], self._awaits[places] = NEVER, 0
+
+    def drop_all(self) -> None:
+        """Let none be read any more; what is kept stays."""
+        self.drop(np.arange(self._store.end))
+
+    def has_value(self, places: Array) -> Array:
+        """Return which of some places have a row, be it one that may be read no more, and await none."""
+        found: Array = (self._until[places] != NEVER) & (self._awaits[places] == 0)
+        return found
+
+    def is_hot(self, places: Array) -> Array:
+        """Return which of some places have been read again, as far as the hand has not forgotten it."""
+        found: Array = self._uses[places] > 0
+        return found
+
+    def add(self, places: Array, rows: Array) -> None:
+        """Change rows that have a value."""
+        self._store.values[places] += rows
+
+    def keep(self, places: Array, rows: Array, clock: int) -> None:
+        """Keep what is to be added to rows elsewhere."""
+        [sums] = self._store.slots
+        first = self._since[places] == NEVER
+        sums[places[first]] = rows[first]
+        sums[places[~first]] += rows[~first]
+        if (fresh := places[first]).size:
+            self._since[fresh] = clock
+            self._due.append((clock, fresh))
+            self._num_due += fresh.size
+            if self._num_due > MOST_DUE * self.num_rows:
+                self._forget_taken()
+
+    def due(self, clock: int) -> Array:
+        """Return the places where something is kept since a clock, or longer; they are returned once."""
+        found = [NO_IDS]
+        while self._due and self._due[0][0] <= clock:
+            since, places = self._due.popleft()
+            self._num_due -= places.size
+            found.append(places[self._since[places] == since])
+        return np.unique(np.concatenate(found))
+
+    def _forget_taken(self) -> None:
+        """Forget when what is not kept any more was due."""
+        left = [(since, np.unique(places[self._since[places] == since])) for since, places in self._due]
+        self._due = deque([(since, places) for since, places in left if places.size])
+        self._num_due = sum(places.size for _, places in self._due)
+
+    def kept(self) -> Array:
+        """Return all places where something is kept."""
+        return np.flatnonzero((self._since[: self._store.end] != NEVER) & (self._store.live[: self._store.end] != 0))
+
+    def take(self, places: Array) -> Kept:
+        """Return what is kept of some places, and keep it no more."""
+        places = places[self._since[places] != NEVER]
+        if not places.size:
+            return self._nothing
+        self._since[places] = NEVER
+        return Kept(self._store.ids[places], self._store.slots[0][places])
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self._store.validate()
+        assert len(self) <= self.num_rows
+        end = self._store.end
+        there = self._store.live[:end] != 0
+        assert not self._awaits[:end][~there].any()
+        assert (self._since[:end][~there] == NEVER).all()
+        waiting = np.concatenate([NO_IDS, *(places for _, places in self._due)])
+        assert np.isin(self.kept(), waiting).all()
